@@ -176,8 +176,8 @@ class Cluster:
         """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))
-        raised_by_one = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
-        return state in COMMITTED_STATES and (now == identity or (self.fences and now == raised_by_one))
+        fenced = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
+        return state in COMMITTED_STATES and (now == identity or (self.fences and now == fenced))
 
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.partitioner.default import murmur2 as murmur2_of_one
+from kafka.partitioner.default import murmur2 as murmur2_of_key
 
 Hashes = npt.NDArray[np.uint32]
 
@@ -41,7 +41,7 @@ def murmur2(keys: pa.Array) -> Hashes:
     of_keys: Hashes = np.zeros(len(keys), np.uint32)
     of_keys[order] = hashes
     for long in np.flatnonzero(lengths >= _LONG).tolist():
-        of_keys[long] = murmur2_of_one(keys[long].as_py()) & 0xFFFFFFFF
+        of_keys[long] = murmur2_of_key(keys[long].as_py()) & 0xFFFFFFFF
     of_keys &= np.uint32(0x7FFFFFFF)
     return of_keys
 

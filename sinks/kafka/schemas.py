@@ -56,38 +56,38 @@ class Schemas:
 
     @property
     def columns(self) -> list[str]:
-        return [one.column for one in self._columns]
+        return [values.column for values in self._columns]
 
     def check(self, schema: pa.Schema, written: Callable[[str], Iterable[Committable]]) -> None:
         """`written`: the newest checkpoint's transactions whose proof has this name."""
-        for one in self._columns:
-            used = [committable.proof[one.proof] for committable in written(one.proof)]
-            one.check(_TYPES[one.column](schema), {each["id"]: each["hash"] for each in used})
+        for values in self._columns:
+            used = [committable.proof[values.proof] for committable in written(values.proof)]
+            values.check(_TYPES[values.column](schema), {each["id"]: each["hash"] for each in used})
 
     def evolve(self, schema: pa.Schema) -> None:
-        for one in self._columns:
-            one.evolve(_TYPES[one.column](schema))
+        for values in self._columns:
+            values.evolve(_TYPES[values.column](schema))
 
     def diff(self, schema: pa.Schema) -> SchemaDiff | None:
-        found = [one.diff(_TYPES[one.column](schema)) for one in self._columns]
-        return sum(found[1:], found[0]) if found else None
+        diffs = [values.diff(_TYPES[values.column](schema)) for values in self._columns]
+        return sum(diffs[1:], diffs[0]) if diffs else None
 
     def diagnose(self) -> Iterable[Finding]:
-        for one in self._columns:
-            yield from one.diagnose()
+        for values in self._columns:
+            yield from values.diagnose()
 
     @property
     def named(self) -> dict[str, Any]:
         """The schemas of a transaction, for its proof."""
-        return {one.proof: one.writer.named for one in self._columns}
+        return {values.proof: values.writer.named for values in self._columns}
 
     def encoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
         """Columns of bytes, and the rows that a schema does not take."""
         refused = list[Refusal]()
-        for one in self._columns:
-            at = batch.schema.get_field_index(one.column)
-            made, bad = one.writer.encoded(batch.column(at))
-            batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
+        for values in self._columns:
+            at = batch.schema.get_field_index(values.column)
+            made, bad = values.writer.encoded(batch.column(at))
+            batch, refused = batch.set_column(at, values.column, made), [*refused, *bad]
         return batch, refused
 
 
@@ -96,11 +96,11 @@ def _problems(
 ) -> Iterable[str]:
     if evolution not in STEPS:
         yield f"schema_evolution is one of {', '.join(map(repr, STEPS))}, not {evolution!r}"
-    for column, found in formats.items():
+    for column, format in formats.items():
         if not registry:
-            yield f"{column}_format={found!r} needs schema_registry, the registry's URL"
+            yield f"{column}_format={format!r} needs schema_registry, the registry's URL"
         if subjects[column] is None:
-            yield f"{column}_format={found!r} needs a topic or a subject, by which the registry knows the schema"
+            yield f"{column}_format={format!r} needs a topic or a subject, by which the registry knows the schema"
     if not formats and (registry or evolution != "none"):
         yield "schema_registry and schema_evolution belong to value_format='avro' and key_format='avro'"
 

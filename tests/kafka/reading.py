@@ -28,7 +28,7 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
         partitions = partitions_of(consumer, topic)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         ended: set[int] = set()
-        found: list[Message] = []
+        messages: list[Message] = []
         deadline = time.monotonic() + 120
         while len(ended) < len(partitions):
             assert time.monotonic() < deadline, f"no end of {topic} after two minutes"
@@ -37,23 +37,23 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
                 continue
             error = message.error()
             if error is None:
-                found.append(message)
+                messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 partition = message.partition()
                 assert partition is not None
                 ended.add(partition)
             else:
                 raise AssertionError(error)
-        return found
+        return messages
     finally:
         consumer.close()
 
 
 def partitions_of(client: Consumer | AdminClient, topic: str) -> Mapping[int, Any]:
     """Once the broker that is asked has heard of the topic."""
-    while not (found := client.list_topics(topic, timeout=120).topics[topic].partitions):
+    while not (partitions := client.list_topics(topic, timeout=120).topics[topic].partitions):
         time.sleep(0.02)
-    return found
+    return partitions
 
 
 def settled(bootstrap: str, **options: Any) -> None:

@@ -63,7 +63,7 @@ class Avro(Subject):
 
     def versions(self) -> list[Any]:
         """The fields of each version."""
-        return [json.loads(one)["fields"] for one in self.texts()]
+        return [json.loads(text)["fields"] for text in self.texts()]
 
     def deserializer(self) -> Any:
         return AvroDeserializer(self.client)
@@ -117,11 +117,11 @@ def test_every_type_is_read_back_as_it_was(subject: Avro) -> None:
     [batch] = given.append_column("headers", headers).to_batches()  # record by record; the other tests in batches
     with closing(subject.ready(batch.schema)) as sink:
         assert sink.commit(pre_commit(sink, batch)) == CommitOutcome.COMMITTED
-    found = subject.values()
+    read_back = subject.values()
     for name, (_, values) in EVERY_TYPE.items():
         plain = [_plain(name, value) for value in values]
-        assert sorted(map(repr, (row[name] for row in found if row))) == sorted(map(repr, [*plain, None])), name
-    assert found.count(None) == 1  # a tombstone
+        assert sorted(map(repr, (row[name] for row in read_back if row))) == sorted(map(repr, [*plain, None])), name
+    assert read_back.count(None) == 1  # a tombstone
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -164,11 +164,11 @@ BY_HAND = {
 
 def test_a_schema_made_by_hand_is_used_as_it_is() -> None:
     registered = json.dumps(BY_HAND)
-    found = merged(registered, STRUCT, "ignored")
-    assert (found.text, found.changes, found.unfit) == (registered, (), ())
+    plan = merged(registered, STRUCT, "ignored")
+    assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
     column = pa.array([{"id": 1, "price": Decimal("1.50")}, {"id": None, "price": Decimal("2.00")}], STRUCT)
     encoded, refused = Writer(1, registered).encoded(column)
-    assert [one.row for one in refused] == [1]
+    assert [refusal.row for refusal in refused] == [1]
     assert "id" in refused[0].error
     assert encoded[0].as_py() == b"\0\0\0\0\1" + b"\x04\0\x96" + b"\x02" + b"\x06web" + b"\0"
 
@@ -187,13 +187,13 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
     inner = {"type": "record", "name": "In", "fields": [{"name": "seen", "type": ["null", "int"]}, NOTE, ID]}
     registered = text({"name": "in", "type": ["null", inner]}, {"name": "price", "type": [price, "null"]})
     kind = pa.struct([("in", pa.struct([("id", pa.int32())])), ("price", pa.decimal128(6, 2))])
-    found = merged(registered, kind, "")
-    assert (found.text, found.changes, found.unfit) == (registered, (), ())
+    plan = merged(registered, kind, "")
+    assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
     given = [{"in": {"id": 3}, "price": Decimal("-1234.56")}, {"in": None, "price": None}]
     encoded, refused = Writer(1, registered).encoded(pa.array(given, kind))
     assert refused == []
     first, second = (
-        fastavro.schemaless_reader(BytesIO(one.as_py()[5:]), json.loads(registered), None) for one in encoded
+        fastavro.schemaless_reader(BytesIO(value.as_py()[5:]), json.loads(registered), None) for value in encoded
     )
     assert first == {"in": {"seen": None, "note": None, "id": 3}, "price": Decimal("-1234.5600")}
     assert second == {"in": None, "price": None}
@@ -223,10 +223,10 @@ def test_a_map_with_a_key_twice_is_a_bad_row() -> None:
 
 
 def test_a_short_name_of_two_types_stands_for_neither() -> None:
-    one, other = (
+    first, second = (
         {"type": "record", "name": "In", "namespace": n, "fields": [f]} for n, f in (("a", ID), ("b", WIDE_ID))
     )
-    registered = text({"name": "x", "type": one}, {"name": "y", "type": other}, {"name": "z", "type": "a.In"})
+    registered = text({"name": "x", "type": first}, {"name": "y", "type": second}, {"name": "z", "type": "a.In"})
     of = {name: pa.struct([("id", kind)]) for name, kind in (("x", pa.int32()), ("y", pa.int64()), ("z", pa.int32()))}
     assert merged(registered, pa.struct(list(of.items())), "").unfit == ()
     [reason] = merged(registered.replace("a.In", "In"), pa.struct(list(of.items())), "").unfit
@@ -247,10 +247,10 @@ def test_a_short_name_of_two_types_stands_for_neither() -> None:
 )
 def test_what_a_field_needs(field: Any, kind: pa.DataType, step: str) -> None:
     registered = text({"name": "v", "type": field})
-    found = merged(registered, pa.struct([("v", kind)]), "")
-    assert found.unfit == ()
-    assert [change.step for change in found.changes] == ([step] if step else [])
-    again = merged(found.text, pa.struct([("v", kind)]), "")
+    plan = merged(registered, pa.struct([("v", kind)]), "")
+    assert plan.unfit == ()
+    assert [change.step for change in plan.changes] == ([step] if step else [])
+    again = merged(plan.text, pa.struct([("v", kind)]), "")
     assert (again.changes, again.unfit) == ((), ())
 
 
@@ -360,10 +360,10 @@ def test_the_diff_shows_both_schemas_and_the_registrys_word(subject: Avro, tmp_p
         f'type = "kafka"\nbootstrap_servers = "{subject.kafka.bootstrap}"\ntopic = "{subject.topic}"\n'
         f'value_format = "avro"\nschema_registry = "{subject.url}"\nschema_evolution = "add"',
     )
-    found = job.json("schema", "diff", "key string, id bigint, note string", code=1)
-    assert [(change["column"], change["automatic"]) for change in found["changes"]] == [("id", False), ("note", True)]
+    diff = job.json("schema", "diff", "key string, id bigint, note string", code=1)
+    assert [(change["column"], change["automatic"]) for change in diff["changes"]] == [("id", False), ("note", True)]
     reason = "the registry refuses the new schema, by its compatibility FULL"
-    assert {"sink": subject.topic, "reason": reason} in found["unfit"]
+    assert {"sink": subject.topic, "reason": reason} in diff["unfit"]
     shown = job.cli("schema", "diff", "id int, note string", code=1)
     assert "add the field note" in shown.stdout
     assert f"version 1, schema {subject.client.get_latest_version(subject.name).schema_id}: {text(ID)}" in shown.stderr
@@ -456,9 +456,9 @@ def test_keys_stay_the_same_bytes_by_the_subjects_first_version(subject: Avro, t
     client.register_schema(name, Schema(text(ID, NOTE), "AVRO"))  # by somebody else
     run(keys(subject), tmp_path, [[KEYS], [KEYS]])
     settled(subject.kafka.bootstrap)
-    one, other = read(subject.kafka.client_options(), subject.topic)
-    assert one.key() == other.key()
-    assert AvroDeserializer(subject.client)(one.key(), SerializationContext(subject.topic, MessageField.KEY)) == {
+    first, second = read(subject.kafka.client_options(), subject.topic)
+    assert first.key() == second.key()
+    assert AvroDeserializer(subject.client)(first.key(), SerializationContext(subject.topic, MessageField.KEY)) == {
         "id": 7
     }
     wide = KEYS.set_column(0, "key", KEYS["key"].cast(pa.struct([("id", pa.int64())])))

@@ -44,7 +44,7 @@ def structs(draw: st.DrawFn, kinds: list[tuple[pa.DataType, st.SearchStrategy[An
     def several(deep: int) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
         chosen = [draw(st.sampled_from(kinds)) for _ in range(draw(st.integers(1, 4)))]
         chosen += [several(deep - 1)] if deep and draw(st.booleans()) else []
-        fields = {f"f{at}": one for at, one in enumerate(chosen)}
+        fields = {f"f{at}": schema for at, schema in enumerate(chosen)}
         values = st.fixed_dictionaries({name: st.none() | strategy for name, (_, strategy) in fields.items()})
         return pa.struct([(name, kind) for name, (kind, _) in fields.items()]), values
 
@@ -59,12 +59,12 @@ def writer_of(kind: pa.DataType, text: str | None = None) -> Writer:
 
 def same(writer: Writer, rows: pa.StructArray) -> bool:
     """Whether they are written at once; the bytes are those of one by one."""
-    one_by_one, refused = writer._row_by_row(with_integers(rows))
+    row_by_row, refused = writer._row_by_row(with_integers(rows))
     at_once = writer._at_once(with_integers(rows))
     if at_once is None:
         return False
     assert not refused
-    assert at_once.to_pylist() == one_by_one.to_pylist()
+    assert at_once.to_pylist() == row_by_row.to_pylist()
     return True
 
 
@@ -118,6 +118,6 @@ def test_bytes_that_differ_are_noticed_with_the_first_rows(
     writer = writer_of(rows.type)
     monkeypatch.setattr(Writer, "_at_once", lambda self, column: pa.array([b"x"] * len(column), pa.large_binary()))
     with caplog.at_level(logging.WARNING):
-        found = [writer.encoded(rows)[0].to_pylist() for _ in range(2)]
-    assert found == [writer._row_by_row(with_integers(rows))[0].to_pylist()] * 2
+        encoded = [writer.encoded(rows)[0].to_pylist() for _ in range(2)]
+    assert encoded == [writer._row_by_row(with_integers(rows))[0].to_pylist()] * 2
     assert caplog.text.count("written one by one") == 1

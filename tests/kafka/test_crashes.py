@@ -164,19 +164,19 @@ def test_an_operator_ends_a_transaction_in_one_partition(kafka: KafkaService, tm
     seen = Steps()
     with kafka.topic(2) as topic, closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
 
-        def end_one() -> None:
-            found = admin.describe_producers([TopicPartition(topic, number) for number in range(2)])
+        def end_transaction() -> None:
+            described = admin.describe_producers([TopicPartition(topic, number) for number in range(2)])
             place, producer = next(
-                (place, one)
-                for place, about in found.items()
-                for one in about.active_producers
-                if one.current_transaction_start_offset >= 0
+                (place, producer)
+                for place, about in described.items()
+                for producer in about.active_producers
+                if producer.current_transaction_start_offset >= 0
             )
             who = producer.producer_id, producer.producer_epoch, max(0, producer.coordinator_epoch)
             admin.abort_transaction(AbortTransactionSpec(place, *who))
 
         sink = AsRecords(kafka.bootstrap, topic)
-        run(sink, tmp_path, example_input(), At(step, 1, end_one), seen)
+        run(sink, tmp_path, example_input(), At(step, 1, end_transaction), seen)
         every_row_once(kafka, sink, example_input())
     assert ((Step.REPLAYING, 1) in seen.seen) is (step is Step.COMPLETE)
 

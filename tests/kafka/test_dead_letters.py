@@ -50,12 +50,12 @@ def test_rows_of_a_table_go_to_a_topic(tmp_path: Path, kafka: KafkaService, topi
     input = [batch(number, by_client=None, by_server=False) for number in range(2)]
     dead = KafkaSink(kafka.bootstrap, topic, name="letters")
     run(tmp_path, SqlAlchemySink(url, "good", dead_letters=dead), input)
-    found = messages(kafka, topic)
-    assert sorted(json.loads(one.value())["id"] for one in found) == ids(input, bad=True)
+    written = messages(kafka, topic)
+    assert sorted(json.loads(message.value())["id"] for message in written) == ids(input, bad=True)
     assert Observer(url).ids("good") == ids(input, bad=False)
-    [one] = [one for one in found if json.loads(one.value())["id"] == 29]
-    headers = {name: value.decode() for name, value in one.headers()}
-    assert one.key() is None
+    [message] = [message for message in written if json.loads(message.value())["id"] == 29]
+    headers = {name: value.decode() for name, value in message.headers()}
+    assert message.key() is None
     assert headers.pop("exactly_once.time").endswith("Z")
     assert len(headers.pop("exactly_once.lineage")) == 8
     assert headers == {
@@ -96,9 +96,9 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         [*((name, pa.binary()) for name in bytes_of), ("topic", pa.string()), ("partition", pa.int32()), *others]
     )
     run(tmp_path, sink, [[pa.Table.from_pylist(rows, schema=schema)]])
-    assert {one.key() for one in messages(kafka, topic)} == {b"fits", b"plain", b"a time"}
-    found = Observer(url).run("SELECT key, error_class, length(value) FROM dead ORDER BY row_number")
-    assert found == [
+    assert {message.key() for message in messages(kafka, topic)} == {b"fits", b"plain", b"a time"}
+    stored = Observer(url).run("SELECT key, error_class, length(value) FROM dead ORDER BY row_number")
+    assert stored == [
         (b"too large", "RecordTooLarge", 2000),
         (b"too much with headers", "RecordTooLarge", 0),
         (b"no partition", "NoPartition", 0),
@@ -122,17 +122,17 @@ def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, ka
     }
     sink = KafkaSink(kafka.bootstrap, name="many", dead_letters=dead)
     run(tmp_path, sink, [[pa.table(rows)]])
-    found = {one.key(): one for one in messages(kafka, topic)}
-    assert {key: one.value() for key, one in found.items() if key != b"n"} == {b"k": b"v", None: 'ä"'.encode()}
-    headers = dict(found[b"k"].headers())
+    by_key = {message.key(): message for message in messages(kafka, topic)}
+    assert {key: message.value() for key, message in by_key.items() if key != b"n"} == {b"k": b"v", None: 'ä"'.encode()}
+    headers = dict(by_key[b"k"].headers())
     assert (headers["__streams.errors.exception"], headers["exactly_once.row"]) == (
         b"NoTopic",
         b'{"topic":null,"key":"aw==","partition":0,"value":"v"}',
     )
-    told = dead.read_dead_letters("job", "many", 9)
+    newest = dead.read_dead_letters("job", "many", 9)
     dead.close()
-    assert told
-    shown = {one["row_number"]: one for one in told.rows}
+    assert newest
+    shown = {letter["row_number"]: letter for letter in newest.rows}
     assert shown[0]["row"] == '{"topic":null,"key":"aw==","partition":0,"value":"v"}'
     assert json.loads(shown[1]["row"]) == {"topic": None, "key": None, "partition": 0, "value": 'ä"'}
     assert [(shown[at]["key"], shown[at]["value"]) for at in range(3)] == [
@@ -149,11 +149,11 @@ def test_a_text_that_is_no_utf8_is_shown() -> None:
         rows = pa.RecordBatch.from_pydict(columns)
         batch = records(letters(context, rows, 2, [Refusal(0, "Bad", "why")]))
         key, value, headers = (batch[name][0].as_py() for name in ("key", "value", "headers"))
-        told = [(one["key"], one["value"]) for one in headers]
-        found = letter_of(Message(key=key, value=value, headers=told))
-        assert found
-        assert found["value"] == (b"\xff" if "value" in columns else None)
-        assert "\\udcff" in found["row"]
+        pairs = [(header["key"], header["value"]) for header in headers]
+        letter = letter_of(Message(key=key, value=value, headers=pairs))
+        assert letter
+        assert letter["value"] == (b"\xff" if "value" in columns else None)
+        assert "\\udcff" in letter["row"]
 
 
 def test_the_newest_letters_of_a_topic(
@@ -172,9 +172,9 @@ def test_the_newest_letters_of_a_topic(
     bad, newest = ids(input, bad=True), ids(input[2:], bad=True)
 
     def shown(most: int) -> tuple[list[int], list[str]]:
-        told = dead.read_dead_letters("job", "good", most)
-        assert told
-        return [json.loads(one["row"])["id"] for one in told.rows], [gap.partition(":")[0] for gap in told.gaps]
+        last = dead.read_dead_letters("job", "good", most)
+        assert last
+        return [json.loads(letter["row"])["id"] for letter in last.rows], [gap.partition(":")[0] for gap in last.gaps]
 
     assert shown(100) == (bad, [])
     assert shown(2) == (newest[-2:], [])
@@ -182,14 +182,14 @@ def test_the_newest_letters_of_a_topic(
         dead.read_dead_letters("job", "other", 100) == dead.read_dead_letters("other", "good", 100) == DeadLetters([])
     )
 
-    [first] = [one for one in messages(kafka, one_partition) if json.loads(one.value())["id"] == newest[0]]
+    [first] = [message for message in messages(kafka, one_partition) if json.loads(message.value())["id"] == newest[0]]
     open_transaction = Producer(kafka.client_options() | {"transactional.id": f"other {one_partition}"})
     open_transaction.init_transactions(30)
     open_transaction.begin_transaction()
     open_transaction.produce(one_partition, b"aborted, and no letter", headers=first.headers())
     open_transaction.flush()
-    found, [gap] = shown(100)
-    assert found == bad
+    rows, [gap] = shown(100)
+    assert rows == bad
     assert gap.startswith(f"readers of {one_partition}-0 are held up at ")
     open_transaction.abort_transaction()
 

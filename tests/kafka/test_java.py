@@ -28,7 +28,7 @@ def console_consumer(kafka: KafkaService, topic: str, count: int) -> list[str]:
             *(java(), "-cp", os.pathsep.join(map(str, jars)), "org.apache.kafka.tools.consumer.ConsoleConsumer"),
             *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--from-beginning"),
             *("--max-messages", str(count), "--timeout-ms", "60000", "--isolation-level", "read_committed"),
-            *(option for one in [*shown, "null.literal=NULL"] for option in ("--formatter-property", one)),
+            *(option for setting in [*shown, "null.literal=NULL"] for option in ("--formatter-property", setting)),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -59,8 +59,8 @@ def test_every_compression_key_header_and_tombstone(kafka: KafkaService, kafka_t
         sink.commit(pre_commit(sink, pa.RecordBatch.from_pydict(columns)))
         sink.close()
         for n, (key, value, some, at) in enumerate(zip(keys, values, headers, moments, strict=True)):
-            told = ",".join(f"{k}:{'NULL' if v is None else v.decode()}" for k, v in some) or "NO_HEADERS"
+            shown = ",".join(f"{k}:{'NULL' if v is None else v.decode()}" for k, v in some) or "NO_HEADERS"
             when = f"CreateTime:{round(at.timestamp() * 1000)}"
-            expected.append("\t".join([when, f"Partition:{n % 3}", told, key or "NULL", value or "NULL"]))
+            expected.append("\t".join([when, f"Partition:{n % 3}", shown, key or "NULL", value or "NULL"]))
     settled(kafka.bootstrap)
     assert sorted(console_consumer(kafka, kafka_topic, len(expected))) == sorted(expected)

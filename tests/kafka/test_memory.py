@@ -136,9 +136,9 @@ def test_an_offset_that_somebody_else_has_set_is_none(kafka: KafkaService, sink:
 
 def test_a_sink_whose_rows_name_their_topics(kafka: KafkaService) -> None:
     """It remembers in the topics that it writes to; with one of them goes a part of it, so it tells of no loss."""
-    with kafka.topic() as one, kafka.topic() as other:
+    with kafka.topic() as first, kafka.topic() as second:
         sink = sink_of(kafka, None, name="routed")
-        for n, topic in enumerate([one, other]):
+        for n, topic in enumerate([first, second]):
             rows = pa.RecordBatch.from_pylist([{"value": "a", "topic": topic}])
             committable = pre_commit(sink, rows, checkpoint=n)
             assert committable.proof["remembered"] is False
@@ -176,8 +176,8 @@ class Job:
 
     def visible(self) -> Counter[int]:
         settled(self.kafka.bootstrap)
-        found = read(self.kafka.client_options(), self.sink.topic or "")
-        return Counter(json.loads(message.value() or b"")["id"] for message in found)
+        messages = read(self.kafka.client_options(), self.sink.topic or "")
+        return Counter(json.loads(message.value() or b"")["id"] for message in messages)
 
 
 @pytest.fixture
@@ -209,14 +209,14 @@ def test_storage_set_back_to_before_a_replay(job: Job) -> None:
     job.sink.abort(next(iter(job.sink.in_doubt("job"))))
     job.sink.close()
     job.run(5, KillAt(Step.DONE, checkpoint_id=4))
-    record, kept = job.records()[-1], job.records()[-1].read_bytes()
+    record, content = job.records()[-1], job.records()[-1].read_bytes()
     assert record.name.endswith(".000001")
     record.unlink()
     for _ in range(2):
         with pytest.raises(StorageBehind, match=r"checkpoint 4 .* \(a transaction of its replay 1\).* was set back"):
             job.driver(6).run_here()
         assert job.visible() == Counter(ids(INPUT[:5]))
-    record.write_bytes(kept)
+    record.write_bytes(content)
     job.run(6)
     assert job.visible() == Counter(ids(INPUT))
 
@@ -260,8 +260,8 @@ def test_a_storage_from_before_a_savepoint_was_restored(job: Job) -> None:
     """The group has an offset of the lineage that the restore began."""
     settled(job.kafka.bootstrap)
     set_offset(job.kafka, job.sink, "job", TopicPartition(job.sink.topic or "", 0, 3, "lineage=5afe5afe"))
-    told = "has rows of lineage 5afe5afe of this job, up to checkpoint 2, which checkpoint storage .* does not know"
-    with pytest.raises(StorageBehind, match=told):
+    reason = "has rows of lineage 5afe5afe of this job, up to checkpoint 2, which checkpoint storage .* does not know"
+    with pytest.raises(StorageBehind, match=reason):
         job.driver(5).run_here()
     assert job.visible() == Counter(ids(INPUT[:4]))
 

@@ -82,11 +82,11 @@ class Brokers:
         if lost == "paused":
             answer = NodeNotReadyError("paused")
         elif lost != "request":
-            told = [
-                SimpleNamespace(name=name, partition_responses=[self._append(node, name, *one) for one in some])
+            responses = [
+                SimpleNamespace(name=name, partition_responses=[self._append(node, name, *batch) for batch in some])
                 for name, some in batches.items()
             ]
-            answer = answer if lost else SimpleNamespace(responses=told)
+            answer = answer if lost else SimpleNamespace(responses=responses)
 
         if lost == "paused":
             self._tell(answered, answer)
@@ -111,7 +111,7 @@ class Brokers:
         place = name, number
         batch = MemoryRecords(data).next_batch()
         assert (batch.producer_id, batch.producer_epoch) == (7, 3)
-        values, first = [one.value for one in batch], batch.base_sequence
+        values, first = [record.value for record in batch], batch.base_sequence
         code = offset = -1
         seen = [base for begins, count, base in self.bases[place][-5:] if (begins, count) == (first, len(values))]
         if self.leaders[number] != node:
@@ -186,7 +186,7 @@ def test_a_leader_that_misses_what_it_has_acknowledged_fails_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"),
+    ("code", "kind", "reason"),
     [
         (10, BadValue, "batch.size"),
         (29, ConfigurationError, "may not write to the topic"),
@@ -195,7 +195,7 @@ def test_a_leader_that_misses_what_it_has_acknowledged_fails_the_task() -> None:
     ],
 )
 def test_what_cannot_be_settled_fails_the_task(
-    code: int, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+    code: int, kind: type[Exception], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = Brokers._append
 
@@ -207,9 +207,9 @@ def test_what_cannot_be_settled_fails_the_task(
     producer = made(Brokers(0))
     monkeypatch.setattr(Brokers, "_append", refuse)
     producer.write(rows(1))
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reason):
         producer.seal(5)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reason):
         producer.write(rows(2))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.codec import has_gzip
-from kafka.partitioner.default import murmur2 as murmur2_of_one
+from kafka.partitioner.default import murmur2 as murmur2_of_key
 from kafka.record import MemoryRecords
 
 from sinks.kafka.partitions import FREE, murmur2, partitions_of
@@ -44,9 +44,9 @@ def column(values: Iterable[str | None], kind: pa.DataType) -> pa.Array:
 
 def decoded(batch: bytes) -> list[Any]:
     """By kafka-python."""
-    (found,) = iter(MemoryRecords(batch).next_batch, None)
-    assert found.validate_crc()
-    return list(found)
+    (decoded_batch,) = iter(MemoryRecords(batch).next_batch, None)
+    assert decoded_batch.validate_crc()
+    return list(decoded_batch)
 
 
 @given(
@@ -63,29 +63,29 @@ def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut:
         "key": column(keys, kinds[0]),
         "value": column(values, kinds[1]),
         "headers": pa.array(headers, HEADERS),
-        "timestamp": pa.array([one and one * 1000 for one in moments], pa.timestamp("us", "UTC")),
+        "timestamp": pa.array([moment and moment * 1000 for moment in moments], pa.timestamp("us", "UTC")),
     }
-    kept = {name: one for name, one in columns.items() if name not in left_out}
-    batch = pa.RecordBatch.from_pydict(kept).slice(min(cut, len(rows) - 1))
+    chosen = {name: array for name, array in columns.items() if name not in left_out}
+    batch = pa.RecordBatch.from_pydict(chosen).slice(min(cut, len(rows) - 1))
     made = record_batch(batch, NOW, origin=origin)
     pieces = pa.Table.from_batches([batch.slice(0, cut), batch.slice(cut)])
     assert record_batch(pieces, NOW, origin=origin) == made
-    found = MemoryRecords(made).next_batch()
-    assert found.is_transactional is (origin is not None)
-    assert (found.producer_id, found.producer_epoch, found.base_sequence) == (origin or (-1, -1, -1))
+    parsed = MemoryRecords(made).next_batch()
+    assert parsed.is_transactional is (origin is not None)
+    assert (parsed.producer_id, parsed.producer_epoch, parsed.base_sequence) == (origin or (-1, -1, -1))
     expected = [
         (
             None if "key" in left_out or key is None else key.encode(),
             None if value is None else value.encode(),
-            [] if "headers" in left_out else [(one["key"], one["value"]) for one in some or ()],
+            [] if "headers" in left_out else [(header["key"], header["value"]) for header in some or ()],
             NOW if "timestamp" in left_out or at is None else at,
         )
         for key, value, some, at in rows[min(cut, len(rows) - 1) :]
     ]
     records = decoded(made)
-    assert [(one.key, one.value, list(one.headers), one.timestamp) for one in records] == expected
-    assert [one.offset for one in records] == list(range(len(records)))
-    assert found.max_timestamp == max(one[3] for one in expected)
+    assert [(record.key, record.value, list(record.headers), record.timestamp) for record in records] == expected
+    assert [record.offset for record in records] == list(range(len(records)))
+    assert parsed.max_timestamp == max(moment[3] for moment in expected)
     assert HEADER + bounds(batch, sizes(batch)).sum() >= len(made)
     assert sizes(batch).tolist() == [
         sum(len(part or b"") for part in (key, value, *(x for k, v in some for x in (k.encode(), v))))
@@ -109,7 +109,7 @@ def test_a_batch_that_is_compressed(name: str, count: int) -> None:
     assert has_gzip()
     values = [f"value {n}" for n in range(count)]
     made = record_batch(pa.RecordBatch.from_pydict({"value": values}), NOW, Compression(name))
-    assert [one.value.decode() for one in decoded(made)] == values
+    assert [record.value.decode() for record in decoded(made)] == values
     assert made[22] & 7 == (NAMES.index(name) if count > 1 else 0)  # what does not get smaller stays as it is
 
 
@@ -118,13 +118,13 @@ def test_elements_of_lists_that_are_null_are_none() -> None:
     child = pa.array([{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}], HEADERS.value_type)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), child, mask=pa.array([True, False]))
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), lists], names=["value", "headers"])
-    assert [list(one.headers) for one in decoded(record_batch(batch, NOW))] == [[], [("b", b"2")]]
+    assert [list(record.headers) for record in decoded(record_batch(batch, NOW))] == [[], [("b", b"2")]]
 
 
 def test_rows_go_to_their_topics_in_order() -> None:
     batch = pa.RecordBatch.from_pydict({"value": list("abcdef"), "topic": ["x", "y", None, "x", "y", "default"]})
-    found = [(topic, rows.column("value").to_pylist()) for topic, rows in by_topic(batch, "default")]
-    assert found == [("x", ["a", "d"]), ("y", ["b", "e"]), ("default", ["c", "f"])]
+    by_name = [(topic, rows.column("value").to_pylist()) for topic, rows in by_topic(batch, "default")]
+    assert by_name == [("x", ["a", "d"]), ("y", ["b", "e"]), ("default", ["c", "f"])]
 
 
 # ---------------------------------------------------------------------- partitions
@@ -140,20 +140,20 @@ JAVA = {
 
 
 def test_hashes_of_javas_own_test() -> None:
-    assert murmur2(pa.array(list(JAVA), pa.binary())).tolist() == [one & 0x7FFFFFFF for one in JAVA.values()]
+    assert murmur2(pa.array(list(JAVA), pa.binary())).tolist() == [hash & 0x7FFFFFFF for hash in JAVA.values()]
 
 
 @given(st.lists(st.binary(max_size=40) | st.binary(min_size=5000, max_size=5003)), st.integers(0, 3))
 @settings(deadline=None)
 def test_hashes_of_any_keys(keys: list[bytes], cut: int) -> None:
-    found = murmur2(pa.array(keys, pa.binary()).slice(cut))
-    assert found.tolist() == [murmur2_of_one(key) & 0x7FFFFFFF for key in keys[cut:]]
+    hashes = murmur2(pa.array(keys, pa.binary()).slice(cut))
+    assert hashes.tolist() == [murmur2_of_key(key) & 0x7FFFFFFF for key in keys[cut:]]
 
 
 def test_hashes_of_many_keys() -> None:
     source = random.Random(7)
     keys = [source.randbytes(source.randrange(30)) for _ in range(50_000)]
-    assert murmur2(pa.array(keys, pa.binary())).tolist() == [murmur2_of_one(key) & 0x7FFFFFFF for key in keys]
+    assert murmur2(pa.array(keys, pa.binary())).tolist() == [murmur2_of_key(key) & 0x7FFFFFFF for key in keys]
 
 
 def test_the_partition_of_a_row() -> None:

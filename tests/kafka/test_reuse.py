@@ -57,23 +57,23 @@ def committed(sink: KafkaSink, *committables: Committable) -> bool:
 
 def again(question: Callable[[], Answer]) -> Answer:
     """As Spark and the protocol do, while brokers die."""
-    found: list[Answer] = []
+    answers: list[Answer] = []
 
-    def answers() -> bool:
+    def answered() -> bool:
         with contextlib.suppress(RuntimeError, KafkaError, NotYetKnown):
-            found.append(question())
-        return bool(found)
+            answers.append(question())
+        return bool(answers)
 
-    eventually(answers)
-    return found[0]
+    eventually(answered)
+    return answers[0]
 
 
 # ---------------------------------------------------------------------- the connection
 def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink
 ) -> None:
-    (first, one), (second, two) = in_a_task(sink, "1"), in_a_task(sink, "2", 1)
-    assert first is second
+    (connection, earlier), (same, later) = in_a_task(sink, "1"), in_a_task(sink, "2", 1)
+    assert connection is same
     copies = [pickle.loads(pickle.dumps(sink)) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:  # two at once have two
         open = list(pool.map(lambda at: begun(copies[at], texts(f"{at + 3}"), subtask=at + 2), range(2)))
@@ -81,7 +81,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
     others = [copy.pre_commit(transaction) for copy, transaction in zip(copies, open, strict=True)]
     for copy in copies:
         copy.close()
-    assert committed(sink, one, two, *others)
+    assert committed(sink, earlier, later, *others)
     assert values(kafka, kafka_topic) == ["1", "2", "3", "4"]
 
 
@@ -141,7 +141,7 @@ def test_another_cluster_behind_the_address() -> None:
     with KafkaServer() as server, closing(KafkaSink(server.bootstrap, "orders", create_topic=True)) as sink:
         sink.check(texts("").schema)
         assert committed(sink, in_a_task(sink, "1")[1])
-        _, of_the_old_one = in_a_task(sink, "2", 1)
+        _, old = in_a_task(sink, "2", 1)
         server.kill()
         for broker in server.brokers:
             shutil.rmtree(broker._data)
@@ -150,12 +150,12 @@ def test_another_cluster_behind_the_address() -> None:
         admin = server.admin()
         admin.create_topics([NewTopic("orders", 1)])["orders"].result(120)
         again(lambda: eventually(lambda: sink._brokers.place("orders") is not None))
-        _, of_the_new_one = again(lambda: in_a_task(sink, "3"))
-        assert of_the_new_one.proof["cluster"] != of_the_old_one.proof["cluster"]
-        found = again(lambda: sink.commit(of_the_old_one))
-        assert found.state is CommitState.UNKNOWN
-        assert f"written to the cluster {of_the_old_one.proof['cluster']}" in found.reason
-        assert committed(sink, of_the_new_one)
+        _, new = again(lambda: in_a_task(sink, "3"))
+        assert new.proof["cluster"] != old.proof["cluster"]
+        answer = again(lambda: sink.commit(old))
+        assert answer.state is CommitState.UNKNOWN
+        assert f"written to the cluster {old.proof['cluster']}" in answer.reason
+        assert committed(sink, new)
         assert values(server, "orders") == ["3"]
 
 
@@ -199,7 +199,9 @@ def move(server: KafkaServer, topic: str, away_from: int) -> None:
     def led() -> dict[int, list[int]]:
         (about,) = admin.describe_topics([topic])
         return {
-            one["partition_index"]: one["replica_nodes"] for one in about["partitions"] if one["leader_id"] == away_from
+            partition["partition_index"]: partition["replica_nodes"]
+            for partition in about["partitions"]
+            if partition["leader_id"] == away_from
         }
 
     replicas = led()
@@ -238,7 +240,7 @@ def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committ
     [
         _coordinator_moves,
         _leader_moves,
-        *(pytest.param(one, marks=pytest.mark.large) for one in (_coordinator_freezes, _coordinator_dies)),
+        *(pytest.param(change, marks=pytest.mark.large) for change in (_coordinator_freezes, _coordinator_dies)),
     ],
 )
 def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:

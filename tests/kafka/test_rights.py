@@ -70,9 +70,9 @@ def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
         secured.allow("ann", "topic", topic, "write")
         committable = pre_commit(sink, texts("c"))
         secured.withdraw("ann", "transactional_id", "*", "write")
-        found = sink.commit(committable)
-        assert found.state is CommitState.UNKNOWN
-        assert "ACLs" in found.reason
+        answer = sink.commit(committable)
+        assert answer.state is CommitState.UNKNOWN
+        assert "ACLs" in answer.reason
         secured.allow("ann", "transactional_id", "*", "write")
         assert outcome(sink, committable) == CommitOutcome.COMMITTED
         sink.close()

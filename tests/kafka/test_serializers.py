@@ -70,11 +70,11 @@ def test_messages_of_a_generated_class_are_written_once_through_kills_and_lost_t
     settled(kafka.bootstrap)
     deserialize = ProtobufDeserializer(Order, None, SchemaRegistryClient({"url": registry.url}))
     context = SerializationContext(kafka_topic, MessageField.VALUE)
-    found = [deserialize(message.value(), context) for message in read(kafka.client_options(), kafka_topic)]
+    values = [deserialize(message.value(), context) for message in read(kafka.client_options(), kafka_topic)]
     expected = [(n, NOON, ["a", "b"], "new" if n > 2 else None) for n in (1, 2, 3, 4)]
     assert expected == sorted(
         (order.id, order.at.ToDatetime(timezone.utc), list(order.tags), order.note if order.HasField("note") else None)
-        for order in found
+        for order in values
     )
 
 

@@ -70,8 +70,8 @@ def test_keys_values_tombstones_and_partitions(kafka: KafkaService, kafka_topic:
     assert values(kafka, kafka_topic) == []
     assert sink.commit(committable) == CommitOutcome.COMMITTED
     settled(kafka.bootstrap)
-    found = [(m.partition(), m.key(), m.value()) for m in read(kafka.client_options(), kafka_topic)]
-    assert sorted(found, key=str) == sorted(
+    written = [(m.partition(), m.key(), m.value()) for m in read(kafka.client_options(), kafka_topic)]
+    assert sorted(written, key=str) == sorted(
         [
             (0, b"k", "täglich".encode()),
             (1, None, b""),
@@ -94,15 +94,15 @@ def test_a_timestamp_that_is_not_after_1970_is_refused(sink: KafkaSink, millisec
         pre_commit(sink, timed(datetime.fromtimestamp(milliseconds / 1000, timezone.utc)))
 
 
-@pytest.mark.parametrize(("micros", "kept"), [(501, 1), (1_499, 1), (1_500, 2), (10**15 + 1, 10**12)])
+@pytest.mark.parametrize(("micros", "millis"), [(501, 1), (1_499, 1), (1_500, 2), (10**15 + 1, 10**12)])
 def test_a_timestamp_is_rounded_whatever_zone_it_is_in(
-    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, micros: int, kept: int
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, micros: int, millis: int
 ) -> None:
     """Python knows no zone of this name, which Spark takes."""
     rows = {"value": ["a"], "timestamp": pa.array([micros], pa.timestamp("us", "GMT+8"))}
     assert sink.commit(pre_commit(sink, pa.RecordBatch.from_pydict(rows))) == CommitOutcome.COMMITTED
     settled(kafka.bootstrap)
-    assert [one.timestamp()[1] for one in read(kafka.client_options(), kafka_topic)] == [kept]
+    assert [message.timestamp()[1] for message in read(kafka.client_options(), kafka_topic)] == [millis]
 
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -161,8 +161,8 @@ def test_every_compression_is_read_by_others(kafka: KafkaService, kafka_topic: s
     assert sink.commit(pre_commit(sink, batch)) == CommitOutcome.COMMITTED
     sink.close()
     settled(kafka.bootstrap)
-    found = read({**kafka.client_options(), "check.crcs": True}, kafka_topic)
-    assert sorted((one.value() or b"").decode() for one in found) == sorted(rows)
+    messages = read({**kafka.client_options(), "check.crcs": True}, kafka_topic)
+    assert sorted((message.value() or b"").decode() for message in messages) == sorted(rows)
 
 
 def test_rows_may_name_their_topics(kafka: KafkaService, kafka_topic: str) -> None:
@@ -196,8 +196,8 @@ def test_keys_go_where_java_clients_put_them(kafka: KafkaService, kafka_topic: s
     batch = pa.RecordBatch.from_pydict({"key": list(keys), "value": list(keys)})
     sink.commit(pre_commit(sink, batch))
     settled(kafka.bootstrap)
-    found = {(m.key() or b"").decode(): m.partition() for m in read(kafka.client_options(), kafka_topic)}
-    assert found == keys
+    partitions = {(m.key() or b"").decode(): m.partition() for m in read(kafka.client_options(), kafka_topic)}
+    assert partitions == keys
 
 
 def test_a_full_queue_waits_and_keeps_the_order(kafka: KafkaService) -> None:
@@ -312,7 +312,7 @@ def test_options_that_are_the_sinks(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "reason"),
     [
         ("no.such.option", 1, r"there is no option no\.such\.option"),
         ("compression.type", "brotli", "compression.type is one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
@@ -321,8 +321,8 @@ def test_options_that_are_the_sinks(name: str) -> None:
         ("batch.size", "1 MB", "batch.size is a whole number above 0"),
     ],
 )
-def test_options_that_cannot_be(option: str, value: object, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_options_that_cannot_be(option: str, value: object, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
         KafkaSink("localhost:9092", "t", options={option: value})
 
 
@@ -384,21 +384,21 @@ def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bo
             sink.write(transaction, to(8))
         assert sink.commit(sink.pre_commit(transaction)) == CommitOutcome.COMMITTED
         settled(kafka.bootstrap)
-        found = {one.partition(): one.value() for one in read(kafka.client_options(), topic)}
-        assert found == {2: b"2", 7: b"7"}
+        placed = {message.partition(): message.value() for message in read(kafka.client_options(), topic)}
+        assert placed == {2: b"2", 7: b"7"}
         sink.close()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["limit", "no right to ask for it"])
+@pytest.mark.parametrize("may_ask", [True, False], ids=["limit", "no right to ask for it"])
 def test_small_records_that_are_too_large_together(
-    kafka: KafkaService, told: bool, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaService, may_ask: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sink_of(kafka, None, name="together")
-    if not told:
+    if not may_ask:
         monkeypatch.setattr(Cluster, "largest_batch", lambda *_: None)
     with kafka.topic(partitions=20, config={"max.message.bytes": "2000"}) as topic:
         rows = pa.RecordBatch.from_pydict({"value": ["x" * 50] * 300, "topic": [topic] * 300})
-        if told:
+        if may_ask:
             assert sink.commit(pre_commit(sink, *[rows] * 20)) == CommitOutcome.COMMITTED
             assert len(values(kafka, topic)) == 6000
         else:
@@ -519,13 +519,13 @@ def test_an_abort_with_requests_under_way(
             deaf.setattr(killed, "_hear", lambda timeout: time.sleep(timeout))
             with pytest.raises(KafkaTimeoutError, match="not acknowledged in time"):
                 killed.flush(0.2)
-            next_one = pre_commit(sink, texts("next")) if overtaken else None
+            newer = pre_commit(sink, texts("next")) if overtaken else None
             killed.abort(60)
-        assert list(sink.in_doubt("job")) == ([next_one.transaction] if next_one else [])
+        assert list(sink.in_doubt("job")) == ([newer.transaction] if newer else [])
         with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
             go_on(killed, texts("late"))
-        if next_one:
-            assert outcome(sink, next_one) == CommitOutcome.COMMITTED
+        if newer:
+            assert outcome(sink, newer) == CommitOutcome.COMMITTED
         assert values(upgraded, topic) == ["next"] * overtaken
 
 
@@ -563,20 +563,20 @@ def test_aborted_stays_lost(sink: KafkaSink, again: bool) -> None:
     sink.abort(committable.transaction)
     if again:
         next_in_slot(sink)
-    found = outcome(sink, committable)
-    assert found.state is CommitState.LOST
-    assert "aborted" in found.reason
+    answer = outcome(sink, committable)
+    assert answer.state is CommitState.LOST
+    assert "aborted" in answer.reason
 
 
 def test_what_was_lost_is_not_written_again_to_another_topic(kafka: KafkaService, sink: KafkaSink) -> None:
     """The sink was given another one while a checkpoint was in doubt."""
     elsewhere = sink_of(kafka, "others", name=sink.name)
-    lost, kept = pre_commit(sink, texts("a")), pre_commit(sink, texts("b"), subtask=1)
+    lost, whole = pre_commit(sink, texts("a")), pre_commit(sink, texts("b"), subtask=1)
     sink.abort(lost.transaction)
-    found = outcome(elsewhere, lost)
-    assert found.state is CommitState.UNKNOWN
-    assert f"written for topic {sink.topic!r}, and the sink writes to topic 'others' now" in found.reason
-    assert outcome(elsewhere, kept) == CommitOutcome.COMMITTED
+    answer = outcome(elsewhere, lost)
+    assert answer.state is CommitState.UNKNOWN
+    assert f"written for topic {sink.topic!r}, and the sink writes to topic 'others' now" in answer.reason
+    assert outcome(elsewhere, whole) == CommitOutcome.COMMITTED
     assert outcome(sink, lost).state is CommitState.LOST
     elsewhere.close()
 
@@ -615,9 +615,9 @@ def test_unknown_when_retention_has_taken_the_witness(kafka: KafkaService, sink:
     at = TopicPartition(proof["topic"], proof["partition"], proof["offset"] + 1)
     admin = kafka.admin()
     admin.delete_records([at])[at].result(120)
-    found = outcome(sink, committable)
-    assert found.state is CommitState.UNKNOWN
-    assert "retention" in found.reason
+    answer = outcome(sink, committable)
+    assert answer.state is CommitState.UNKNOWN
+    assert "retention" in answer.reason
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -627,9 +627,9 @@ def test_unknown_when_another_record_stands_there(kafka: KafkaService, sink: Kaf
     stranger = pre_commit(sink, *[texts(f"s{i}", f"t{i}") for i in range(10)], subtask=5)
     sink.commit(stranger)
     moved = Committable(committable.transaction, stranger.proof)
-    found = outcome(sink, moved)
-    assert found.state is CommitState.UNKNOWN
-    assert "not its record" in found.reason
+    answer = outcome(sink, moved)
+    assert answer.state is CommitState.UNKNOWN
+    assert "not its record" in answer.reason
 
 
 def test_unknown_on_another_cluster(sink: KafkaSink) -> None:
@@ -642,9 +642,9 @@ def test_a_transaction_of_the_same_name_on_another_cluster_is_not_ended(sink: Ka
     """Ids and epochs are small numbers: two clusters of one job may well have the same ones."""
     here = pre_commit(sink, texts("a"))
     elsewhere = Committable(here.transaction, {**here.proof, "cluster": "another"})
-    found = sink.commit(elsewhere)
-    assert found.state is CommitState.UNKNOWN
-    assert "was written to the cluster another" in found.reason
+    answer = sink.commit(elsewhere)
+    assert answer.state is CommitState.UNKNOWN
+    assert "was written to the cluster another" in answer.reason
     assert list(sink.in_doubt("job")) == [dict(here.transaction)]
 
 
@@ -666,7 +666,7 @@ def test_outcomes_of_many_in_one_call(kafka: KafkaService, kafka_topic: str, sin
     sink.abort(committables[2].transaction)
     settled(kafka.bootstrap)
     outcomes = sink.notify_checkpoint_complete(Checkpoint("job", LINEAGE, 0), committables)
-    states = [found.state if isinstance(found, CommitOutcome) else found for found in outcomes]
+    states = [answer.state if isinstance(answer, CommitOutcome) else answer for answer in outcomes]
     assert states == [CommitState.COMMITTED, CommitState.COMMITTED, CommitState.LOST, CommitState.COMMITTED]
     assert values(kafka, kafka_topic) == ["v0", "v1", "v3"]
 
@@ -734,10 +734,10 @@ def test_a_topic_made_anew_after_the_pre_commit_is_lost_and_written_again(
     """EndTxn would be answered with success, and all records of the checkpoint were gone with the old topic."""
     committables = [pre_commit(sink, texts(f"row {n}"), subtask=n) for n in range(2)]
     anew(kafka, kafka_topic)
-    for found in sink.commit_all(Checkpoint("job", "l", 0), committables):
-        assert isinstance(found, CommitOutcome)
-        assert found.state is CommitState.LOST
-        assert "deleted and made anew" in found.reason
+    for answer in sink.commit_all(Checkpoint("job", "l", 0), committables):
+        assert isinstance(answer, CommitOutcome)
+        assert answer.state is CommitState.LOST
+        assert "deleted and made anew" in answer.reason
     replay = [pre_commit(sink, texts(f"row {n}"), subtask=n) for n in range(2)]
     assert list(sink.commit_all(Checkpoint("job", "l", 0), replay)) == [CommitOutcome.COMMITTED] * 2
     assert values(kafka, kafka_topic) == ["row 0", "row 1"]
@@ -757,17 +757,17 @@ def test_a_topic_that_is_deleted_while_rows_go_there_is_told(
 
 
 def test_one_of_several_topics_made_anew_takes_the_transaction_with_it(kafka: KafkaService) -> None:
-    with kafka.topic() as one, kafka.topic() as other:
+    with kafka.topic() as first, kafka.topic() as second:
         sink = sink_of(kafka, None)
-        rows = pa.RecordBatch.from_pylist([{"value": "a", "topic": one}, {"value": "b", "topic": other}])
+        rows = pa.RecordBatch.from_pylist([{"value": "a", "topic": first}, {"value": "b", "topic": second}])
         committable = pre_commit(sink, rows)
-        assert set(committable.proof["topic_ids"]) == {one, other}
-        anew(kafka, other)
+        assert set(committable.proof["topic_ids"]) == {first, second}
+        anew(kafka, second)
         assert sink.commit(committable).state is CommitState.LOST
-        assert values(kafka, one) == []
+        assert values(kafka, first) == []
         assert sink.commit(pre_commit(sink, rows)) == CommitOutcome.COMMITTED
-        assert values(kafka, one) == ["a"]
-        assert values(kafka, other) == ["b"]
+        assert values(kafka, first) == ["a"]
+        assert values(kafka, second) == ["b"]
         sink.close()
 
 
@@ -801,9 +801,9 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
     assert sink.commit(committable) == CommitOutcome.COMMITTED
     pre_commit(sink, texts("b"))
     anew(kafka, kafka_topic)
-    found = sink.commit(committable)
-    assert found.state is CommitState.UNKNOWN
-    assert "deleted and made anew" in found.reason
+    answer = sink.commit(committable)
+    assert answer.state is CommitState.UNKNOWN
+    assert "deleted and made anew" in answer.reason
 
 
 def test_a_topic_made_anew_while_the_commit_is_under_way(
@@ -817,9 +817,9 @@ def test_a_topic_made_anew_while_the_commit_is_under_way(
 
     committable = pre_commit(sink, texts("a"))
     monkeypatch.setattr(Cluster, "end", late)
-    found = sink.commit(committable)
-    assert found.state is CommitState.UNKNOWN
-    assert "while its topic" in found.reason
+    answer = sink.commit(committable)
+    assert answer.state is CommitState.UNKNOWN
+    assert "while its topic" in answer.reason
 
 
 @pytest.mark.parametrize("number", [-1, 2**32])

@@ -44,8 +44,8 @@ def test_a_transaction_that_librdkafka_left_open(
     assert list(sink.in_doubt("job")) == []
     assert sink.commit(pre_commit(sink, texts("after"))) == CommitOutcome.COMMITTED
     settled(kafka.bootstrap)
-    found = {one.value() for one in read(kafka.client_options(), kafka_topic)}
-    assert found == {b"before", b"after"} | ({b"old"} if commit else set())
+    values = {message.value() for message in read(kafka.client_options(), kafka_topic)}
+    assert values == {b"before", b"after"} | ({b"old"} if commit else set())
 
 
 PROOF = ("cluster", "topic", "partition", "offset")
@@ -53,7 +53,7 @@ PROOF = ("cluster", "topic", "partition", "offset")
 
 def test_neither_ids_of_topics_nor_offsets_of_records(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     written = [pre_commit(sink, texts("kept"), subtask=0), pre_commit(sink, texts("lost"), subtask=1)]
-    old = [replace(one, proof={name: one.proof[name] for name in PROOF}) for one in written]
+    old = [replace(committable, proof={name: committable.proof[name] for name in PROOF}) for committable in written]
     sink.abort(old[1].transaction)
     for _ in range(2):
         committed, lost = sink.commit_all(Checkpoint("job", LINEAGE, 0), old)
@@ -61,6 +61,6 @@ def test_neither_ids_of_topics_nor_offsets_of_records(kafka: KafkaService, kafka
         assert isinstance(lost, CommitOutcome)
         assert lost.state is CommitState.LOST
     settled(kafka.bootstrap)
-    assert [one.value() for one in read(kafka.client_options(), kafka_topic)] == [b"kept"]
+    assert [message.value() for message in read(kafka.client_options(), kafka_topic)] == [b"kept"]
     (holding,) = sink.audit("job", [Part(LINEAGE, 0, old)]).holdings
     assert "an older version wrote it" in holding.remarks[0]
