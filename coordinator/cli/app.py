@@ -7,20 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import (
-    checkpoints,
-    dead_letters,
-    doctor,
-    history,
-    in_doubt,
-    new_sink,
-    resolve,
-    savepoints,
-    schema,
-    status,
-    ui,
-    verify,
-)
+from coordinator.cli import doctor, in_doubt, new_sink, records, savepoints, targets, ui
 
 app = typer.Typer(
     name="coordinator",
@@ -47,15 +34,15 @@ def _options(
     pass
 
 
-app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(records.checkpoints, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
-app.add_typer(schema.app, name="schema")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.command()(status.status)
-app.command()(history.history)
+app.add_typer(targets.schema, name="schema")
+app.add_typer(targets.dead_letters, name="dead-letters")
+app.command()(records.status)
+app.command()(records.history)
 app.command()(ui.ui)
-app.command()(verify.verify)
+app.command()(targets.verify)
 app.command()(doctor.doctor)
-app.command()(resolve.resolve)
+app.command()(in_doubt.resolve)
 app.command()(new_sink.new_sink)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from coordinator.cli.schema import schema_of
+from coordinator.cli.targets import schema_of
 from tests.cli.play import Job
 
 SPARKS = {

@@ -1,0 +1,187 @@
+"""`coordinator status`, `history` and `checkpoints show`: what checkpoint storage holds of a job. Reads only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from coordinator.cli.output import (
+    FINDING,
+    JOB_FILE,
+    AsJson,
+    Columns,
+    Job,
+    Location,
+    coordinator_of,
+    fail,
+    say,
+    say_bad,
+    show,
+)
+from coordinator.heartbeat import Driver, look_for_driver
+from coordinator.operate.memories import side_by_side
+from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
+from coordinator.protocol.records import Record, jobs_in
+from coordinator.statistics.history import load_history
+from coordinator.statistics.model import PHASES, Activity, Status, summarized
+from sinks.transaction import shown
+
+checkpoints = typer.Typer(
+    help="Show a complete checkpoint; `coordinator history` lists them.", no_args_is_help=True, callback=lambda: None
+)
+_STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.RESTORED.value: "yellow"}
+
+
+def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and everything that was
+    given up with `resolve --accept-loss` since the job began. Exit code 1 if no driver runs."""
+    with coordinator_of(job) as coordinator:
+        store = coordinator.protocol.store
+        bad: list[str] = []
+        driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))
+        others = [] if driver else jobs_in(store.storage)
+    say_bad(bad)
+    say(f"Job {store.job!r} in {store.storage.uri}")
+    say(of_driver(driver, others))
+    for sentence in Activity.of(driver).sentences:
+        say(sentence)
+    say(of_newest(newest))
+    if losses:
+        rows = sum(loss["rows"] for loss in losses)
+        say(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
+    about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
+    show(about | {"losses": losses}, as_json, losses=LOSSES)
+    if driver is None or not driver.runs:
+        raise typer.Exit(FINDING)
+
+
+def history(
+    job: Job = JOB_FILE,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last checkpoints: how each ended, how long its phases took, what it wrote, how many rows were refused.
+    The last seconds of a killed driver are missing."""
+    bad: list[str] = []
+    with coordinator_of(job) as coordinator:
+        store = coordinator.protocol.store
+        tries = load_history(store, bad)[-last:]
+    say_bad(bad)
+    if not tries:
+        say(f"No statistics of job {store.job!r} are in {store.storage.uri}: history_size is 0, or no checkpoint yet.")
+    about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
+    about["checkpoints"] = [each.to_json() | {"remarks": each.remarks} for each in tries]
+    show(
+        about,
+        as_json,
+        checkpoints={
+            "checkpoint": "checkpoint_id",
+            "status": lambda each: Text(each["status"], _STYLES.get(each["status"], "")),
+            "ended": lambda each: time_of(each["ended_at"]),
+            "took": lambda each: duration(each["duration"]),
+            **{phase: partial(_seconds, phase) for phase in PHASES},
+            "rows": lambda each: by_sink(each["rows"]),
+            "transactions": lambda each: sum(each["transactions"].values()),
+            "generation": "generation",
+            "remarks": "remarks",
+        },
+    )
+
+
+def _seconds(phase: str, each: dict[str, Any]) -> str:
+    return f"{each['phases'][phase]:.3f}" if phase in each["phases"] else ""
+
+
+@checkpoints.command("show")
+def show_(
+    checkpoint: Annotated[int | None, typer.Argument(help="Its number; the newest if left out.")] = None,
+    location: Location = None,
+    job: Job = JOB_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Show one checkpoint: input, participants, transactions, replay rounds. Also compare what storage, Spark's
+    checkpointLocation and the external systems remember."""
+    with coordinator_of(job) as coordinator:
+        store = coordinator.protocol.store
+        memories = list(side_by_side(store, coordinator.sinks, location))
+        history = store.history(lambda id: id == checkpoint)
+        rounds = next((each for each in history if checkpoint in (None, each[0].checkpoint_id)), None)
+        if rounds is None:
+            ids = store.ids()
+            there = f"there are {ids[0][0]} to {ids[-1][0]}" if ids else "there is none"
+            which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+            fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
+        about = rounds[0].to_json() | {
+            "checkpoint": rounds[0].checkpoint_id,
+            "committables": [
+                committable.to_json() | {"round": record.round}
+                for record in rounds
+                for committable in record.committables
+            ],
+            "accepted": losses_of(rounds),
+            "memories": [vars(memory) | {"shown": memory.shown} for memory in memories],
+        }
+        facts = {name: value for name, value in about.items() if value and name not in ("checkpoint_id", *_TABLES)}
+        show(about, as_json, facts=facts, **_TABLES)
+        for replay in rounds[1:]:
+            say(f"Round {replay.round}, by generation {replay.generation}: {len(replay.committables)} written again.")
+        if not all(memory.agrees for memory in memories):
+            raise typer.Exit(FINDING)
+
+
+LOSSES: Columns = {
+    "given up at": "at",
+    **{name: name for name in ("checkpoint", "sink", "subtask", "rows", "outcome", "who", "why")},
+    "offsets": lambda loss: ", ".join(loss["offsets"]),
+}
+
+
+def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [
+        asdict(accepted)
+        | {"lineage": record.lineage, "checkpoint": record.checkpoint_id, "round": record.round}
+        | {"at": time_of(record.completed_at), "offsets": list(record.offsets)}
+        for record in records
+        for accepted in record.accepted
+    ]
+
+
+def state_of(driver: Driver | None, newest: Sequence[Record]) -> dict[str, Any]:
+    """JSON of the driver and of the newest checkpoint, which are None if there is none."""
+    about: dict[str, Any] = {"driver": None, "newest_checkpoint": None}
+    if driver:
+        about["driver"] = {
+            "state": driver.state.value,
+            "generation": driver.generation,
+            "who": driver.sign.who,
+            "last_sign": time_of(driver.sign.at),
+            "age": driver.age,
+            "clock": driver.clock,
+            "ended": driver.sign.ended,
+        }
+    if newest:
+        at = newest[0].completed_at
+        about["newest_checkpoint"] = {
+            "checkpoint": newest[0].checkpoint_id,
+            "completed_at": time_of(at),
+            "age": time.time() - at / 1000,
+        }
+    return about
+
+
+_TABLES: dict[str, Columns] = {
+    "committables": {
+        **{name: name for name in ("round", "sink", "subtask")},
+        "rows": lambda row: row["fingerprint"]["rows"],
+        "hash": lambda row: row["fingerprint"]["hash"],
+        "transaction": lambda row: shown(row["transaction"]),
+    },
+    "memories": {"memory": "name", "newest checkpoint": "shown", "compared with storage": "verdict"},
+    "accepted": LOSSES,
+}
