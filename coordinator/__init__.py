@@ -16,13 +16,8 @@ from coordinator.restart import (
     RunSummary,
     run,
 )
-from coordinator.savepoints import (
-    Savepoint,
-    describe_savepoint,
-    dispose_savepoint,
-    list_savepoints,
-    restore_savepoint,
-)
+from coordinator.savepoints.model import Savepoint, describe_savepoint, dispose_savepoint, list_savepoints
+from coordinator.savepoints.restore import restore_savepoint
 
 __all__ = [
     "Attempt",

@@ -25,8 +25,8 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
 from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests, place_for
-from coordinator.savepoints import Savepoint, take_savepoint
-from coordinator.savepoints.model import storage_at
+from coordinator.savepoints.model import Savepoint, storage_at
+from coordinator.savepoints.take import take_savepoint
 from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema

@@ -1,5 +1,5 @@
-"""`coordinator in-doubt` and `resolve`: transactions that are pre-committed and neither committed nor aborted, and those
-that are lost, which keep the newest checkpoint from becoming visible as a whole."""
+"""`coordinator in-doubt` and `resolve`: transactions that are pre-committed and neither committed nor aborted, and lost
+ones, which keep the newest checkpoint from becoming visible as a whole."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago
 from coordinator.requests import ask_driver
-from coordinator.savepoints import describe_savepoint, dispose_savepoint, restore_savepoint
-from coordinator.savepoints.model import full_address, list_savepoints
+from coordinator.savepoints.model import describe_savepoint, dispose_savepoint, full_address, list_savepoints
+from coordinator.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted, within, without_secrets
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)

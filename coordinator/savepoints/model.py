@@ -68,25 +68,10 @@ class Savepoint:
 
     def summary(self) -> dict[str, Any]:
         """JSON values for a user to read."""
-        return {
-            "uri": self.uri,
-            "id": self.id,
-            "job": self.job,
-            "lineage": self.lineage,
-            "checkpoint": self.checkpoint_id,
-            "query_id": self.record.query_id,
-            "offsets": list(self.record.offsets),
-            "sinks": dict(self.sinks),
-            "partitions": dict(self.record.partitions),
-            "mode": self.record.mode,
-            "created_at": self.created_at,
-            "checkpoint_location": self.checkpoint_location,
-            "storage": self.storage,
-            "library": self.library,
-            "spark": dict(self.spark),
-            "files": self.files,
-            "bytes": self.size,
-        }
+        own = {name: value for name, value in vars(self).items() if name not in ("records", "size", "chunks")}
+        of_record = {name: getattr(self.record, name) for name in ("job", "lineage", "query_id", "partitions", "mode")}
+        more = {"checkpoint": self.checkpoint_id, "offsets": list(self.record.offsets), "bytes": self.size}
+        return own | of_record | more
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"records": [record.to_json() for record in self.records]}
@@ -100,7 +85,7 @@ class Savepoint:
             body = unseal(data, where)
             with understood(where):
                 records = tuple(Record.from_json(record, where) for record in body["records"])
-                if body["id"] != _id_in(uri) or not records:
+                if not uri.partition("?")[0].endswith(f"/{body['id']}") or not records:
                     raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
                 return fitting(cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])}))
         except CorruptRecord as error:
@@ -160,11 +145,6 @@ def delete(storage: CheckpointStorage, id: str) -> None:
     storage.delete(f"{id}/_metadata")
     for key in storage.list(id):
         storage.delete(key)
-
-
-def _id_in(uri: str) -> str:
-    parts = _ADDRESS.fullmatch(uri)
-    return parts["id"] if parts else ""
 
 
 def address_of(storage_uri: str, id: str) -> str:

@@ -9,7 +9,7 @@ import re
 import secrets
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from tempfile import SpooledTemporaryFile
@@ -130,27 +130,18 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
 
 
 def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int | None:
-    """The size of the file, which stands before its content; None if it is gone."""
+    """The size of the file, which stands before its content; None if somebody has deleted it."""
     entry = tarfile.TarInfo(path)
-    with SpooledTemporaryFile(_IN_MEMORY) as file, suppress(_Gone):
-        for piece in _pieces(location, path):  # writelines would keep all of them in memory
-            file.write(piece)
+    with SpooledTemporaryFile(_IN_MEMORY) as file:
+        try:
+            for piece in location.read(path):  # writelines would keep all of them in memory
+                file.write(piece)
+        except FileNotFoundError:
+            return None
         entry.size = file.tell()
         file.seek(0)
         tar.addfile(entry, file)
         return entry.size
-    return None
-
-
-class _Gone(Exception):
-    """Somebody has deleted the file."""
-
-
-def _pieces(location: CheckpointLocation, path: str) -> Iterator[bytes]:
-    try:
-        yield from location.read(path)
-    except FileNotFoundError:
-        raise _Gone from None
 
 
 def _belongs(path: str, n: int) -> bool:
