@@ -25,7 +25,7 @@ from typing import Any
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded, WrongJob
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.storage import CheckpointStorage, StorageError
-from coordinator.storage.timed import TimedStorage
+from coordinator.storage.base import TimedStorage
 from sinks.progress import progress
 from sinks.transaction import Committable, Identity, token
 

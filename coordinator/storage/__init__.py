@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from urllib.parse import unquote, urlsplit
 
-from coordinator.storage.base import SUPPORTED, CheckpointStorage, MissingStorage, NoSuchStorage, StorageError
+from coordinator.storage.base import (
+    SUPPORTED,
+    CheckpointStorage,
+    MemoryStorage,
+    MissingStorage,
+    NoSuchStorage,
+    StorageError,
+)
 
 __all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "existing_storages"]
 
@@ -81,8 +88,6 @@ def _open(uri: str, *, make: bool) -> CheckpointStorage:
             f"Write {_INSTEAD[scheme]} instead. {SUPPORTED}",
         )
     if scheme == "memory" and rest:
-        from coordinator.storage.memory import MemoryStorage
-
         return MemoryStorage(rest)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:  # repeats nothing: it may hold a password
         raise StorageError("given", "", "this is neither a URI nor an absolute path", SUPPORTED)

@@ -1,10 +1,13 @@
-"""The contract of checkpoint storage."""
+"""The contract of checkpoint storage, and storages that need no system of their own."""
 
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, ClassVar
 
 from sinks.errors import printable
 
@@ -91,34 +94,97 @@ class CheckpointStorage(ABC):
         return f"{type(self).__name__}({self.uri!r})"
 
 
-class MissingStorage(CheckpointStorage):
+class MemoryStorage(CheckpointStorage):
+    """`memory:NAME`. All storages of one name in a process share their values, also after `close`, so that a second
+    coordinator finds what the first one left. Gone with the process: it cannot keep the promise over a real crash.
+    """
+
+    _shared: ClassVar[dict[str, dict[str, bytes]]] = {}
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, name: str) -> None:
+        self.uri = f"memory:{name}"
+        with self._lock:
+            self._values = self._shared.setdefault(name, {})
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        check_key(key)
+        with self._lock:
+            if key in self._values:
+                return False
+            self._values[key] = bytes(value)
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(check_key(key))
+
+    def list(self, prefix: str) -> list[str]:
+        folder = check_folder(prefix)
+        with self._lock:
+            return sorted(key for key in self._values if key.startswith(folder))
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(check_key(key), None)
+
+    def weaknesses(self) -> Sequence[str]:
+        return ["it is gone with the driver's process"]
+
+
+class WrappedStorage(CheckpointStorage):
+    """Passes all calls for keys through `_call` to another storage, which is closed by whom it belongs to."""
+
+    def __init__(self, inner: CheckpointStorage) -> None:
+        self.inner, self.uri = inner, inner.uri
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        return getattr(self.inner, method)(key, *more)
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return bool(self._call("put_if_absent", key, value))
+
+    def get(self, key: str) -> bytes | None:
+        value: bytes | None = self._call("get", key)
+        return value
+
+    def list(self, prefix: str) -> list[str]:
+        keys: list[str] = self._call("list", prefix)
+        return keys
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key)
+
+
+class TimedStorage(WrappedStorage):
+    """`on_call` gets the name of each call and its seconds, also of one that failed, in the thread that made it."""
+
+    def __init__(self, inner: CheckpointStorage, on_call: Callable[[str, float], None]) -> None:
+        super().__init__(inner)
+        self._on_call = on_call
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return super()._call(method, key, *more)
+        finally:
+            self._on_call(method.removesuffix("_if_absent"), time.perf_counter() - began)
+
+
+class MissingStorage(WrappedStorage):
     """What an operator's command finds behind a mistyped URI, or after somebody deleted it: it holds nothing. The first
     put makes the storage."""
 
     def __init__(self, why: NoSuchStorage, make: Callable[[], CheckpointStorage]) -> None:
-        self.uri, self.why = why.uri, why
-        self._make = make
-        self._made: CheckpointStorage | None = None
+        super().__init__(MemoryStorage(""))
+        self.uri, self.why, self._make = why.uri, why, make
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        self._made = self._made or self._make()
-        return self._made.put_if_absent(key, value)
-
-    def get(self, key: str) -> bytes | None:
-        check_key(key)
-        return self._made.get(key) if self._made else None
-
-    def list(self, prefix: str) -> list[str]:
-        check_folder(prefix)
-        return self._made.list(prefix) if self._made else []
-
-    def delete(self, key: str) -> None:
-        if self._made:
-            self._made.delete(key)
+        if isinstance(self.inner, MemoryStorage):
+            self.inner = self._make()
+        return super().put_if_absent(key, value)
 
     def close(self) -> None:
-        if self._made:
-            self._made.close()
+        self.inner.close()
 
 
 def check_key(key: str) -> str:

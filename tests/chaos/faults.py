@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
+from coordinator.storage.base import WrappedStorage
 from sinks.testing.driver import around
-from tests.storage.wrapped import WrappedStorage
 
 STEPS = tuple(step.name for step in Step)
 REPLAY_STEPS = ("REPLAYING", "REPLAY_PRE_COMMITTED", "REPLAY_COMPLETE")

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from coordinator.cli.doctor import _packages, of_storage
 from coordinator.jobfile import load_job
 from coordinator.storage import open_storage
-from coordinator.storage.memory import MemoryStorage
+from coordinator.storage.base import MemoryStorage
 from sinks.diagnosis import Severity
 from sinks.mysql.connection import is_mariadb
 from sinks.testing.servers.kafka import KafkaService

@@ -17,13 +17,13 @@ from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.waiting import Clock
 from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
 from sinks import TransactionContext
 from sinks.errors import TransactionBlocked
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.local import Partitions
-from tests.storage.wrapped import WrappedStorage
 
 
 class HookedStorage(WrappedStorage):

@@ -11,10 +11,10 @@ from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.text import of_driver
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
+from coordinator.storage.base import WrappedStorage
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
 from tests.protocol.play import Job, fail
-from tests.storage.wrapped import WrappedStorage
 
 FAST = {"heartbeat_interval": 0.1}
 

@@ -26,6 +26,7 @@ from coordinator.errors import (
 from coordinator.protocol.encoding import seal
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked
@@ -44,7 +45,6 @@ from tests.protocol.play import (
     crash_at,
     fail,
 )
-from tests.storage.wrapped import WrappedStorage
 
 
 def test_r1_a_zombie_that_puts_a_record_which_retention_has_deleted_commits_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome
 from sinks.errors import BadValue, TransactionBlocked
@@ -47,7 +48,6 @@ from tests.protocol.play import (
     fail,
 )
 from tests.protocol.test_decisions import batch, record
-from tests.storage.wrapped import WrappedStorage
 
 
 def steps_of(steps: Steps) -> list[Step]:

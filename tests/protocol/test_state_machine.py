@@ -21,12 +21,12 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListe
 from coordinator.errors import CheckpointError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage.base import WrappedStorage
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
 from tests.protocol.play import TestClock
-from tests.storage.wrapped import WrappedStorage
 
 BATCHES = 4
 

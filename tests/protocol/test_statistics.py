@@ -25,6 +25,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import CheckpointHistory, load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.storage import StorageError, open_storage
+from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
@@ -33,7 +34,6 @@ from sinks.testing.servers.common import free_port
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, Committable, Fingerprint
 from tests.protocol.play import CrashError, Job, complete_but_one_lost, crash_at, fail
-from tests.storage.wrapped import WrappedStorage
 
 
 class Told:

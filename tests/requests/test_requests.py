@@ -21,12 +21,12 @@ from coordinator.protocol.encoding import seal
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.requests import Request, ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage.base import WrappedStorage
 from sinks.testing.local import LocalQuery
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
 from sinks.transaction import token
 from tests.protocol.play import Job
-from tests.storage.wrapped import WrappedStorage
 
 Change = Callable[[SignOfLife], SignOfLife]
 

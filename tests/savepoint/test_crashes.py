@@ -12,11 +12,11 @@ from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator, list_savepoints, restore_savepoint
 from coordinator.storage import open_storage
+from coordinator.storage.base import WrappedStorage
 from sinks.postgres import PostgresSink
 from sinks.testing import KILLED, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import die, fork
-from tests.storage.wrapped import WrappedStorage
 
 INPUT = example_input(4)
 

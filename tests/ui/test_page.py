@@ -24,6 +24,7 @@ from coordinator.protocol import encoding
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.storage.base import WrappedStorage
 from coordinator.ui import job as job_view
 from coordinator.ui.job import JobView, waterfall
 from coordinator.ui.page import TABS, page_of
@@ -32,7 +33,6 @@ from sinks.testing import Hooked
 from sinks.testing.table import eventually
 from sinks.transaction import Identity
 from tests.protocol.play import CrashError, Job, crash_at, fail
-from tests.storage.wrapped import WrappedStorage
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
