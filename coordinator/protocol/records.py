@@ -390,7 +390,7 @@ class CheckpointStore:
 
     def _sign(self, next: float = 0.0, ended: str = "") -> SignOfLife:
         who = f"host {socket.gethostname()}, process {os.getpid()}"
-        return SignOfLife(who, time.time_ns() // 1_000_000, self._calls.clock(), next, ended)
+        return SignOfLife(who, time.time_ns() // 1_000_000, self.storage.clock(), next, ended)
 
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
