@@ -150,8 +150,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         LOST. If it is committed, raise `CommittedError` and change nothing.
 
         It is no error if it was aborted already, or was never seen (aborted and purged, or the system was set back).
-        For a transaction that was never seen, leave a proof only if that makes a later `pre_commit` under this name
-        fail. Otherwise leave none, and `commit` answers UNKNOWN."""
+        For a transaction that was never seen, leave a proof only if that makes a later `begin_transaction` or
+        `pre_commit` under this name fail. Otherwise leave none, and `commit` answers UNKNOWN."""
 
     @abstractmethod
     def in_doubt(self, job: str) -> Iterable[Identity]:

@@ -34,7 +34,7 @@ from sinks.testing.clauses import Ability, Clause
 from sinks.testing.contract import SinkContract
 from sinks.testing.driver import KILLED, NOT_UNPICKLED, Driver, Hooked, KillAt, die, in_process
 from sinks.testing.faults import together
-from sinks.testing.kit import LINEAGE, copy_of, rows
+from sinks.testing.kit import LINEAGE, rows
 from sinks.testing.lines import at, lines, watched
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.testing.two_phases import at_least_once
@@ -220,18 +220,15 @@ class SinkConformance(SinkContract):
             self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
         if type(sink).purge is not Sink.purge and Ability.DEAD_TASKS not in self.cannot:
             self.commit(sink, self.pre_committed(sink, rows(900, 1), checkpoint=1))
-            with Clause.PURGE.guarding("purge"):
-                sink.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
+            self.purge(sink, 1, 1)
             when = "after tasks were killed at lines of pre_commit, a sweep and a purge"
             self.expect_no_leftovers(sink, when, before, Clause.PURGE_LEFTOVERS)
 
     @together
     def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path, count: int) -> None:
         done: list[pa.Table] = []
-        for stop in self._stops(sink, count, done, self.stops):
-            tables = self.tables(sink, count, stop.number)
+        for stop, tables, made in self.attempts(sink, count, done, self.stops):
             when = f"when a driver was killed at {stop}"
-            made = self.participants(sink, tables)
             call = _Call(sink, "notify_checkpoint_complete", (Checkpoint(self.job, LINEAGE, 0), made), stop.number)
             self._died(call, tmp_path, Clause.COMMIT_DIES, when)
             self.commit(sink, *made, clause=Clause.COMMIT_DIES, when=when)
@@ -240,8 +237,7 @@ class SinkConformance(SinkContract):
             self.expect_doubts(sink, Clause.COMMIT_DIES, when)
 
     def test_a_driver_killed_at_any_line_of_abort(self, sink: Sink, tmp_path: Path) -> None:
-        trial, driver = self.pre_committed(sink, rows(800_000, 1)), copy_of(sink)
-        driver.open()
+        trial, driver = self.pre_committed(sink, rows(800_000, 1)), self.elsewhere(sink)
         stops = lines(driver, lambda: driver.abort(trial.transaction), self.stops)
         self.close(driver)
         for stop in stops:
@@ -251,16 +247,14 @@ class SinkConformance(SinkContract):
             self._died(call, tmp_path, Clause.ABORT_DIES, when)
             self.abort(sink, committable, Clause.ABORT_DIES, when)
             self.expect_doubts(sink, Clause.ABORT_DIES, when)
-            (outcome,) = self.outcomes(sink, committable, clause=Clause.ABORT_DIES)
-            assert outcome.state is CommitState.LOST, Clause.ABORT_DIES.broken(f"{when}, commit answers {outcome}")
+            self.expect_state(sink, Clause.ABORT_DIES, when, committable)
             self.expect_rows(sink, Clause.ABORT_DIES, when)
 
     def test_a_driver_killed_at_any_line_of_purge(self, sink: Sink, tmp_path: Path) -> None:
         """The next purge ends what it began; what is retained keeps its proofs, and nothing is in doubt anew."""
         tables = [rows(0, 2), rows(10, 2)]
         self._retained(sink, 0, *tables)
-        driver = copy_of(sink)
-        driver.open()
+        driver = self.elsewhere(sink)
         purge = partial(driver.purge, Checkpoint(self.job, LINEAGE, 2, oldest_retained=1))
         stops = lines(driver, purge, self.stops)
         self.close(driver)
@@ -274,15 +268,11 @@ class SinkConformance(SinkContract):
             for again in (when, f"{when}, and it was purged again"):
                 self.expect_rows(sink, Clause.PURGE, again, *tables)
                 self.expect_doubts(sink, Clause.PURGE, again)
-                after = self.memory(sink)
-                assert after == memory, Clause.PURGE.broken(f"{again}: committed_checkpoints is {after}, was {memory}")
+                self.expect_memory(sink, Clause.PURGE, again, memory)
                 self.commit(sink, retained, clause=Clause.PURGE, when=again)
-                (lost,) = self.outcomes(sink, gone, clause=Clause.PURGE)
-                assert lost.state is CommitState.LOST, Clause.PURGE.broken(f"{again}, commit of an aborted one: {lost}")
-                (purged,) = self.outcomes(sink, old, clause=Clause.PURGE)
-                assert purged.state is not CommitState.LOST, Clause.PURGE.broken(f"{again}, commit answers {purged}")
-                with Clause.PURGE.guarding("purge"):
-                    sink.purge(checkpoint)
+                self.expect_state(sink, Clause.PURGE, f"{again}, of an aborted one", gone)
+                self.expect_state(sink, Clause.PURGE, again, old, CommitState.COMMITTED, CommitState.UNKNOWN)
+                self.purge(sink, first + 2, first + 1)
 
     def _retained(self, sink: Sink, first: int, *tables: pa.Table) -> list[Committable]:
         """Committed: of a checkpoint that is to be purged, and of the next one. Aborted: of that one."""

@@ -21,6 +21,7 @@ from sinks.testing.clauses import Ability, Clause
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
+    CommitState,
     Committable,
     Fingerprint,
     Identity,
@@ -41,10 +42,9 @@ def rows(first: int, count: int) -> pa.Table:
     return pa.table([ids, [f"user-{i}" for i in ids], [i + 0.5 for i in ids]], schema=SCHEMA)
 
 
-_open: list[Sink] = []
+_to_close: list[Sink] = []
 _checked: dict[int, tuple[Sink, pa.Schema]] = {}
 """By the id of a sink of this test: itself, and the columns that it was last checked for."""
-
 
 _open_sinks: dict[int, Sink] = {}
 """Those of this test that are open, by their ids: a driver stays so for all of its life."""
@@ -65,7 +65,7 @@ TwoPhaseCommitSink.__new__ = _new  # type: ignore[method-assign, assignment]
 
 def closed_later(sink: Sink) -> Sink:
     """The same; it is closed after the test."""
-    _open.append(sink)
+    _to_close.append(sink)
     return sink
 
 
@@ -162,9 +162,9 @@ class SinkTests:
         if not getattr(request.function, "at_least_once", False):
             self.needs(Ability.TWO_PHASE)
         yield
-        while _open:
+        while _to_close:
             with suppress(Exception):
-                _open.pop().close()
+                _to_close.pop().close()
         for known in (_checked, _made, _open_sinks, _checkpoints):
             known.clear()
 
@@ -263,10 +263,17 @@ class SinkTests:
                 sink.open()
             _open_sinks[id(sink)] = sink
 
-    def close(self, sink: Sink) -> None:
-        _open_sinks.pop(id(sink), None)
-        with Clause.CLOSE.guarding("close"):
-            sink.close()
+    def close(self, *sinks: Sink) -> None:
+        for sink in sinks:
+            _open_sinks.pop(id(sink), None)
+            with Clause.CLOSE.guarding("close"):
+                sink.close()
+
+    def elsewhere(self, sink: Sink) -> Sink:
+        """A copy of the sink, open, as another driver or task has it."""
+        copy = copy_of(sink)
+        self.open(copy)
+        return copy
 
     def never_seen(self, sink: Sink, context: TransactionContext) -> Committable:
         """What pre-commit would answer for a transaction of this context, which never was."""
@@ -348,6 +355,10 @@ class SinkTests:
         with Clause.MEMORY.guarding("committed_checkpoints"):
             return sink.committed_checkpoints(job or self.job)
 
+    def purge(self, sink: Sink, checkpoint: int, oldest: int, job: str = "", clause: Clause = Clause.PURGE) -> None:
+        with clause.guarding("purge"):
+            sink.purge(Checkpoint(job or self.job, LINEAGE, checkpoint, oldest_retained=oldest))
+
     def sweep(self, sink: Sink, clause: Clause, when: str) -> None:
         """Abort what is in doubt; then nothing is."""
         for identity in self.doubts(sink):
@@ -371,6 +382,18 @@ class SinkTests:
         if lacks and len(lacks) == len(more):
             faults = [f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; {_unlike(lacks[0], more[0])}"]
         assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(faults)}")
+
+    def expect_state(
+        self, sink: Sink, clause: Clause, when: str, committable: Committable, *states: CommitState
+    ) -> CommitOutcome:
+        """What `commit` answers has one of these states; default: LOST."""
+        (outcome,) = self.outcomes(sink, committable, clause=clause)
+        assert outcome.state in (states or (CommitState.LOST,)), clause.broken(f"{when}, commit answers {outcome}")
+        return outcome
+
+    def expect_memory(self, sink: Sink, clause: Clause, when: str, memory: Mapping[str, int] | None) -> None:
+        seen = self.memory(sink)
+        assert seen == memory, clause.broken(f"{when}, committed_checkpoints is {seen}, and was {memory}")
 
     def expect_no_leftovers(
         self, sink: Sink, when: str, before: Sequence[str] = (), clause: Clause = Clause.LEFTOVERS

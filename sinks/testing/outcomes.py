@@ -14,19 +14,11 @@ from sinks.base import Sink
 from sinks.errors import CommittedError
 from sinks.optional import WholeCommitting
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
-EACH_PART: list[dict[str, Any]] = [
-    {},
-    {"lineage": "feedbeef"},
-    {"checkpoint": 1},
-    {"subtask": 1},
-    {"generation": 2},
-    {"round": 1},
-    {"attempt": 1},
-    {"task_attempt": 2},
-]
+EACH_PART: list[dict[str, Any]] = [{}, {"lineage": "feedbeef"}, {"checkpoint": 1}, {"subtask": 1}, {"generation": 2}]
+EACH_PART += [{"round": 1}, {"attempt": 1}, {"task_attempt": 2}]
 """Names that differ from the first in one part each."""
 
 NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
@@ -38,7 +30,7 @@ class Outcomes(SinkTests):
     # ------------------------------------------------------------------ abort
     def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
         other = self.pre_committed(sink, rows(50, 1), subtask=1)
-        driver, before = closed_later(copy_of(sink)), self.leftovers(sink)
+        driver, before = copy_of(sink), self.leftovers(sink)
         self.expect_doubts(driver, Clause.IN_DOUBT, "with one pre-committed", other)
         committable = self.pre_committed(sink, rows(0, 5), slot=0)
         self.abort(driver, committable)
@@ -57,8 +49,7 @@ class Outcomes(SinkTests):
         committable = self.pre_committed(sink, rows(0, 5))
         self.abort(sink, committable)
         for asked in (sink, copy_of(sink)):
-            (outcome,) = self.outcomes(asked, committable, clause=Clause.LOST)
-            assert outcome.state is CommitState.LOST, Clause.LOST.broken(f"{outcome}")
+            outcome = self.expect_state(asked, Clause.LOST, "after abort", committable)
             assert outcome.reason, Clause.COMMIT_OUTCOME.broken("LOST without a reason")
             self.abort(asked, committable, Clause.ABORT_AGAIN, "after a commit that was told LOST")
         self.expect_rows(sink, Clause.LOST, "after abort, then commit")
@@ -119,7 +110,7 @@ class Outcomes(SinkTests):
 
     def test_transactions_are_told_apart_by_each_part_of_their_names(self, sink: Sink) -> None:
         """As of drivers and tasks that died, all in doubt at once."""
-        self.begun_and_rolled_back(sink)
+        self.rollback(sink, self.begun(sink))  # whatever a first transaction sets up is there
         tables = [rows(10 * n, 2) for n in range(len(EACH_PART))]
         usual: dict[str, Any] = {"task_attempt": 1}
         made = [
@@ -141,10 +132,6 @@ class Outcomes(SinkTests):
         for committable, parts in zip(made, EACH_PART, strict=True):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
         self.expect_rows(sink, Clause.NAMES, "after the commit of all", *tables)
-
-    def begun_and_rolled_back(self, sink: Sink) -> None:
-        """Whatever a first transaction sets up is there."""
-        self.rollback(sink, self.begun(sink))
 
     def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
         """Names of which one begins with another."""
@@ -191,7 +178,6 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", rows(100, 4))
 
     # ------------------------------------------------------------------ in doubt
-
     @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
     def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
         theirs = self.pre_committed(sink, rows(0, 2), job=other)
@@ -234,13 +220,11 @@ class Outcomes(SinkTests):
             assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {memory}")
         job, named, *_, left = made[0]
         self.commit(named, left, clause=Clause.IN_DOUBT_JOB)
-        with Clause.PURGE.guarding("purge"):
-            named.purge(Checkpoint(job, LINEAGE, 50, oldest_retained=50))
+        self.purge(named, 50, 50, job)
         _, other, done, gone, left = made[1]
         when = f"after a purge for {ours!r}, of {theirs!r}"
         self.commit(other, done, left, clause=Clause.PURGE, when=when)
-        (outcome,) = self.outcomes(other, gone, clause=Clause.PURGE)
-        assert outcome.state is CommitState.LOST, Clause.PURGE.broken(f"{when}, commit of what was aborted: {outcome}")
+        self.expect_state(other, Clause.PURGE, f"{when}, that was aborted", gone)
 
     def test_in_doubt_changes_nothing(self, sink: Sink) -> None:
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
@@ -269,10 +253,8 @@ class Outcomes(SinkTests):
     def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
         context = self.context(sink)
         never = self.never_seen(sink, context)
-        (outcome,) = self.outcomes(sink, never, clause=Clause.NOT_FOUND)
-        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.NOT_FOUND.broken(
-            f"commit of a transaction that never was answers {outcome}"
-        )
+        when = "of a transaction that never was"
+        outcome = self.expect_state(sink, Clause.NOT_FOUND, when, never, CommitState.UNKNOWN, CommitState.LOST)
         assert outcome.reason, Clause.COMMIT_OUTCOME.broken(f"{outcome.state.name} without a reason")
         self.expect_rows(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
         self.expect_doubts(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
@@ -280,18 +262,20 @@ class Outcomes(SinkTests):
             self._stays_lost(sink, context, Clause.LOST_PROOF)
 
     def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
-        """A sink that makes a loss final may call it one: what comes late under this name is refused."""
-        transaction = self.begun(sink, context)
+        """A sink that makes a loss final may call it one: what comes late under this name is refused, at any step."""
+        self.checked(sink)
+        transaction = None
         try:
+            transaction = sink.begin_transaction(context)
             sink.write(transaction, rows(0, 5).to_batches()[0])
             committable = sink.snapshot_state(transaction).of(sink.name, 0, Fingerprint(5))
-        except Exception:
-            self.rollback(sink, transaction)
+        except Exception as error:
+            forget(error)
+            if transaction is not None:
+                self.rollback(sink, transaction)
         else:
-            (outcome,) = self.outcomes(sink, committable)
-            assert outcome.state is CommitState.LOST, clause.broken(
-                f"a transaction that never was is told LOST; when its task pre-commits then, commit answers {outcome}"
-            )
+            late = "a transaction that never was is told LOST; when its task pre-commits then"
+            self.expect_state(sink, clause, late, committable)
         self.expect_rows(sink, clause, "when the task of a transaction comes after that was told LOST")
 
     def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
@@ -301,10 +285,8 @@ class Outcomes(SinkTests):
         for when in ("of a transaction that never was", "of it again"):
             self.abort(sink, never, Clause.ABORT_UNSEEN, when)
         self.expect_doubts(sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other)
-        (outcome,) = self.outcomes(sink, never, clause=Clause.ABORT_UNSEEN)
-        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.ABORT_UNSEEN.broken(
-            f"then commit answers {outcome}"
-        )
+        states = CommitState.UNKNOWN, CommitState.LOST
+        outcome = self.expect_state(sink, Clause.ABORT_UNSEEN, "after abort of it", never, *states)
         if outcome.state is CommitState.LOST:
             self._stays_lost(sink, context, Clause.ABORT_UNSEEN)
 
@@ -342,18 +324,13 @@ class Outcomes(SinkTests):
 
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
         other = self.sibling(sink)
-        each_part: list[dict[str, Any]] = [
-            {"checkpoint": 9},
-            {"checkpoint": 10},
-            {"lineage": "feedbeef"},
-            {"job": "another"},
-        ]
+        each_part: list[dict[str, Any]] = [{"checkpoint": 9}, {"checkpoint": 10}]
+        each_part += [{"lineage": "feedbeef"}, {"job": "another"}]
         tables = [rows(10 * n, 2) for n in range(len(each_part) + 1)]
         done = [self.pre_committed(sink, table, **parts) for table, parts in zip(tables, each_part, strict=False)]
         done.append(self.pre_committed(other, tables[-1]))
-        gone = [self.pre_committed(sink, rows(900, 2), **parts) for parts in each_part] + [
-            self.pre_committed(other, rows(900, 1))
-        ]
+        gone = [self.pre_committed(sink, rows(900, 2), **parts) for parts in each_part]
+        gone.append(self.pre_committed(other, rows(900, 1)))
         waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (9, 11)]
         for committed, aborted in zip(done, gone, strict=True):
             self.commit(sink if committed.sink == sink.name else other, committed)
@@ -364,26 +341,21 @@ class Outcomes(SinkTests):
         if is_open is not None:
             self.write(task, is_open, rows(700, 1))
         for _ in range(2):
-            with Clause.PURGE.guarding("purge"):
-                sink.purge(Checkpoint(self.job, LINEAGE, 11, oldest_retained=10))
+            self.purge(sink, 11, 10)
         if is_open is not None:
             with Clause.PURGE.guarding("pre_commit of a newer transaction that was open during the purge"):
                 waiting.append(task.snapshot_state(is_open).of(sink.name, 0, Fingerprint(1)))
         self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
         self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
-        after = self.memory(sink)
-        assert after == memory, Clause.PURGE.broken(f"committed_checkpoints was {memory}, and is {after}")
+        self.expect_memory(sink, Clause.PURGE, "after purge", memory)
         (first, *others), (lost, *more) = done, gone
-        for purged, never in ((first, CommitState.LOST), (lost, CommitState.COMMITTED)):
-            (outcome,) = self.outcomes(sink, purged, clause=Clause.PURGE)
-            assert outcome.state is not never, Clause.PURGE.broken(f"with its proof purged, commit answers {outcome}")
+        for purged, possible in ((first, CommitState.COMMITTED), (lost, CommitState.LOST)):
+            when = "with its proof purged"
+            self.expect_state(sink, Clause.PURGE, when, purged, possible, CommitState.UNKNOWN)
         for committed, aborted in zip(others, more, strict=True):
             asked = sink if committed.sink == sink.name else other
             self.commit(asked, committed, clause=Clause.PURGE, when=f"of what was committed, {committed.transaction}")
-            (outcome,) = self.outcomes(asked, aborted, clause=Clause.PURGE)
-            assert outcome.state is CommitState.LOST, Clause.PURGE.broken(
-                f"commit of what was aborted, {aborted.transaction}, answers {outcome}"
-            )
+            self.expect_state(asked, Clause.PURGE, f"after purge, of the aborted {aborted.transaction}", aborted)
         self.close(other)
         self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
 
@@ -407,7 +379,7 @@ class Outcomes(SinkTests):
             self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *others, rows(10 * lost, 2))
         else:
             self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *others)
-        self.answer_the_same(sink, made, lost)
+        self.expect_state(sink, Clause.LOST, "asked again after commit_all", made[lost])
 
     def test_what_is_unknown_keeps_no_sibling_from_its_outcome(self, sink: Sink) -> None:
         """Of a checkpoint that shows as a whole, nothing is visible then."""
@@ -421,10 +393,6 @@ class Outcomes(SinkTests):
         assert states <= expected, clause.broken(f"beside one that never was, it answers {answers}")
         shown = [rows(10 * p, 2) for p in range(2)] if states == {CommitState.COMMITTED} else []
         self.expect_rows(sink, clause, "beside one that never was", *shown)
-
-    def answer_the_same(self, sink: Sink, made: list[Committable], lost: int) -> None:
-        (outcome,) = self.outcomes(sink, made[lost], clause=Clause.LOST)
-        assert outcome.state is CommitState.LOST, Clause.LOST.broken(f"{outcome}, asked again after commit_all")
 
     def test_commit_all_goes_on_when_one_fails(self, sink: Sink) -> None:
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
@@ -472,8 +440,7 @@ class Outcomes(SinkTests):
         self.abort(anew, made[0], Clause.MADE_ANEW, when)
         self.commit(anew, *made[1:], clause=Clause.MADE_ANEW, when=when)
         self.expect_rows(anew, Clause.MADE_ANEW, when, rows(10, 2), rows(20, 2))
-        here, there = self.memory(sink), self.memory(anew)
-        assert here == there, Clause.MADE_ANEW.broken(f"{when}, committed_checkpoints are {there}, not {here}")
+        self.expect_memory(anew, Clause.MADE_ANEW, when, self.memory(sink))
 
     def test_settings_that_changed_before_the_commit(self, sink: Sink) -> None:
         others = self.set_otherwise(sink)

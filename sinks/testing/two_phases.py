@@ -11,7 +11,7 @@ import pytest
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.testing.kit import SCHEMA, SinkTests, copy_of, forget, rows
 from sinks.transaction import Committable
 
 
@@ -81,29 +81,23 @@ class TwoPhases(SinkTests):
 
     def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         """As each task does, and a driver that starts."""
-        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.open(copy_of(sink)))
+        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.elsewhere(sink))
 
     def test_a_sink_that_checks_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         def check() -> None:
-            driver = copy_of(sink)
-            self.open(driver)
             with Clause.CHECK.guarding("check"):
-                driver.check(SCHEMA)
+                self.elsewhere(sink).check(SCHEMA)
 
         self._undisturbed(sink, Clause.CHECK, "checked", check)
 
     def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         def close() -> None:
-            self.close(copy_of(sink))
-            driver = copy_of(sink)
-            self.open(driver)
-            self.close(driver)
+            self.close(copy_of(sink), self.elsewhere(sink))
 
         self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
 
-    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], None]) -> None:
-        driver = closed_later(copy_of(sink))  # stays open
-        self.open(driver)
+    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], object]) -> None:
+        driver = self.elsewhere(sink)  # stays open
         self.sealed(sink, self.written(sink, rows(0, 2)), 2)
         before = len(list(driver.in_doubt(self.job)))
         call()

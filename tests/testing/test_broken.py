@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from sinks import Identity, TransactionContext
+from sinks.errors import SinkError
 from sinks.testing import Clause, SinkContract
 from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
-from tests.testing.shelf import Kit
+from tests.testing.shelf import Handle, Kit, Shelf
 
 CATALOGUE = catalogue()
 
@@ -34,6 +36,23 @@ def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
 )
 def test_requests_that_overlap_fail_in_the_tests_of_that_alone(test: Callable[..., None], tmp_path: Path) -> None:
     test(Kit(), TakesOneRequestAtATime(tmp_path))
+
+
+class RefusesAtTheBegin(Shelf):
+    """Its aborts leave tombstones, as primary keys, which a begin of the same name meets."""
+
+    def begin_transaction(self, context: TransactionContext) -> Handle:
+        if self.path(context.transaction_id, "gone").exists():
+            raise SinkError(f"{context.transaction_id} was aborted")
+        return super().begin_transaction(context)
+
+    def abort(self, transaction: Identity) -> None:
+        super().abort(transaction)
+        self.path(transaction["name"], "gone").touch()
+
+
+def test_a_tombstone_may_be_met_at_the_begin(tmp_path: Path) -> None:
+    Kit().test_abort_of_what_was_never_seen_is_no_error_and_no_commit(RefusesAtTheBegin(tmp_path))
 
 
 def test_every_clause_is_broken() -> None:
