@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _HERE = Path(__file__).parents[1]
-_FOUND = find_spec("sinks")
-_THERE = Path(_FOUND.origin) if _FOUND and _FOUND.origin else None
+_SPEC = find_spec("sinks")
+_THERE = Path(_SPEC.origin) if _SPEC and _SPEC.origin else None
 
 if _THERE is None or _THERE.parents[1] != _HERE:
     raise ImportError(

@@ -66,22 +66,22 @@ def find_refused_rows(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], ob
     """Find the rows that `take` refuses, in order, by bisection; it takes all others. `take` is called with slices of
     the batch. For a slice with a bad row it raises BadValue and takes nothing of it. After more than `most` refused
     rows the rest is neither checked nor taken."""
-    found: list[Refusal] = []
+    refused: list[Refusal] = []
 
     def halve(start: int, count: int) -> None:
-        if len(found) > most:
+        if len(refused) > most:
             return
         try:
             take(batch.slice(start, count))
         except BadValue as error:
             if count == 1:
-                found.append(Refusal.of(start, error))
+                refused.append(Refusal.of(start, error))
                 return
             halve(start, count // 2)
             halve(start + count // 2, count - count // 2)
 
     halve(0, batch.num_rows)
-    return found
+    return refused
 
 
 def write_and_find_refused(
@@ -99,17 +99,17 @@ def write_and_find_refused(
     refused = find_refused_rows(batch, encode, most)
     if len(refused) > most:
         return refused
-    kept = without(batch.num_rows, refused)
-    if len(kept):
-        by_server = find_refused_rows(batch.take(kept), put, most - len(refused))
-        refused += [Refusal(kept[one.row].as_py(), one.error_class, one.error) for one in by_server]
-    return sorted(refused, key=lambda one: one.row)
+    good = without(batch.num_rows, refused)
+    if len(good):
+        by_server = find_refused_rows(batch.take(good), put, most - len(refused))
+        refused += [Refusal(good[row.row].as_py(), row.error_class, row.error) for row in by_server]
+    return sorted(refused, key=lambda refusal: refusal.row)
 
 
 def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
     """The places of the rows that are not refused."""
     places = pa.array(range(rows), pa.int64())
-    return places.filter(pc.invert(pc.is_in(places, pa.array([one.row for one in refused], pa.int64()))))
+    return places.filter(pc.invert(pc.is_in(places, pa.array([refusal.row for refusal in refused], pa.int64()))))
 
 
 class Recorded:
@@ -117,26 +117,26 @@ class Recorded:
 
     def __init__(self, refused: Iterable[Refused]) -> None:
         self._left: dict[int, deque[Refused]] = {}
-        for one in refused:
-            self._left.setdefault(one.row_hash, deque()).append(one)
+        for row in refused:
+            self._left.setdefault(row.row_hash, deque()).append(row)
 
     def among(self, hashes: pa.Array) -> list[Refusal]:
         if not self._left:
             return []
         known = pc.is_in(hashes, pa.array(list(self._left), pa.int64()))
-        found = []
+        refusals = []
         for place in pc.indices_nonzero(known).to_pylist():
             if named := self._left[hashes[place].as_py()]:
-                one = named.popleft()
-                found.append(Refusal(place, one.error_class, one.error))
-        return found
+                row = named.popleft()
+                refusals.append(Refusal(place, row.error_class, row.error))
+        return refusals
 
 
 def letters(
     context: TransactionContext, rows: pa.RecordBatch, before: int, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
     """The refused rows of a batch as record batch of `SCHEMA`. `before`: rows of the partition that came before it."""
-    bad = rows.take(pa.array([one.row for one in refused], pa.int64()))
+    bad = rows.take(pa.array([refusal.row for refusal in refused], pa.int64()))
     struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
     columns: dict[str, object] = {
         "job": pa.repeat(context.job, len(refused)),
@@ -144,9 +144,9 @@ def letters(
         "sink": pa.repeat(context.sink, len(refused)),
         "checkpoint": [context.checkpoint_id] * len(refused),
         "partition": [context.subtask] * len(refused),
-        "row_number": [before + one.row for one in refused],
-        "error_class": [one.error_class for one in refused],
-        "error": [shortened(one.error) for one in refused],
+        "row_number": [before + refusal.row for refusal in refused],
+        "error_class": [refusal.error_class for refusal in refused],
+        "error": [shortened(refusal.error) for refusal in refused],
         "row": pa.repeat("{}", len(refused)) if struct is None else to_json(struct),
         "row_schema": [_schema(rows)] * len(refused),
         "key": _raw(bad, "key"),
@@ -209,10 +209,10 @@ def too_many(
     sink: str, where: str, count: str, limit: int | float, reasons: Iterable[tuple[str, str]]
 ) -> TooManyDeadLetters:
     """`reasons`: class and text of the first errors."""
-    told = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
+    lines = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
     most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, at most {MOST:,}"
     return TooManyDeadLetters(
-        f"sink {sink!r} refused {count} of {where}, and its max_dead_letters is {most}; the first of them:{told}\n"
+        f"sink {sink!r} refused {count} of {where}, and its max_dead_letters is {most}; the first of them:{lines}\n"
         "Neither these nor the good rows are visible. Fix the source or the table and start the query again, or raise "
         "max_dead_letters"
     )

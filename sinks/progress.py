@@ -30,7 +30,7 @@ class Progress:
     tell: Callable[[str], None]
     done: int = 0
     began: float = field(default_factory=lambda: time.monotonic())
-    told_at: float = -math.inf
+    logged_at: float = -math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class Progress:
     def tell_if_due(self, *, ended: bool = False) -> None:
         with self._lock:
             now = time.monotonic()
-            since = self.began if ended else max(self.began, self.told_at)
+            since = self.began if ended else max(self.began, self.logged_at)
             if now - since >= SECONDS:
-                self.told_at, seconds = now, now - self.began
+                self.logged_at, seconds = now, now - self.began
                 pace = f", {self.done / max(seconds, 1e-9):,.0f}/s" if self.unit else ""
                 self.tell(f"{self} ({seconds:,.0f} s{pace})" + (", ended" if ended else ""))
 
@@ -70,15 +70,15 @@ def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
 def progress(doing: str, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
     """Yields what is called with the number of units that were done since; from any thread. Without a `unit`, all that
     can be told is that it goes on."""
-    one = Progress(doing, total, unit, _tell.get() or logger.info)
-    _under_way.append(one)
+    work = Progress(doing, total, unit, _tell.get() or logger.info)
+    _under_way.append(work)
     if not _watching.locked():
         threading.Thread(target=_watch, name="progress", daemon=True).start()
     try:
-        yield one.advance
+        yield work.advance
     finally:
-        _under_way.remove(one)
-        one.tell_if_due(ended=True)
+        _under_way.remove(work)
+        work.tell_if_due(ended=True)
 
 
 def _watch() -> None:
@@ -86,12 +86,12 @@ def _watch() -> None:
         try:
             while _under_way:
                 time.sleep(_TICK)
-                for one in list(_under_way):
-                    one.tell_if_due()
+                for work in list(_under_way):
+                    work.tell_if_due()
         finally:
             _watching.release()
 
 
 def under_way() -> list[str]:
     """What this process does just now."""
-    return [str(one) for one in list(_under_way)]
+    return [str(work) for work in list(_under_way)]

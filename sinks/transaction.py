@@ -204,7 +204,7 @@ class Committable:
             "transaction": dict(self.transaction),
             "proof": dict(self.proof),
             "fingerprint": self.fingerprint.to_json(),
-            **({"refused": [astuple(one) for one in self.refused]} if self.refused else {}),
+            **({"refused": [astuple(row) for row in self.refused]} if self.refused else {}),
         }
 
     @classmethod
@@ -215,7 +215,7 @@ class Committable:
             Fingerprint.from_json(value["fingerprint"]),
             value["sink"],
             int(value["subtask"]),
-            tuple(Refused(*one) for one in value.get("refused", ())),
+            tuple(Refused(*row) for row in value.get("refused", ())),
         )
 
 

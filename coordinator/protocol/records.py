@@ -31,7 +31,7 @@ from sinks.transaction import Committable, Identity, token
 
 logger = logging.getLogger(__name__)
 
-_KEPT_GENERATIONS = 10
+_RETAINED_CLAIMS = 10
 _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
 _STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
@@ -287,7 +287,7 @@ class CheckpointStore:
             return False
         with suppress(StorageError):  # they do no harm
             for old in listing.generations:
-                if old <= claim.generation - _KEPT_GENERATIONS:
+                if old <= claim.generation - _RETAINED_CLAIMS:
                     self._calls.delete(self._generation_key(old))
         return True
 

@@ -72,7 +72,7 @@ class ExactlyOnceSource(DataSource):
             return Decision(place, schema)
         if overwrite:
             raise ConfigurationError('format("exactly_once") writes what is new: outputMode("complete") is not for it')
-        with _opened(place.job_file) as (sink, protocol):
+        with _job_of(place.job_file) as (sink, protocol):
             prepared = protocol.prepare(_WrittenBatch(place.facts(), place.location, schema))
             return Participant(prepared, prepared.task(sink, protocol.job))
 
@@ -84,7 +84,7 @@ class ExactlyOnceSource(DataSource):
 
 
 @contextmanager
-def _opened(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
+def _job_of(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
     """The job's one sink, and its protocol, in this process."""
     job = load_job(job_file)
     of, store = job.protocol, job.protocol.store
@@ -181,7 +181,7 @@ class Decision(DataSourceStreamArrowWriter):
         if prepared.needed:
             acks = [Ack.from_json(message.ack) for message in messages]
             batch = _WrittenBatch(self.place.facts(batchId), self.place.location, self.schema, prepared, acks)
-            with _opened(self.place.job_file) as (_, protocol):
+            with _job_of(self.place.job_file) as (_, protocol):
                 protocol.conclude(prepared, batch)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803
@@ -190,7 +190,7 @@ class Decision(DataSourceStreamArrowWriter):
         acks = [Ack.from_json(message.ack) for message in messages if message and message.ack]
         mine = [ack.committable for ack in acks if ack.committable]
         if mine and None in messages:
-            with _opened(self.place.job_file) as (sink, protocol):
+            with _job_of(self.place.job_file) as (sink, protocol):
                 sink.open()
                 for committable in mine:
                     protocol.abort_quietly(sink, committable.transaction)

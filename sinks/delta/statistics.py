@@ -51,8 +51,8 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
         return None
     if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
         return None  # Delta orders NaN above all numbers, Arrow nowhere
-    found = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
-    low, high = found["min"], found["max"]
+    ends = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
+    low, high = ends["min"], ends["max"]
     if low is None or (isinstance(high, str) and len(high) > _LONGEST):
         return None
     return (low[:_LONGEST] if isinstance(low, str) else low), high

@@ -32,9 +32,9 @@ def to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
 def from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
     fields = Schema(*_fields(table).fields)
     reader = resolve_reader(fields, fields, read_types={-1: DataFile})
-    found: DataFile = reader.read(new_decoder(base64.b64decode(file["avro"])))
-    found.spec_id = table.default_spec_id
-    return found
+    parsed: DataFile = reader.read(new_decoder(base64.b64decode(file["avro"])))
+    parsed.spec_id = table.default_spec_id
+    return parsed
 
 
 def _fields(table: TableMetadata) -> StructType:
@@ -82,8 +82,8 @@ class TableFiles(Files):
 
     def names(self, folder: str) -> list[str]:
         scheme, netloc, place = PyArrowFileIO.parse_location(self._whole(folder), self.properties)
-        found = self._io.fs_by_scheme(scheme, netloc).get_file_info(fs.FileSelector(place, allow_not_found=True))
-        return [one.base_name for one in found]
+        entries = self._io.fs_by_scheme(scheme, netloc).get_file_info(fs.FileSelector(place, allow_not_found=True))
+        return [entry.base_name for entry in entries]
 
     def delete(self, paths: Sequence[str]) -> None:
         side_by_side(self._delete, paths)

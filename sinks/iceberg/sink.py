@@ -64,7 +64,7 @@ class IcebergSink(LakeSink):
         super().close()
 
     def _look(self) -> LakeTable | None:
-        catalog = self._handle.catalog if self._handle is not None else self._opened()
+        catalog = self._handle.catalog if self._handle is not None else self._open_catalog()
         try:
             self._handle = catalog.load_table(self.table)
         except NoSuchTableError:
@@ -81,14 +81,14 @@ class IcebergSink(LakeSink):
             self._store = TableFiles(*place)
         return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
-    def _opened(self) -> Any:
+    def _open_catalog(self) -> Any:
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
     def _location(self) -> str:
         return str(self._handle.metadata.location)
 
     def _create(self, schema: pa.Schema) -> None:
-        with self._opened() as catalog:
+        with self._open_catalog() as catalog:
             catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             catalog.create_table_if_not_exists(self.table, schema)
 
@@ -114,7 +114,7 @@ class IcebergSink(LakeSink):
 
     # ------------------------------------------------------------------ in the task
     def _open_files(self) -> Files:
-        return TableFiles(*(self._table or self._found()).details[1:])
+        return TableFiles(*(self._table or self._require_table()).details[1:])
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         text, location, properties = table.details
@@ -153,8 +153,8 @@ class IcebergSink(LakeSink):
             return
         metadata = self._handle.metadata
         named = {ref.snapshot_id for ref in metadata.refs.values()}
-        ours = [one for one in metadata.snapshots if one.summary and "tpc.job" in one.summary.additional_properties]
-        older = [one.snapshot_id for one in ours[: -self._keep] if one.snapshot_id not in named]
+        ours = [each for each in metadata.snapshots if each.summary and "tpc.job" in each.summary.additional_properties]
+        older = [each.snapshot_id for each in ours[: -self._keep] if each.snapshot_id not in named]
         if len(older) >= _EXPIRED_AT_ONCE:
             self._handle.maintenance.expire_snapshots().by_ids(older).commit()
 

@@ -37,7 +37,7 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
 def additions(batch: pa.Schema, table: pa.Schema) -> list[pa.Field]:
     """The columns that the table lacks, as it can get them."""
     known = {name.lower() for name in table.names}
-    return [one.with_nullable(True) for one in batch if one.name.lower() not in known]
+    return [field.with_nullable(True) for field in batch if field.name.lower() not in known]
 
 
 def of_table(kind: pa.DataType) -> pa.DataType:
@@ -62,7 +62,7 @@ def fits(given: pa.DataType, column: pa.DataType) -> bool:
     if at.is_struct(given) and at.is_struct(column):
         there = [column.field(i) for i in range(column.num_fields)]
         here = [given.field(i) for i in range(given.num_fields)]
-        return [one.name for one in here] == [one.name for one in there] and all(map(_child_fits, here, there))
+        return [field.name for field in here] == [field.name for field in there] and all(map(_child_fits, here, there))
     if is_list(given) and is_list(column):
         return _child_fits(given.value_field, column.value_field)
     if at.is_map(given) and at.is_map(column):

@@ -95,8 +95,8 @@ class ObjectFiles(Files):
     def stamp(self, path: str) -> object:
         """Another one for another file of that name; None if there is none."""
         with suppress(FileNotFoundError):
-            found = obstore.head(self._store, path)
-            return found["e_tag"], found["last_modified"]
+            head = obstore.head(self._store, path)
+            return head["e_tag"], head["last_modified"]
         return None
 
     def puts_once(self, path: str) -> bool:

@@ -34,13 +34,13 @@ class Memory:
     def others(self, lineage: str, checkpoint: int, names: Collection[TransactionId]) -> tuple[str, ...]:
         """Committed transactions of a checkpoint beside these."""
         known = {_short(name) for name in names}
-        found = self.committed.get(f"{lineage}.{checkpoint}", ())
-        return tuple(f"{lineage}.{checkpoint}.{short}" for short in found if short not in known)
+        shorts = self.committed.get(f"{lineage}.{checkpoint}", ())
+        return tuple(f"{lineage}.{checkpoint}.{short}" for short in shorts if short not in known)
 
     def forget(self, checkpoint: Checkpoint, marked: Collection[TransactionId]) -> None:
         """What nobody asks for any more. What still has a mark would be taken for undecided, and is kept."""
-        kept = {_place(name) for name in marked}
-        for place in {*self.committed, *self.aborted} - kept:
+        undecided = {_place(name) for name in marked}
+        for place in {*self.committed, *self.aborted} - undecided:
             lineage, _, number = place.partition(".")
             if lineage == checkpoint.lineage and int(number) < checkpoint.oldest_retained:
                 self.committed.pop(place, None)

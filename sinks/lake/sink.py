@@ -176,7 +176,7 @@ class LakeSink(
             except Exception as error:  # deltalake adds a stack of its own
                 why = str(error).partition("\n")[0]
                 raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
-        table = self._found()
+        table = self._require_table()
         columns, others = list(mismatches(schema, table.columns, adds=self.evolves)), list(self._problems())
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
@@ -190,21 +190,23 @@ class LakeSink(
 
     def evolve(self, schema: pa.Schema) -> None:
         """New columns take NULL."""
-        table = self._found()
+        table = self._require_table()
         if added := additions(schema, table.columns):
             logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
             self._add_columns(_plain(added))
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
-        columns = self._found().columns
+        columns = self._require_table().columns
         added = [
-            SchemaChange(one.name, f"add column {one.name}: {spark_name(one.type)}", "add", "nothing", self.evolves)
-            for one in additions(schema, columns)
+            SchemaChange(
+                field.name, f"add column {field.name}: {spark_name(field.type)}", "add", "nothing", self.evolves
+            )
+            for field in additions(schema, columns)
         ]
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
-    def _found(self) -> LakeTable:
+    def _require_table(self) -> LakeTable:
         if (table := self._look()) is None:
             raise ConfigurationError(
                 f"sink {self.name!r}: there is no table {self}: create it, or set create_table=True"
@@ -230,7 +232,7 @@ class LakeSink(
                 f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
                 "its own, and all contend for one table"
             )
-        return LakeTransaction(context, self._table or self._found())
+        return LakeTransaction(context, self._table or self._require_table())
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
         table = transaction.table
@@ -263,7 +265,7 @@ class LakeSink(
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Rows of another layout than the table has now are written again."""
-        self._table = table = self._found()
+        self._table = table = self._require_table()
         if reasons := list(self._problems()):
             raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
         if unfit := next(filter(None, (_unfit(c, table) for c in committables)), ""):
@@ -307,7 +309,7 @@ class LakeSink(
         for attempt in range(_TRIES):
             with self._alone:  # `_append` builds on what this thread has found
                 marked = self._marked(app)  # before the memory: marks of what is decided go
-                table, memory = self._seen(app) or (self._found(), Memory())
+                table, memory = self._seen(app) or (self._require_table(), Memory())
                 try:
                     if (files := decide(table, marked, memory)) is not None:
                         self._append(app, memory, files, about)

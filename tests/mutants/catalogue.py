@@ -1510,8 +1510,8 @@ MUTANTS = (
     Mutant(
         "Lakes: marks are looked for after the memory",
         "sinks/lake",
-        "                table, memory = self._seen(app) or (self._found(), Memory())\n",
-        "                table, memory = self._seen(app) or (self._found(), Memory())\n"
+        "                table, memory = self._seen(app) or (self._require_table(), Memory())\n",
+        "                table, memory = self._seen(app) or (self._require_table(), Memory())\n"
         "                marked = self._marked(app)\n",
         ("tests/iceberg/test_conformance.py", "tests/delta/test_conformance.py"),
     ),
@@ -1532,7 +1532,7 @@ MUTANTS = (
     Mutant(
         "Lakes: the memory forgets what has still a mark",
         "sinks/lake",
-        "for place in {*self.committed, *self.aborted} - kept:",
+        "for place in {*self.committed, *self.aborted} - undecided:",
         "for place in {*self.committed, *self.aborted}:",
         LAKES,
     ),
