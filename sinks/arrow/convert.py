@@ -1,4 +1,4 @@
-"""What a column holds, as data, and how Arrow values get into it: as they are, rounded if that is allowed, or refused.
+"""What a column holds, as data, and how Arrow values get into it: as they are, or refused.
 
 Each database has a table from the names of its types to `Holds`, and does itself only what no other does: the form in
 which it takes the values.
@@ -21,8 +21,6 @@ from sinks.errors import SchemaMismatch
 
 DOUBLE_DIGITS = 15
 """So many decimal digits a double holds exactly."""
-ROUNDING = ' (rounding="allow" of the sink stores such values rounded)'
-"""What errors say about values that a column cannot hold as they are."""
 _DAYS = (-719_162, 2_932_896)
 """From 0001-01-01 to 9999-12-31, counted from 1970."""
 _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
@@ -87,8 +85,8 @@ def wall_clock(zoned: str) -> Takes:
 class Holds:
     """What a column holds. Where there is no limit here, there is none, or the server refuses what is beyond it.
 
-    `name` is what messages call the column's type. With `rounding`, values that the column would round, or whose blanks
-    it would drop, go in rounded; they are refused otherwise.
+    `name` is what messages call the column's type. Values that the column would round, or whose blanks it would drop,
+    are refused.
 
     Integers have `bounds`, as dates and timestamps have, counted in days or microseconds from 1970 (otherwise theirs
     are the years 0001 to 9999); `complaint` is about what is outside. Or `to` is the type in which integers, and
@@ -101,7 +99,6 @@ class Holds:
 
     takes: Takes
     name: str = ""
-    rounding: bool = False
     to: pa.DataType | None = None
     bounds: tuple[int, int] | None = None
     complaint: str = ""
@@ -133,7 +130,7 @@ class Holds:
             yield as_json(arrow)
             if self.members is not None:
                 yield partial(self._of_members, self.members)
-            if not self.rounding and (self.drops or self.longest is not None):
+            if self.drops or self.longest is not None:
                 yield self._with_its_blanks
         elif is_bytes(arrow) and self.size is not None:
             complaint = f"is not {self.size} bytes long: {self.name} would fill it up with zeros"
@@ -166,29 +163,24 @@ class Holds:
                 yield partial(self._to_scale, self.scale)
 
     def _to_scale(self, scale: int, array: pa.Array) -> pa.Array:
-        """Half is rounded away from zero. Without a precision the server judges how large it may be."""
+        """Without a precision the server judges how large it may be."""
         given = scaled = array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
         if given.type.scale > scale:
-            if self.rounding:
-                wide = given.cast(pa.decimal256(76, given.type.scale))
-                scaled = pc.round(wide, scale, round_mode="half_towards_infinity")
-            scaled = _cast(scaled, pa.decimal256(76, scale), would_be_rounded(self.name), given)
+            scaled = _cast(given, pa.decimal256(76, scale), would_be_rounded(self.name))
         if self.precision is None:
             return array
         return _cast(scaled, pa.decimal256(self.precision, scale), f"is out of range of {self.name}", given)
 
     def _floats(self, arrow: pa.DataType) -> Iterator[Convert]:
-        if self.scale is not None and not self.rounding:
-            raise Unfit(f"{self.name} rounds to {self.scale} digits: use double or decimal{ROUNDING}")
+        if self.scale is not None:
+            raise Unfit(f"{self.name} rounds to {self.scale} digits: use double or decimal")
         if at.is_floating(arrow) and self.missing is not None:
             is_missing, complaint = self.missing
             yield lambda array: refuse(array, is_missing(array), complaint)
         if at.is_float64(arrow) and at.is_float32(self.to):
             yield self._narrowed
-        elif arrow != self.to and self.rounding:
-            yield lambda array: array.cast(self.to, safe=False)
         elif arrow != self.to:
-            yield lambda array: _cast(array, self.to, f"is out of range of what the column holds exactly{ROUNDING}")
+            yield lambda array: _cast(array, self.to, "is out of range of what the column holds exactly")
 
     def _narrowed(self, array: pa.Array) -> pa.Array:
         """Refuses also what would become infinite or zero."""
@@ -196,9 +188,8 @@ class Holds:
         infinite = pc.and_(pc.is_inf(rounded), pc.is_finite(array))
         zero = pc.and_(pc.equal(rounded, 0), pc.not_equal(array, 0))
         refuse(array, pc.or_(infinite, zero), f"is out of range of {self.name}")
-        if not self.rounding:
-            other = pc.and_(pc.not_equal(rounded.cast(pa.float64()), array), pc.invert(pc.is_nan(array)))
-            refuse(array, other, would_be_rounded(self.name))
+        other = pc.and_(pc.not_equal(rounded.cast(pa.float64()), array), pc.invert(pc.is_nan(array)))
+        refuse(array, other, would_be_rounded(self.name))
         return rounded
 
     # ------------------------------------------------------------------ days and times
@@ -212,19 +203,16 @@ class Holds:
         if arrow != to:
             yield lambda array: _cast(array, to, "is out of range")
         if self.unit > 1:
-            yield self._to_unit
+            yield self._whole_units
 
-    def _to_unit(self, array: pa.Array) -> pa.Array:
+    def _whole_units(self, array: pa.Array) -> pa.Array:
         counts = array.view(pa.int64()).fill_null(0).to_numpy()
-        if not self.rounding:
-            return refuse(array, pa.array(counts % self.unit != 0), would_be_rounded(self.name))
-        rounded = (counts + self.unit // 2) // self.unit * self.unit
-        return pa.array(rounded, mask=array.is_null().to_numpy(False)).view(array.type)
+        return refuse(array, pa.array(counts % self.unit != 0), would_be_rounded(self.name))
 
     # ------------------------------------------------------------------ texts
     def _with_its_blanks(self, texts: pa.Array) -> pa.Array:
         if self.drops:
-            refuse(texts, pc.ends_with(texts, " "), f"ends with a space, which CHAR drops: use VARCHAR{ROUNDING}")
+            refuse(texts, pc.ends_with(texts, " "), "ends with a space, which CHAR drops: use VARCHAR")
         # bytes; no text has more characters
         if self.longest is not None and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest:
             refuse(texts, pc.greater(pc.utf8_length(texts), self.longest), f"is longer than {self.name}")
@@ -298,7 +286,7 @@ def _cast(array: pa.Array, to: pa.DataType, complaint: str, given: pa.Array | No
 
 
 def would_be_rounded(name: str) -> str:
-    return f"would be rounded to {name}{ROUNDING}"
+    return f"would be rounded to {name}: cast it in Spark"
 
 
 def refuse(array: pa.Array, bad: pa.Array, complaint: str) -> pa.Array:

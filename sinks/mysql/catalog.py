@@ -3,8 +3,7 @@ which MySQL type, and as what text.
 
 Rows reach the server as text, and most of what does not fit comes back as a warning, which fails the transaction (see
 `load`). What the server would alter without a word is refused here: fractions of a second that are rounded, NULL
-that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like. With
-`rounding` numbers and times are rounded here, since servers do it in different ways, and with warnings.
+that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from pymysql.constants import ER
 from sinks.arrow import convert
 from sinks.arrow.convert import (
     DOUBLE_DIGITS,
-    ROUNDING,
     Convert,
     Holds,
     RefusedValue,
@@ -83,7 +80,7 @@ class MySQLColumn(targets.Column):
     def form(self) -> Form:
         return _FORMS.get(self.type, Form.TEXT)
 
-    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+    def conversion(self, arrow: pa.DataType) -> Convert:
         """To the text of the column."""
         if at.is_null(arrow):
             return lambda array: pa.nulls(len(array), pa.string())
@@ -93,16 +90,16 @@ class MySQLColumn(targets.Column):
         if any("?" in member for member in self.members):
             shown = "the catalog shows characters beyond U+FFFF as question marks, so its members are not known"
             raise Unfit(f"{shown}: use a varchar column")
-        holds = self._holds(rounding)
+        holds = self._holds()
         if holds.takes is convert.JSON and not self.collation and self.type == "json":
             holds.takes(arrow)
-            return as_mysql_json(arrow, rounding=rounding)  # MariaDB's is a text, and has a collation
+            return as_mysql_json(arrow)  # MariaDB's is a text, and has a collation
         checked = holds.conversion(arrow)
         written = _WRITTEN.get(self.type, same if self.form is Form.TEXT else _string)
         return lambda array: written(checked(array))
 
-    def _holds(self, rounding: bool) -> Holds:
-        holds = replace(_HOLDS[self.type], name=self.in_sql, rounding=rounding)
+    def _holds(self) -> Holds:
+        holds = replace(_HOLDS[self.type], name=self.in_sql)
         if self.type == "bit":
             return replace(holds, bounds=bits(self.precision, signed=False))
         if self.type in _BITS:
@@ -216,18 +213,17 @@ def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
     return next(filter(None, inner), None)
 
 
-def as_mysql_json(arrow: pa.DataType, *, rounding: bool) -> Convert:
-    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would drop a name, or,
-    unless `rounding`, a digit. Raises Unfit."""
+def as_mysql_json(arrow: pa.DataType) -> Convert:
+    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would drop a name or a
+    digit. Raises Unfit."""
     as_text = as_json(arrow)
-    if not rounding and (wide := beyond_doubles(arrow)):
+    if wide := beyond_doubles(arrow):
         raise Unfit(
             f"it holds a {spark_name(wide)}, and MySQL's JSON keeps such numbers as doubles, with {DOUBLE_DIGITS} "
-            f"digits: make the column longtext, or cast to string in Spark{ROUNDING}"
+            "digits: make the column longtext, or cast to string in Spark"
         )
-    unaltered = _unaltered(rounding)
     judged = is_text(arrow) or _holds_map(arrow)
-    return (lambda array: unaltered(as_text(array))) if judged else as_text
+    return (lambda array: _unaltered(as_text(array))) if judged else as_text
 
 
 def _holds_map(arrow: pa.DataType) -> bool:
@@ -235,23 +231,18 @@ def _holds_map(arrow: pa.DataType) -> bool:
     return at.is_map(arrow) or any(_holds_map(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
-def _unaltered(rounding: bool) -> Convert:
-    check = partial(_check_number, rounding=rounding)
-    decode = json.JSONDecoder(object_pairs_hook=_distinct_names, parse_float=check, parse_int=check).decode
-
-    def convert(array: pa.Array) -> pa.Array:
-        suspicious = pc.fill_null(pc.match_substring_regex(array, _SUSPICIOUS), False)
-        for index in np.flatnonzero(suspicious.to_numpy(zero_copy_only=False)):
-            try:
-                decode(array[index].as_py())
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise RefusedValue(int(index), f"{short(array[index])} is no JSON: {error}") from None
-            except ValueError as error:
-                altered = f"{short(array[index])} would be altered by MySQL's JSON, use a longtext column"
-                raise RefusedValue(int(index), f"{altered}: {error}") from None
-        return array
-
-    return convert
+def _unaltered(array: pa.Array) -> pa.Array:
+    decoder = json.JSONDecoder(object_pairs_hook=_distinct_names, parse_float=_check_number, parse_int=_check_number)
+    suspicious = pc.fill_null(pc.match_substring_regex(array, _SUSPICIOUS), False)
+    for index in np.flatnonzero(suspicious.to_numpy(zero_copy_only=False)):
+        try:
+            decoder.decode(array[index].as_py())
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RefusedValue(int(index), f"{short(array[index])} is no JSON: {error}") from None
+        except ValueError as error:
+            altered = f"{short(array[index])} would be altered by MySQL's JSON, use a longtext column"
+            raise RefusedValue(int(index), f"{altered}: {error}") from None
+    return array
 
 
 def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -263,14 +254,14 @@ def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _check_number(text: str, *, rounding: bool) -> None:
+def _check_number(text: str) -> None:
     """Raises ValueError for one that neither a 64-bit integer nor a double holds."""
     exact, value = Decimal(text), float(text)
     if math.isinf(value) or (exact and not value):
         raise ValueError(f"{text[:60]} is out of range of a double")
     is_integer = text.lstrip("-").isdigit() and -(2**63) <= exact < 2**64
-    if not (rounding or is_integer or exact == Decimal(repr(value))):
-        raise ValueError(f"{text[:60]} would be rounded to {value!r}{ROUNDING}")
+    if not (is_integer or exact == Decimal(repr(value))):
+        raise ValueError(f"{text[:60]} would be rounded to {value!r}")
 
 
 # ---------------------------------------------------------------------- members of ENUM

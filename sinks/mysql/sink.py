@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sinks.base import Sink
 from sinks.mysql.backend import MySQLBackend
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode, Rounding
+from sinks.sql.options import MergeOptions, Mode
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 
@@ -46,7 +46,6 @@ class MySQLSink(TableSink):
         order_by: str | None = None,
         delete_marker: str | None = None,
         keep_newer: bool = False,
-        rounding: Rounding = "refuse",
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
         lock_timeout: float = 10.0,
@@ -67,8 +66,6 @@ class MySQLSink(TableSink):
           `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the
           table has that column.
         * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" rounds
-          numbers and times to what it can hold, and lets CHAR drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
           else of the table is altered.
@@ -78,7 +75,7 @@ class MySQLSink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)

@@ -15,6 +15,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.postgres import types as builtin
 
 from sinks.diagnosis import Finding, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
@@ -558,8 +559,9 @@ class PostgresBackend(PooledServer, Backend):
 
 def _merge_column(field: pa.Field) -> PostgresColumn:
     """A column that only a staging table has."""
-    kind = target_type(field.type)
-    return PostgresColumn(field.name, kind, kind)
+    declared = target_type(field.type)
+    element, _, array = declared.partition("[")
+    return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
 
 
 def _limit(connection: Connection) -> int:

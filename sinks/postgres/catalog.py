@@ -11,10 +11,8 @@ values are refused here.
 
 from __future__ import annotations
 
-import math
 import re
-import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +23,7 @@ from psycopg import errors, sql
 from psycopg.postgres import types as builtin
 
 from sinks.arrow import convert
-from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, same, short
+from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, refuse, same, short
 from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
@@ -34,57 +32,29 @@ from sinks.sql.catalog_queries import HOMES
 from sinks.sql.server import ambiguous
 from sinks.sql.target import Unique
 
-_EPOCH = 946_684_800_000_000
-"""2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
-_DECLARED = {
-    "smallint": "int2",
-    "integer": "int4",
-    "bigint": "int8",
-    "real": "float4",
-    "double precision": "float8",
-    "boolean": "bool",
-    "timestamp with time zone": "timestamptz",
-    "timestamp without time zone": "timestamp",
-    "character varying": "varchar",
-}
-
 
 @dataclass(frozen=True)
 class PostgresColumn(targets.Column):
     """One column of the target as the catalog tells.
 
-    `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
-    pg_type.typtype of the type, or of an array's element (`e`: an enum, `d`: a domain); `element` the OID of an array's
-    element type. `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
+    `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is pg_type.typtype of the
+    type, or of an array's element (`e`: an enum, `d`: a domain). `limits` is the type, or an array's element, with its
+    modifiers and without domains (`numeric(5,2)`).
     """
 
     kind: str = "b"
-    element: int = 0
     limits: str = ""
 
-    @property
-    def typname(self) -> str:
-        name = self.type.split("(")[0]
-        array = name.endswith("[]")
-        name = _DECLARED.get(name.removesuffix("[]"), name.removesuffix("[]"))
-        return f"_{name}" if array else name
-
-    @property
-    def is_array(self) -> bool:
-        """An enum may have a name that begins with an underscore; only an array has elements."""
-        return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
-
-    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
-        """With `rounding` the server rounds."""
-        if self.is_array:
-            return _array(arrow, self, rounding)
-        name = "text" if self.kind == "e" else self.typname
+    def conversion(self, arrow: pa.DataType) -> Convert:
+        if self.type.endswith("[]"):
+            return _array(arrow, self)
+        name = "text" if self.kind == "e" else self.type
         if at.is_null(arrow):
             return lambda array: pa.nulls(len(array), pa.string())
         if name not in _HOLDS:
             other = "use a text, jsonb or bytea column, or a view with a cast"
             raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
-        checked = _holds(name, self.limits or self.in_sql, rounding).conversion(arrow)
+        checked = _holds(name, self.limits or self.in_sql).conversion(arrow)
         form = _FORMS.get(name, same)
         if is_text(arrow) and name != "uuid":
             return lambda array: form(_without_nul(checked(array)))
@@ -119,13 +89,13 @@ _LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:
 """A type's name with fields, as in `interval day to second(0)`, and one or two numbers."""
 
 
-def _holds(name: str, declared: str, rounding: bool) -> Holds:
-    """With the limits of `declared`, unless the server is to round to them. Raises Unfit."""
-    holds, match = replace(_HOLDS[name], name=declared, rounding=rounding), _LIMITED.match(declared)
+def _holds(name: str, declared: str) -> Holds:
+    """With the limits of `declared`. Raises Unfit."""
+    holds, match = replace(_HOLDS[name], name=declared), _LIMITED.match(declared)
     fields, size, scale = match.groups() if match else ("", None, None)
     if name == "interval" and fields:
         raise Unfit("it cuts off what it has no field for; make the column a plain interval")
-    if rounding or size is None:
+    if size is None:
         return holds
     if name in ("time", "timestamp", "timestamptz", "interval"):
         return replace(holds, unit=10 ** (6 - int(size)))
@@ -151,113 +121,64 @@ def _jsonb(array: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise("\x01", array.cast(pa.string()), "")
 
 
-_UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
-_HEX = np.full(256, 255, np.uint8)
-_HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
-_DIGITS = np.array([i for i in range(36) if i not in (8, 13, 18, 23)])
+_UUID = "[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}"
 
 
 def _uuid(array: pa.Array) -> pa.Array:
-    filled = array.cast(pa.string()).fill_null("00000000-0000-0000-0000-000000000000")
-    lengths = pc.binary_length(filled)
-    if len(filled) and pc.all(pc.equal(lengths, 36)).as_py():
-        text = bytes_of(filled).reshape(-1, 36)
-        digits = _HEX[text[:, _DIGITS]]
-        if digits.max() < 16 and (text[:, [8, 13, 18, 23]] == ord("-")).all():
-            packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
-            return pc.if_else(array.is_valid(), _fixed(packed), None)
-    return _each(array, _packed_uuid, "is no uuid")
-
-
-def _packed_uuid(text: str) -> bytes:
-    if not _UUID.fullmatch(text):  # the forms of uuid_in(); Python's takes more, such as underscores
-        raise ValueError
-    return bytes.fromhex(text.strip("{}").replace("-", ""))
-
-
-def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
-    packed: list[bytes | None] = []
-    for index, text in enumerate(array.to_pylist()):
-        try:
-            packed.append(None if text is None else pack(text))
-        except ValueError:
-            raise RefusedValue(index, f"{short(text)} {complaint}") from None
-    return pa.array(packed, pa.binary())
+    """Texts in the forms that uuid_in() takes."""
+    is_uuid = pc.match_substring_regex(array, rf"^({_UUID}|\{{{_UUID}\}})$")
+    refuse(array, pc.invert(is_uuid), "is no uuid")
+    digits = pc.replace_substring_regex(array.cast(pa.string()).fill_null("0" * 32), "[-{}]", "")
+    packed = pa.py_buffer(bytes.fromhex(bytes_of(digits).tobytes().decode()))
+    values = pa.Array.from_buffers(pa.binary(16), len(array), [None, packed]).cast(pa.binary())
+    return pc.if_else(array.is_valid(), values, None)
 
 
 _FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid}
 
 
 # ---------------------------------------------------------------------- arrays
-_PLAIN = {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp", "time"}
-"""The types whose arrays pgpq encodes by itself, with the OID of the element."""
+_IN_ARRAYS = (
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "float4",
+    "float8",
+    "numeric",
+    "text",
+    "bytea",
+    "date",
+    "timestamp",
+    "time",
+)
+"""The types whose arrays pgpq encodes, with the OID of the element."""
 
 
-def _array(arrow: pa.DataType, column: PostgresColumn, rounding: bool) -> Convert:
+def _array(arrow: pa.DataType, column: PostgresColumn) -> Convert:
+    name = column.type.removesuffix("[]")
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), pa.binary())
     if not is_list(arrow):
         raise Unfit("it takes an array")
-    if column.kind == "d":
-        raise Unfit("arrays of domains are not supported; use an array of the type that the domain is of, or jsonb")
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
-    name = column.typname[1:]
-    kind = PostgresColumn(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
-    element = kind.conversion(arrow.value_type, rounding=rounding)
-    # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
-    plain = name in _PLAIN and column.element in (0, builtin[name].oid) and not at.is_null(arrow.value_type)
-    oid = column.element or builtin[name].oid
+    if name not in _IN_ARRAYS or column.kind != "b":
+        raise Unfit(f"its elements are none of {', '.join(_IN_ARRAYS)}: make the column text[] or jsonb")
+    if at.is_null(arrow.value_type) and name != "text":
+        raise Unfit("its elements have no type: cast it in Spark")
+    element = PostgresColumn(column.name, name, column.declared.removesuffix("[]"), limits=column.limits)
+    converted = element.conversion(arrow.value_type)
 
     def convert(array: pa.Array) -> pa.Array:
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
-        offsets = np.zeros(len(array) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0))]).astype(np.int32)
         try:
-            values = element(pc.list_flatten(array))
+            values = converted(pc.list_flatten(array))
         except RefusedValue as refused:
             raise RefusedValue(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
-        if plain:
-            return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
-        return _packed(array, values, offsets, oid)
+        return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
 
     return convert
-
-
-def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) -> pa.Array:
-    """Arrays whose element type only the catalog knows: dimensions, has-nulls, element OID, length, lower bound, then
-    the elements (src/backend/utils/adt/arrayfuncs.c, array_send)."""
-    binary = _binary(values)
-    sizes = _fixed(pc.binary_length(binary).fill_null(0).to_numpy().astype(">i4"))
-    fields = pc.if_else(
-        binary.is_valid(), pc.binary_join_element_wise(sizes, binary.fill_null(b""), b""), pa.scalar(b"\xff" * 4)
-    )
-    counts = np.diff(offsets)
-    nulls = np.concatenate([[0], np.cumsum(binary.is_null().to_numpy(zero_copy_only=False))])
-    head = np.empty((len(array), 5), ">u4")
-    head[:] = np.stack(np.broadcast_arrays(1, np.diff(nulls[offsets]) > 0, oid, counts, 1), axis=1)
-    heads = pc.if_else(pa.array(counts > 0), _fixed(head), pa.scalar(struct.pack(">iiI", 0, 0, oid)))
-    bodies = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fields), b"")
-    return pc.if_else(array.is_valid(), pc.binary_join_element_wise(heads, bodies, b""), pa.scalar(None, pa.binary()))
-
-
-def _binary(values: pa.Array) -> pa.Array:
-    """The binary form of elements, length not included."""
-    if is_text(values.type) or at.is_binary(values.type):
-        return values.cast(pa.binary())
-    whole = values.view(pa.int64()).fill_null(0).to_numpy()
-    if at.is_timestamp(values.type):
-        form = (whole - _EPOCH).astype(">i8")
-    else:  # microseconds, days, months
-        form = np.stack([whole, np.zeros_like(whole)], axis=1).astype(">i8")
-    return pc.if_else(values.is_valid(), _fixed(form), pa.scalar(None, pa.binary()))
-
-
-def _fixed(rows: np.ndarray) -> pa.Array:
-    """A binary value for each row of an array."""
-    width = rows.itemsize * math.prod(rows.shape[1:])
-    return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)]).cast(pa.binary())
 
 
 # ---------------------------------------------------------------------- columns that the sink creates
@@ -265,8 +186,8 @@ def target_type(arrow: pa.DataType) -> str:
     """Raises Unfit."""
     if at.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
-    if is_list(arrow) and not at.is_nested(arrow.value_type):
-        return target_type(arrow.value_type) + "[]"
+    if is_list(arrow) and builtin[(element := target_type(arrow.value_type)).split("(")[0]].name in _IN_ARRAYS:
+        return f"{element}[]"
     return created_type(arrow, _CREATED, "jsonb", "PostgreSQL")
 
 
@@ -437,10 +358,10 @@ SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
   FROM inner_type JOIN pg_type t ON t.oid = type
  WHERE typtype = 'd' OR typcategory = 'A' AND typelem <> 0 AND element = 0
 )
-SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname,
+SELECT DISTINCT ON (attnum) attname::text, b.typname || CASE WHEN element <> 0 THEN '[]' ELSE '' END,
        format_type(atttypid, atttypmod), NOT (attnotnull OR required),
        atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
-       coalesce(e.typtype, b.typtype)::text, element::bigint, format_type(b.oid, modifier),
+       coalesce(e.typtype, b.typtype)::text, format_type(b.oid, modifier),
        CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
@@ -454,8 +375,8 @@ def _columns(
     connection: Connection, table: sql.Identifier
 ) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
     rows = connection.execute(_COLUMNS, [table.as_string()] * 2).fetchall()
-    columns = tuple(PostgresColumn(*row[:9]) for row in rows)
-    return columns, {row[0]: row[2] + row[9] for row in rows}, frozenset(row[0] for row in rows if row[10])
+    columns = tuple(PostgresColumn(*row[:8]) for row in rows)
+    return columns, {row[0]: row[2] + row[8] for row in rows}, frozenset(row[0] for row in rows if row[9])
 
 
 def lock(connection: Connection, target: PostgresTarget) -> None:

@@ -9,7 +9,7 @@ from sinks.base import Sink
 from sinks.diagnosis import InDoubt
 from sinks.postgres.backend import PostgresBackend
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode, Rounding
+from sinks.sql.options import MergeOptions, Mode
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.transaction import Identity
@@ -47,7 +47,6 @@ class PostgresSink(TableSink):
         order_by: str | None = None,
         delete_marker: str | None = None,
         keep_newer: bool = False,
-        rounding: Rounding = "refuse",
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
         lock_timeout: float = 10.0,
@@ -66,8 +65,6 @@ class PostgresSink(TableSink):
           `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the
           table has that column.
         * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" lets
-          PostgreSQL round it, or drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
           else of the table is altered.
@@ -77,7 +74,7 @@ class PostgresSink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)

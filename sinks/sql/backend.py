@@ -447,7 +447,7 @@ class Backend(Server, ABC):
     # ------------------------------------------------------------------ alike
     def mismatches(self, batch: pa.Schema, target: Any) -> list[str]:
         """Every reason why the columns do not fit."""
-        return mismatches(batch, target.columns, rounding=self.merge.rounds)
+        return mismatches(batch, target.columns)
 
     def aim(self, target: Any) -> str:
         """Where rows go, and how: what committables are compared by."""

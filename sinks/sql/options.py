@@ -9,31 +9,24 @@ from typing import Any, Literal
 import pyarrow as pa
 
 Mode = Literal["append", "upsert"]
-Rounding = Literal["refuse", "allow"]
 
 
 @dataclass(frozen=True)
 class MergeOptions:
     """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
-    that key, or deletes it if `delete_marker` is true in it. With `rounding="refuse"` a value that the column cannot
-    hold as it is fails the checkpoint; with "allow" it is stored as the database rounds it. With `keep_newer` a change
-    that is older, by `order_by`, than the row that the table has is dropped."""
+    that key, or deletes it if `delete_marker` is true in it. With `keep_newer` a change that is older, by `order_by`,
+    than the row that the table has is dropped."""
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     delete_marker: str | None = None
-    rounding: str = "refuse"
     keep_newer: bool = False
 
     @classmethod
     def of(cls, mode: str, keys: Sequence[str] | str, *others: Any) -> MergeOptions:
         """A single key may be given as it is."""
         return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
-
-    @property
-    def rounds(self) -> bool:
-        return self.rounding == "allow"
 
     def __str__(self) -> str:
         """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""
@@ -52,8 +45,6 @@ class MergeOptions:
             yield f"strategy={strategy!r} is not one of " + ", ".join(f'"{name}"' for name in known)
         if self.mode not in ("append", "upsert"):
             yield f'mode={self.mode!r} is not one of "append", "upsert"'
-        if self.rounding not in ("refuse", "allow"):
-            yield f'rounding={self.rounding!r} is not one of "refuse", "allow"'
         if self.mode == "upsert":
             if not self.keys:
                 yield 'mode="upsert" needs keys=[…], the columns of a unique index'

@@ -30,9 +30,9 @@ class Column(ABC):
         return self.declared or self.type
 
     @abstractmethod
-    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
-        """How values of an Arrow type get into the column. Those that it would round or cut are refused, unless
-        `rounding`. Raises Unfit."""
+    def conversion(self, arrow: pa.DataType) -> Convert:
+        """How values of an Arrow type get into the column; those that it would round or cut are refused. Raises
+        Unfit."""
 
     @property
     def staged_as(self) -> str:

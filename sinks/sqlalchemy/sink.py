@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode, Rounding
+from sinks.sql.options import MergeOptions, Mode
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.backend import SqlAlchemyBackend
@@ -41,7 +41,6 @@ class SqlAlchemySink(TableSink):
         order_by: str | None = None,
         delete_marker: str | None = None,
         keep_newer: bool = False,
-        rounding: Rounding = "refuse",
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
         ledger: str = "tpc_ledger",
@@ -59,8 +58,6 @@ class SqlAlchemySink(TableSink):
           `delete_marker` is true. Without `order_by` a key may come only once in a checkpoint. `delete_marker` is not
           written, `order_by` only if the table has that column.
         * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" rounds
-          numbers and times to what it can hold, and lets the database drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
           else of the table is altered.
@@ -69,7 +66,7 @@ class SqlAlchemySink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         backend = SqlAlchemyBackend(url, engine_options or {}, merge, name=name or table)
         planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._backend) == str(backend)

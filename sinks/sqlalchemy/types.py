@@ -1,12 +1,11 @@
 """Which Arrow type goes into which column, in which Python values, and what a created table declares.
 
-Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way; with
-`rounding` it is rounded here first.
+Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -48,13 +47,13 @@ class SqlAlchemyColumn(targets.Column):
     def of(cls, name: str, kind: TypeEngine[Any], dialect: str) -> SqlAlchemyColumn:
         return cls(name, repr(kind), kind=kind, dialect=dialect)
 
-    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+    def conversion(self, arrow: pa.DataType) -> Convert:
         if isinstance(self.kind, sa.JSON):
             return _no_number if self.dialect == "sqlite" and is_text(arrow) else as_json(arrow)
         holds = self._holds()
-        checked = replace(holds, rounding=rounding).conversion(arrow)
+        checked = holds.conversion(arrow)
         if self.dialect == "sqlite" and holds.takes is convert.DECIMAL:
-            return _as_double(arrow, checked, rounding)
+            return _as_double(arrow, checked)
         if isinstance(self.kind, sa.DateTime) and self.kind.timezone:
             return lambda array: checked(array).view(pa.int64()).view(pa.timestamp("us", "UTC"))
         return checked
@@ -112,7 +111,7 @@ def _no_number(array: pa.Array) -> pa.Array:
     return refuse(array, number, "is a number by itself, which SQLite would make a double: use a text column")
 
 
-def _as_double(arrow: pa.DataType, checked: Convert, rounding: bool) -> Convert:
+def _as_double(arrow: pa.DataType, checked: Convert) -> Convert:
     """SQLite has no other type for fractions."""
     digits, scale = digits_of(arrow)
     if digits <= DOUBLE_DIGITS:
@@ -120,8 +119,6 @@ def _as_double(arrow: pa.DataType, checked: Convert, rounding: bool) -> Convert:
     if at.is_decimal(arrow):
         fitting = f"decimal({DOUBLE_DIGITS}, {min(scale, DOUBLE_DIGITS)})"
         raise Unfit(f"SQLite keeps {DOUBLE_DIGITS} digits; cast to {fitting} or string")
-    if rounding:
-        return checked
     reason = would_be_rounded("a double, as SQLite has numbers")
     return lambda array: checked(refuse(array, pc.greater(pc.abs(array), 2**53), reason))
 

