@@ -99,6 +99,10 @@ _REFERENCES = (
     " FROM information_schema.referential_constraints"
     " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
 )
+_OTHER_ENGINES = (
+    "SELECT table_name, engine FROM information_schema.tables"
+    " WHERE table_schema = %s AND table_name IN %s AND engine <> 'InnoDB'"
+)
 _DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
@@ -374,7 +378,7 @@ class MySQLBackend(PooledServer, Backend):
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
-        transaction = LoadTransaction(self.take(), self.give, context, target.label, identity, branch=branch)
+        transaction = LoadTransaction(self.take(), self.give, context, target, identity, branch=branch)
         with transaction.begun(), transaction.explained():
             transaction.connection.defer(f"XA START {branch}")
             columns = self.current(transaction.connection, target, context.schema.names).columns
@@ -385,7 +389,7 @@ class MySQLBackend(PooledServer, Backend):
         """The target as the running transaction sees it, under its metadata lock. Raises ConfigurationError if it may
         not write such rows any more."""
         not_locked = ""
-        connection.defer(catalog.locking(known, written))
+        connection.defer(catalog.locking(known.identifier, written))
         try:
             target = self._read(connection, known.schema, known.name)
         except pymysql.Error as error:
@@ -401,9 +405,11 @@ class MySQLBackend(PooledServer, Backend):
         return target
 
     def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
-        """In MariaDB the branch is this session's until that ends."""
-        connection = transaction.connection
-        return {"session": connection.thread_id()} if is_mariadb(connection) else {}  # type: ignore[no-untyped-call]
+        """In MariaDB the branch is this session's until that ends, and what commits it has to lock its table."""
+        if not is_mariadb(transaction.connection):
+            return {}
+        session = transaction.connection.thread_id()  # type: ignore[no-untyped-call]
+        return {"session": session, "table": transaction.target.name, "written": transaction.context.schema.names}
 
     def end(
         self,
@@ -411,28 +417,63 @@ class MySQLBackend(PooledServer, Backend):
         ledger: Ledger,
         how: str,
         identity: Identity,
-        proof: Mapping[str, object],
+        proof: Mapping[str, Any],
     ) -> bool:
-        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
-        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
-        wait)."""
-        key, mariadb = name_of(identity), is_mariadb(connection)
-        if mariadb and how == "COMMIT":
-            xa.await_session(connection, proof.get("session"))
+        if not is_mariadb(connection):
+            return xa.end(connection, ledger.schema, how, identity)
+        key = name_of(identity)
+        if how == "COMMIT":
+            return self._commit(connection, ledger, key, identity, proof)
         ended = xa.end(connection, ledger.schema, how, identity)
-        if ended and mariadb and how == "COMMIT" and not ledger.states(connection, [key]).get(key):
-            raise NotDone(
-                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
-                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "
-                "again only after a restart: restart the server, then start the query again"
-            )
-        if ended and mariadb and how == "ROLLBACK" and self._is_locked(connection, ledger, key):
+        if ended and self._is_locked(connection, ledger, key):
             raise NotDone(
                 f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
                 "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
                 "is restarted; it lists the branch again then, and the next start aborts it"
             )
         return ended
+
+    def _commit(
+        self, connection: Connection, ledger: Ledger, key: str, identity: Identity, proof: Mapping[str, Any]
+    ) -> bool:
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
+        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
+        wait). After it nothing keeps others from giving the tables another engine, in which the branch has no rows: a
+        second session has them locked meanwhile."""
+        with self.lend() as watch, self.transaction(watch):
+            changed = self._lock_after(proof["session"], watch, ledger, proof["table"], proof["written"])
+            ended = not changed and xa.end(connection, ledger.schema, "COMMIT", identity)
+        if changed and dict(identity) in xa.prepared(connection, ledger.schema):
+            raise NotDone(
+                f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
+                f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP TABLE of its own one, "
+                "which InnoDB still has; then give it its name and ENGINE=InnoDB again, and start the query, which "
+                "writes the rows again"
+            )
+        if ended and not ledger.states(connection, [key]).get(key):
+            raise NotDone(
+                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
+                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "
+                "again only after a restart: restart the server, then start the query again"
+            )
+        return ended
+
+    def _lock_after(
+        self, session: object, connection: Connection, ledger: Ledger, table: str, written: Sequence[str]
+    ) -> str:
+        """Wait for the end of a session, and lock target and ledger until the end of the running transaction. Returns
+        why XA COMMIT would lose rows."""
+        names = [table, ledger.name, ledger.witness.name]
+        connection.defer(catalog.locking(quoted(ledger.schema, table), written))
+        connection.defer(f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0")
+        engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names])
+        try:
+            xa.await_session(connection, session)
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            return describe(error)
+        return " and ".join(f"the engine of {name} is {engine}" for name, engine in engines)
 
     def _is_locked(self, connection: Connection, ledger: Ledger, key: str) -> bool:
         row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
@@ -456,7 +497,7 @@ class MySQLBackend(PooledServer, Backend):
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self.take(), self.give, context, target.label, identity, undo=undo)
+        transaction = LoadTransaction(self.take(), self.give, context, target, identity, undo=undo)
         with transaction.begun(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
             target = self.current(transaction.connection, target, written)
@@ -479,7 +520,7 @@ class MySQLBackend(PooledServer, Backend):
 
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
         try:
-            execute(connection, catalog.locking(plan.target, written))
+            execute(connection, catalog.locking(plan.target.identifier, written))
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise

@@ -373,11 +373,11 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     return MySQLTarget(schema, name, columns, uniques, tuple(constraints), engine=engine or "", definition=text)
 
 
-def locking(target: MySQLTarget, written: Sequence[str]) -> str:
-    """A statement that takes the table's metadata lock in the running transaction: until its end nobody can ALTER or
-    DROP the table. Fails with a code of SHAPE, and locks nothing, where such rows cannot go in any more."""
+def locking(table: str, written: Sequence[str]) -> str:
+    """A statement that takes the metadata lock of a (quoted) table in the running transaction: until its end nobody can
+    ALTER or DROP the table. Fails with a code of SHAPE, and locks nothing, where such rows cannot go in any more."""
     nulls = ", ".join(["NULL"] * len(written))
-    return f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
+    return f"INSERT INTO {table} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
 
 
 def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:

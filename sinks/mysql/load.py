@@ -25,7 +25,7 @@ from pymysql.protocol import OKPacketWrapper
 
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
-from sinks.mysql.catalog import Form, MySQLColumn
+from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
@@ -184,7 +184,7 @@ class LoadTransaction(RowTransaction):
         connection: Connection,
         give_back: Callable[[Connection], None],
         context: TransactionContext,
-        table: str,
+        target: MySQLTarget,
         identity: Identity,
         *,
         branch: str = "",
@@ -194,7 +194,8 @@ class LoadTransaction(RowTransaction):
         itself; `undo` are the statements that throw another away."""
         super().__init__(context, identity)
         self._branch = branch
-        self._table, self._staging, self._rows = table, "", 0
+        self.target, self._table = target, target.label
+        self._staging, self._rows = "", 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
         self._sealed = False

@@ -1067,6 +1067,20 @@ MUTANTS = (
         MYSQL,
     ),
     Mutant(
+        "MySQL: MariaDB commits branches whose table has another engine by now",
+        "sinks/mysql",
+        "ended = not changed and xa.end(",
+        "ended = xa.end(",
+        ("tests/mysql/test_messages.py::test_rows_are_written_again_after_another_engine",),
+    ),
+    Mutant(
+        "MySQL: MariaDB's tables are not locked while a branch is committed",
+        "sinks/mysql",
+        "        connection.defer(catalog.locking(quoted(ledger.schema, table), written))\n",
+        "",
+        ("tests/mysql/test_messages.py::test_nothing_gets_another_engine_amid_the_commit",),
+    ),
+    Mutant(
         "MySQL: a branch that its session still has is taken for gone",
         "sinks/mysql",
         "if dict(identity) not in prepared(connection, schema):",
