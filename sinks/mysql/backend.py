@@ -31,7 +31,6 @@ from sinks.mysql.connection import (
     RIGHTS,
     SHAPE,
     Connection,
-    bytewise,
     code_of,
     describe,
     execute,
@@ -49,7 +48,6 @@ from sinks.mysql.xa import name_of, recovered
 from sinks.sql import target as targets
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.catalog_queries import TRIGGERS
-from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
@@ -127,6 +125,11 @@ class MySQLBackend(PooledServer, Backend):
     SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
 
+    quote = staticmethod(quoted)
+    execute = staticmethod(execute)
+    query = staticmethod(query)
+    fault = staticmethod(fault)
+
     def __init__(
         self,
         dsn: str,
@@ -196,19 +199,10 @@ class MySQLBackend(PooledServer, Backend):
     def at_work(self, connection: Connection) -> AbstractContextManager[None]:
         return connection.at_work()
 
-    def quote(self, *names: str) -> str:
-        return quoted(*names)
-
-    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
-        return execute(connection, statement, parameters or None)
-
-    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        return query(connection, statement, parameters or None)
-
     def later(
         self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> object:
-        return connection.defer(statement, parameters or None, judge)
+        return connection.defer(statement, parameters, judge)
 
     def judge_triggers(
         self, connection: Connection, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
@@ -302,18 +296,19 @@ class MySQLBackend(PooledServer, Backend):
         return target_type(field.type, key=key)
 
     def table_options(self, connection: Connection) -> str:
-        return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise(connection)}"
+        bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"  # blanks at the end too
+        return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
 
     def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
         """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
         kind = target_type(field.type)
-        foreign = kind == "longtext" and "CHARSET=utf8mb4" not in target.definition
-        return f"{quoted(field.name)} {kind}{' CHARACTER SET utf8mb4' * foreign} NULL"
+        if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
+            kind += " CHARACTER SET utf8mb4"
+        return self.column(field.name, kind, nullable=True)
 
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
-        if target.engine.lower() != "innodb":
-            yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
+        yield from catalog.no_innodb(target, target.engine)
         if self.strategy == "xa" and (reason := self.no_xa(connection)):
             yield f'{reason}: use strategy="staged"'
         strategy, _ = self.choose(connection, target)
@@ -364,9 +359,6 @@ class MySQLBackend(PooledServer, Backend):
         return InsertEncoder(context.schema, columns, target.label, self.merge, packet=target.packet)
 
     # ------------------------------------------------------------------ errors
-    def fault(self, error: Exception) -> Fault | None:
-        return fault(error)
-
     def unreachable(self, error: Exception) -> str | None:
         return self.redact(describe(error)) if isinstance(error, pymysql.Error) else None
 
@@ -501,8 +493,7 @@ class MySQLBackend(PooledServer, Backend):
         with transaction.begun(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
             target = self.current(transaction.connection, target, written)
-            collation = bytewise(transaction.connection)
-            columns = self.staging_columns(target, context.schema, lambda field: _merge_column(field, collation))
+            columns = self.staging_columns(target, context.schema, _merge_column)
             encoder = self.encoder(context, columns, plan.target)
             key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
             transaction.connection.defer(
@@ -716,26 +707,17 @@ def _judge_ledger(label: str, definition: str) -> None:
 
 def _declaration(column: MySQLColumn) -> str:
     """For CREATE TABLE. NULLs are refused before they get here, but those of rows that delete."""
-    charset = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.collation else ""
+    collation = f" COLLATE {column.collation}" if column.collation else ""
     json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
     # the catalog writes members with backslashes
     kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
-    return f"{quoted(column.name)} {kind}{charset} NULL{json}"
+    return f"{quoted(column.name)} {kind}{collation} NULL{json}"
 
 
-def _merge_column(field: pa.Field, collation: str) -> MySQLColumn:
-    """A column that only a staging table has."""
+def _merge_column(field: pa.Field) -> MySQLColumn:
+    """A column that only a staging table has: the marker of deletes, or what orders changes, which is no text."""
     declared = target_type(field.type).replace("boolean", "tinyint(1)")
     kind, *numbers = re.findall(r"\w+", declared)
-    text = ("utf8mb4", collation) if kind == "longtext" else ("", "")
     precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
-    return MySQLColumn(
-        field.name,
-        kind,
-        declared,
-        precision=precision,
-        scale=scale,
-        digits=6 if declared.endswith("(6)") else 0,
-        charset=text[0],
-        collation=text[1],
-    )
+    digits = 6 if declared.endswith("(6)") else 0
+    return MySQLColumn(field.name, kind, declared, precision=precision, scale=scale, digits=digits)

@@ -64,7 +64,6 @@ class MySQLColumn(targets.Column):
     scale: int | None = None
     digits: int = 0
     length: int = 0
-    charset: str = ""
     collation: str = ""
     members: tuple[str, ...] = ()
 
@@ -397,7 +396,7 @@ _COLUMNS = (
     " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
     " coalesce(generation_expression, '') <> '', extra LIKE '%%auto_increment%%',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
-    " coalesce(character_octet_length, 0), coalesce(character_set_name, ''), coalesce(collation_name, '')"
+    " coalesce(character_octet_length, 0), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
 _JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY")
@@ -406,14 +405,12 @@ _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
-    name, kind, declared, *facts, precision, scale, digits, length, charset, collation = row
+    name, kind, declared, *facts, precision, scale, digits, length, collation = row
     nullable, has_default, generated, counter = map(bool, facts)
     numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
     kind = "json" if name in json else kind.lower()
     members = members_of(declared) if kind == "enum" else ()
-    return MySQLColumn(
-        name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation, members
-    )
+    return MySQLColumn(name, kind, declared, nullable, has_default, generated, counter, *numbers, collation, members)
 
 
 def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Unique, ...], list[str]]:

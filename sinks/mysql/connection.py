@@ -66,14 +66,12 @@ class Connection(pymysql.connections.Connection):
         """That of the user, if the server asked for another than its default."""
         return self._plugin.decode() or str(self._auth_plugin_name)  # type: ignore[attr-defined]
 
-    def defer(
-        self, statement: str, parameters: Sequence[Any] | None = None, judge: Callable[[Rows], object] = len
-    ) -> Rows:
+    def defer(self, statement: str, parameters: Sequence[Any] = (), judge: Callable[[Rows], object] = len) -> Rows:
         """Run it in one message with the next statement, just before that: with CLIENT.MULTI_STATEMENTS. Its rows are
         in the list then. `judge` gets them, and may raise."""
         rows: Rows = []
         with self.cursor() as cursor:
-            self._deferred.append((cursor.mogrify(statement, parameters), rows, judge))
+            self._deferred.append((cursor.mogrify(statement, parameters or None), rows, judge))
         return rows
 
     def flush(self) -> int:
@@ -253,18 +251,13 @@ def is_mariadb(connection: Connection) -> bool:
     return "mariadb" in connection.get_server_info().lower()  # type: ignore[no-untyped-call]
 
 
-def bytewise(connection: Connection) -> str:
-    """The collation that tells texts apart by their bytes, blanks at the end too."""
-    return "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
-
-
-def execute(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> int:
+def execute(connection: Connection, statement: str, parameters: Sequence[Any] = ()) -> int:
     """Run a statement; returns how many rows it changed."""
     connection.defer(statement, parameters)
     return connection.flush()
 
 
-def query(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> Rows:
+def query(connection: Connection, statement: str, parameters: Sequence[Any] = ()) -> Rows:
     rows = connection.defer(statement, parameters)
     connection.flush()
     return rows

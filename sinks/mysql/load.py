@@ -209,12 +209,12 @@ class LoadTransaction(RowTransaction):
     def _fault(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""
         known = fault(error)
-        return known and replace(known, text=self._said(known.text), reason=_ROW.sub("", self._known(known.text)))
+        return known and replace(known, text=self._counted(known.text), reason=_ROW.sub("", self._renamed(known.text)))
 
-    def _said(self, text: str) -> str:
-        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", self._known(text))
+    def _counted(self, text: str) -> str:
+        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", self._renamed(text))
 
-    def _known(self, text: str) -> str:
+    def _renamed(self, text: str) -> str:
         """With the name that the user knows."""
         return text.replace(self._staging, self._table.split(".")[-1]) if self._staging else text
 
@@ -235,8 +235,10 @@ class LoadTransaction(RowTransaction):
         if isinstance(self._encoder, LoadEncoder):
             _send(self.connection, self._statement, data)
             self._loading = rows
-        else:
-            self._insert(data, rows)
+            return
+        with self.connection.cursor() as cursor:
+            took = cursor.execute(self._statement.encode() + data[:-1])  # type: ignore[call-overload]  # without a comma
+            self._judge(rows, took, cursor.warning_count)
 
     def encode(self, batch: pa.RecordBatch) -> list[tuple[memoryview, int]]:
         return list(self._encoder.pieces(batch))
@@ -261,12 +263,6 @@ class LoadTransaction(RowTransaction):
             rows, self._loading = self._loading, 0
             self._judge(rows, *_result(self.connection))
 
-    def _insert(self, data: memoryview, rows: int) -> None:
-        without_comma = self._statement.encode() + data[:-1]
-        with self.connection.cursor() as cursor:
-            took = cursor.execute(without_comma)  # type: ignore[call-overload]
-            self._judge(rows, took, cursor.warning_count)
-
     def _judge(self, rows: int, took: int, warnings: int) -> None:
         if warnings or took != rows:
             raise self._refused([str(text) for _, _, text in query(self.connection, "SHOW WARNINGS")], rows, took)
@@ -274,13 +270,13 @@ class LoadTransaction(RowTransaction):
 
     def _refused(self, warnings: Sequence[str], sent: int, took: int) -> BadValue:
         """Of rows that the server took with warnings, or skipped."""
-        said = "; ".join(map(self._said, warnings[:3])) or "the server says no more"
+        said = "; ".join(map(self._counted, warnings[:3])) or "the server says no more"
         more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
         return BadValue(
             f"table {self._table}: {self.who} was refused, since the server would alter or skip rows: "
             f"{said}{more}{skipped}"
-        ).because("; ".join(_ROW.sub("", self._known(text)) for text in warnings[:3]))
+        ).because("; ".join(_ROW.sub("", self._renamed(text)) for text in warnings[:3]))
 
     def finish(self) -> int:
         with self.explained():

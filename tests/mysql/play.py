@@ -26,7 +26,7 @@ class Observer(Database):
         self.schema = parameters(dsn)["database"]
 
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        return query(self.connection, statement, parameters)
+        return query(self.connection, statement, parameters or ())
 
     def prepared(self) -> list[tuple[Any, ...]]:
         """Branches of the database, as XA RECOVER lists them."""

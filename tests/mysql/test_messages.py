@@ -190,9 +190,7 @@ def test_rows_are_written_again_after_another_engine(db: Observer, table: str) -
 
 @ON_MARIADB
 @pytest.mark.parametrize("table", ["orders", "tpc_ledger", "tpc_ledger_witness"])
-def test_nothing_gets_another_engine_amid_the_commit(
-    db: Observer, table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_gets_another_engine_amid_the_commit(db: Observer, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     db.run("SET SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1")
     send, refused = Connection._execute_command, []  # type: ignore[attr-defined]
 
