@@ -51,7 +51,7 @@ from sinks.sql.catalog_queries import TRIGGERS
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, PooledServer, Row, is_trusted, no_ledger
+from sinks.sql.server import IDLE_CONNECTIONS, LEDGER_COLUMNS, LedgerRow, PooledServer, Row, is_trusted, no_ledger
 from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -99,17 +99,14 @@ _REFERENCES = (
 )
 _OTHER_ENGINES = (
     "SELECT table_name, engine FROM information_schema.tables"
-    " WHERE table_schema = %s AND table_name IN %s AND engine <> 'InnoDB'"
+    " WHERE table_schema = %s AND table_name IN %s AND NOT engine <=> 'InnoDB'"
 )
 _DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 # From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
 # (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
-_OLDEST = {
-    "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
-    "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
-}
+_OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
 
 
 class MySQLBackend(PooledServer, Backend):
@@ -121,6 +118,7 @@ class MySQLBackend(PooledServer, Backend):
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
     TWO_PHASE = "xa"
+    IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
     RESTS = True
     SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
@@ -263,12 +261,11 @@ class MySQLBackend(PooledServer, Backend):
         ((text,),) = query(connection, "SELECT VERSION()")
         match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
         version = tuple(map(int, match.groups())) if match else ()
-        oldest, reason = _OLDEST[product]
-        if version >= oldest:
+        if version >= _OLDEST[product]:
             return None
         return (
-            f"the server is {product} {text} ({self}), and exactly-once needs {'.'.join(map(str, oldest))} or "
-            f"newer: in older ones a prepared XA transaction {reason}"
+            f"the server is {product} {text} ({self}), and exactly-once needs {'.'.join(map(str, _OLDEST[product]))} "
+            "or newer: in older ones a prepared XA transaction ends with its connection, or stays tied to it"
         )
 
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
@@ -432,9 +429,12 @@ class MySQLBackend(PooledServer, Backend):
         prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
         wait). After it nothing keeps others from giving the tables another engine, in which the branch has no rows: a
         second session has them locked meanwhile."""
-        with self.lend() as watch, self.transaction(watch):
+        with self.lend() as watch:
+            watch.defer("START TRANSACTION")
             changed = self._lock_after(proof["session"], watch, ledger, proof["table"], proof["written"])
             ended = not changed and xa.end(connection, ledger.schema, "COMMIT", identity)
+            watch.defer("COMMIT")
+            committed = ledger.states(watch, [key]).get(key)
         if changed and dict(identity) in xa.prepared(connection, ledger.schema):
             raise NotDone(
                 f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
@@ -442,7 +442,7 @@ class MySQLBackend(PooledServer, Backend):
                 "which InnoDB still has; then give it its name and ENGINE=InnoDB again, and start the query, which "
                 "writes the rows again"
             )
-        if ended and not ledger.states(connection, [key]).get(key):
+        if ended and not committed:
             raise NotDone(
                 f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
                 f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "

@@ -168,6 +168,7 @@ class PooledServer(Server):
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
     RESTS: ClassVar[bool] = False  # whether the next task of a process may take a connection that one has given back
+    IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
     INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     """It skips rows whose key is there, and waits for those that are not committed yet."""
 
@@ -244,7 +245,7 @@ class PooledServer(Server):
 
     def give(self, connection: Any) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
-        if self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS:
+        if self.can_be_lent(connection) and len(self._idle) < self.IDLE:
             self._idle.append((connection, time.monotonic()))
         else:
             disconnect(connection)
