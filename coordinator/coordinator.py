@@ -30,7 +30,7 @@ from coordinator.savepoints.take import take_savepoint
 from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
-from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
+from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import open_telemetry, prometheus, serve
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
@@ -194,13 +194,9 @@ class CheckpointCoordinator:
     def _prepare(self, df: DataFrame) -> None:
         """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
         client alone, since the server's worker has this library, or could not have made this object anew."""
-        from pyspark.sql import is_remote
-
         if not self._ready:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
-            if not is_remote():
-                tell_of_sockets(df.sparkSession)
             self._ready = True
 
     def _sweep_while_quiet(self) -> None:

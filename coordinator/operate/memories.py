@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.consistency import missing, newest_of, of_another_history, worth_reading
+from coordinator.protocol.consistency import beyond, missing, newest_of, worth_reading
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
@@ -65,7 +65,8 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
             return Memory(name, newest, "as storage")
         return Memory(name, newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
     record = history[-1].record
-    if record.predecessors is not None and (other := of_another_history(memory, record.predecessors, record.lineage)):
+    others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
+    if record.predecessors is not None and (other := beyond(others, record.predecessors)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
         return Memory(name, other[1], verdict, agrees=False, ahead=True)
     newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id

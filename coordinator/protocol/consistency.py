@@ -17,33 +17,38 @@ Memories = Mapping[str, Mapping[str, int] | None]
 """By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
 
 
-def require_no_other_history(memories: Memories, storage: str, *, next_checkpoint: int | None) -> None:
-    """Storage has no complete checkpoint. Raises `StorageBehind` if a sink remembers one that this start would write
-    again. `next_checkpoint`: the one that an adopting start begins with, None if it begins with the input."""
-    for sink, memory in memories.items():
-        newest = max((memory or {}).values(), default=-1)
-        if newest < 0 or (next_checkpoint is not None and next_checkpoint > newest):
-            continue
-        raise StorageBehind(
-            f"checkpoint storage {storage} holds no checkpoint of this job, but sink {sink!r} has rows of it, up to "
-            f"checkpoint {newest}: starting now would write them again. The storage was deleted, or is another one: "
-            "restore it together with Spark's checkpointLocation, or point the job at the right one. To process the "
-            "input from its start into these targets all the same, give the job a new name. Nothing was changed."
+def require_no_more(
+    sink: str, memory: Mapping[str, int] | None, known: Mapping[str, float], lineage: str, storage: str
+) -> None:
+    """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is
+    always put before anything of it is committed."""
+    if (later := beyond(memory, known)) is None:
+        return
+    other, newest = later
+    if other == lineage and other in known:
+        why = (
+            f"storage is older by {newest - known[other]:g} checkpoint(s), or another driver, with a copy of it, runs "
+            "at the same time. Stop the other driver, and go on with the newer storage and its checkpointLocation. If "
+            "that is gone, set the target back to the same checkpoint. If the copy is for another job, give that job "
+            "another name."
         )
-
-
-def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> None:
-    """Raises `StorageBehind` if a sink has committed a later checkpoint of this lineage than the newest in storage: a
-    record is always put before anything of it is committed."""
-    for sink in memories:
-        ahead = newest_of(memories[sink], newest)
-        if ahead > newest.checkpoint_id:
-            raise StorageBehind(
-                f"checkpoint storage {storage} ends with checkpoint {newest.checkpoint_id}, but sink {sink!r} has rows "
-                f"up to checkpoint {ahead}: storage is older by {ahead - newest.checkpoint_id} checkpoint(s), and "
-                "starting now would write their rows again. Restore the newer storage and its checkpointLocation. If "
-                "they are gone, set the target back to the same checkpoint. Nothing was changed."
-            )
+    elif other in known:
+        why = (
+            "this lineage began with a savepoint of that one. Restore a savepoint that is as new. Or make sure that "
+            "the old job has ended, remove its later rows from the target, and restore again with "
+            "allow_later_checkpoints=True."
+        )
+    else:
+        why = (
+            "storage was deleted, is older or is another one, or a second job of this name, with its own storage, "
+            "writes there. Restore the newer storage and its checkpointLocation, or give the second job another name. "
+            "To process the input from its start into these targets all the same, give the job a new name."
+        )
+    has = f"has none after {known[other]:g}" if known.get(other, -1) >= 0 else "holds none of it"
+    raise StorageBehind(
+        f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and checkpoint storage "
+        f"{storage} {has}. Going on would write rows again: {why} Nothing of this start was made visible."
+    )
 
 
 def replayed_before(sink: str, unexpected: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
@@ -70,43 +75,6 @@ def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> M
             newest_of_each[other] = max(checkpoint, newest_of_each.get(other, -1))
     newest_of_each.pop(lineage, None)
     return newest_of_each
-
-
-def require_one_history(
-    sink: str, memory: Mapping[str, int] | None, before: Mapping[str, int], lineage: str, storage: str
-) -> None:
-    """Raises `StorageBehind` if a sink has committed what is neither of this lineage nor of those before it, as far as
-    they were restored."""
-    if (foreign := of_another_history(memory, before, lineage)) is None:
-        return
-    other, newest = foreign
-    if other in before:
-        raise StorageBehind(
-            f"this lineage began with a savepoint of checkpoint {before[other]}, but sink {sink!r} has rows of the "
-            f"earlier lineage {other} up to checkpoint {newest}: going on would write them again. Restore a savepoint "
-            "that is as new. Or make sure that the old job has ended, remove its later rows from the target, and "
-            "restore again with allow_later_checkpoints=True. Nothing of this start was made visible."
-        )
-    raise StorageBehind(
-        f"sink {sink!r} has rows of lineage {other} of this job, up to checkpoint {newest}, which checkpoint storage "
-        f"{storage} does not know. Either a savepoint was restored since, and this storage is older or another one. Or "
-        "a second job of this name, with its own storage, writes there. Going on would write rows again. Restore the "
-        "newer storage and its checkpointLocation, or give the second job another name. Nothing of this start was made "
-        "visible."
-    )
-
-
-def require_alone(sink: str, memory: Mapping[str, int] | None, lineage: str, checkpoint_id: int, storage: str) -> None:
-    """Raises `StorageBehind` if a sink has committed a checkpoint of this lineage that only another driver can have
-    decided: this one was about to decide or to replay `checkpoint_id`."""
-    newest = (memory or {}).get(lineage, -1)
-    if newest >= checkpoint_id:
-        raise StorageBehind(
-            f"sink {sink!r} has rows of this lineage up to checkpoint {newest}, but this driver was about to write "
-            f"checkpoint {checkpoint_id}: another driver, with a copy of checkpoint storage {storage}, runs at the "
-            "same time and has written it. Stop one of the two, and go on with the newer storage and its "
-            "checkpointLocation. If the copy is for another job, give that job another name."
-        )
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
@@ -165,12 +133,9 @@ def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Co
     )
 
 
-def of_another_history(
-    memory: Mapping[str, int] | None, before: Mapping[str, int], lineage: str
-) -> tuple[str, int] | None:
-    """A lineage that is not this one, and its newest checkpoint, if that is not one that may be there."""
-    others = {other: newest for other, newest in (memory or {}).items() if other != lineage}
-    return next(((other, newest) for other, newest in others.items() if newest > before.get(other, -1)), None)
+def beyond(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
+    """A lineage with a later checkpoint than the known one, and that checkpoint."""
+    return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
 
 
 def missing(memory: Mapping[str, int], part: Complete) -> bool:

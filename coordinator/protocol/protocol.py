@@ -4,6 +4,7 @@ docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -161,12 +162,10 @@ class CheckpointProtocol:
         """The first batch of a run: this is a new driver from here on, also in the same object. `next_sign`: seconds
         until its first sign of life is due."""
         self.fence = Fence(self.store)
-        self.claim_generation(next_sign, self.sinks)
+        self.claim_generation(next_sign)
         self._on_start(self.fence.generation, batch)
         call = self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
-        if not self.newest:
-            self._sweeper.sweep_also(set(self.store.earlier_sinks) - set(self.sinks))
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
@@ -192,7 +191,7 @@ class CheckpointProtocol:
         for sink in self.sinks.values():
             sink.open()
 
-    def claim_generation(self, next_sign: float = 0.0, sinks: Iterable[str] = ()) -> None:
+    def claim_generation(self, next_sign: float = 0.0) -> None:
         """Become the newest driver; as `CheckpointStore.claim_generation`."""
         self.open_sinks()
         self._may_abort = False
@@ -200,7 +199,7 @@ class CheckpointProtocol:
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
-        self.fence = Fence(self.store, self.store.claim_generation("", next_sign, sinks))
+        self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def load_and_commit(self, batch: MicroBatch | None = None) -> Call:
@@ -232,19 +231,20 @@ class CheckpointProtocol:
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
             self._predecessors = consistency.predecessors(remembered, newest, self.store.lineage)
-            for name, memory in remembered.items() if newest else ():
-                consistency.require_one_history(name, memory, self._predecessors, self.store.lineage, place)
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
+            same_mode = newest.record.mode == self.config.mode.value
+            for name, memory in remembered.items():
+                self._require_no_more(name, memory, newest.checkpoint_id if same_mode else math.inf)
             retained = self.store.ids()
             base = self.store.get(retained[0][0], 0) if retained else None
             consistency.require_restored(remembered, base or newest.record, place)
-            if newest.record.mode == self.config.mode.value:
-                consistency.require_not_ahead(remembered, newest, place)
         else:
-            adopted = batch.facts.checkpoint_id if batch and adopt else None
-            consistency.require_no_other_history(remembered, place, next_checkpoint=adopted)
+            before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
+            for name, memory in remembered.items():
+                if max((memory or {}).values(), default=-1) > before:
+                    consistency.require_no_more(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if newest and remembered:
@@ -253,6 +253,12 @@ class CheckpointProtocol:
         if newest:
             self._may_abort = True
         return call
+
+    def _require_no_more(self, sink: str, remembered: Mapping[str, int] | None, checkpoint_id: float) -> None:
+        """R15: a sink has nothing after this checkpoint, nor what is of no lineage before this one."""
+        lineage = self.store.lineage
+        known = {**(self._predecessors or {}), lineage: checkpoint_id}
+        consistency.require_no_more(sink, remembered, known, lineage, self.store.storage.uri)
 
     def _commit_what_is_back(
         self,
@@ -497,13 +503,10 @@ class CheckpointProtocol:
     def _require_not_set_back(self, batch: MicroBatch) -> None:
         """R15, before the batch is decided: the sinks still have what this driver has made visible, and nothing of
         another driver. After a failover that lost only commits, it is in doubt again: commit it, as a restart does."""
-        n = batch.facts.checkpoint_id
-        lineage, place = self.store.lineage, self.store.storage.uri
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
-                consistency.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
-                consistency.require_alone(name, remembered, lineage, n, place)
+                self._require_no_more(name, remembered, batch.facts.checkpoint_id - 1)
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
@@ -722,10 +725,10 @@ class CheckpointProtocol:
     def _require_alone(self, complete: Complete) -> None:
         """R15: a driver with a copy of this storage aborts what is pre-committed here, and writes it by itself."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
-            remembered, n = self.sinks[name].committed_checkpoints(self.job), complete.checkpoint_id
+            remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
-            consistency.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
+            self._require_no_more(name, remembered, complete.checkpoint_id - (name not in own))
 
     def _pre_commit_again(self, batch: MicroBatch, complete: Complete, replays: Mapping[str, Replay]) -> Acks:
         blocked, lost = list[Exception](), complete.lost()

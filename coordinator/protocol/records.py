@@ -17,7 +17,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -141,14 +141,12 @@ class SignOfLife:
 class Claim:
     """A generation and the lineage that it is in; the default stands before the first one. `address`: None if no
     driver has claimed it, but a restore or an operator's command, else "" (or where a driver of before answered over
-    HTTP). `sign` is the first sign of life of who has claimed it.
-    `sinks`: the names that the job's sinks have, or had at a start before."""
+    HTTP). `sign` is the first sign of life of who has claimed it."""
 
     generation: int = 0
     lineage: str = ""
     address: str | None = ""
     sign: SignOfLife = SignOfLife()
-    sinks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -198,8 +196,6 @@ class CheckpointStore:
         self.job = job
         self._root = token(job)
         self._lineage = lineage
-        self.earlier_sinks: Sequence[str] = ()
-        """Those that the claim before one's own names."""
 
     @property
     def lineage(self) -> str:
@@ -220,16 +216,15 @@ class CheckpointStore:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str | None = None, next_sign: float = 0.0, sinks: Iterable[str] = ()) -> int:
+    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> int:
         """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
-        `address`, `sinks`: as in `Claim`; `next_sign`: seconds until a `sign`."""
+        `address`: as in `Claim`; `next_sign`: seconds until a `sign`."""
         newest, stale = self.newest_claim(), 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or secrets.token_hex(4)
-            names = sorted({*newest.sinks, *sinks})
-            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign), names)
+            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign))
             if self._claim(claim):
-                self._lineage, self.earlier_sinks = claim.lineage, newest.sinks
+                self._lineage = claim.lineage
                 return claim.generation
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
@@ -267,8 +262,7 @@ class CheckpointStore:
             key = self._generation_key(number)
             if body := self._read(key):  # None: so many have been claimed since that it is deleted
                 with understood(self._where(key)):
-                    sign = SignOfLife(**body["sign"])
-                    return fitting(Claim(number, body["lineage"], body["address"], sign, body["sinks"]))
+                    return fitting(Claim(number, body["lineage"], body["address"], SignOfLife(**body["sign"])))
         raise self._stale(key, f"{_STALE_LISTINGS} listings in a row show it, but it is not there")
 
     def follow_newest_claim(self) -> Claim:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 from coordinator.errors import StorageBehind, reason
@@ -35,10 +33,9 @@ class Sweeper:
         clock: Clock,
         outages: Outages,
     ) -> None:
-        self._job, self._sinks, self._interval = job, dict(sinks), interval
+        self._job, self._sinks, self._interval = job, sinks, interval
         self._listeners, self._clock, self._outages = listeners, clock, outages
         self._swept_at = -math.inf
-        self._former: dict[str, Sink] = {}
 
     @property
     def due(self) -> bool:
@@ -52,22 +49,13 @@ class Sweeper:
     def make_due(self) -> None:
         self._swept_at = -math.inf
 
-    def sweep_also(self, names: Iterable[str]) -> None:
-        """Let the next sweep abort what starts without a record have left under other names of the sinks."""
-        for name in names:
-            for now, sink in self._sinks.items():
-                former = copy.deepcopy(sink)
-                former.name = name
-                former.open()
-                self._former[f"{name} (now {now})"] = former
-
     def sweep(self, fence: Fence, *, records_exist: bool) -> None:
         """Generation and records are read after the listing: a newer driver, and every decision that could be meant by
         then, is seen (I6). What cannot be listed or aborted now is left to the next sweep: nothing but locks and
         resources depends on it. `records_exist`: one was seen before, so that their absence proves nothing."""
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
-        for name, sink in (self._sinks | self._former).items():
+        for name, sink in self._sinks.items():
             try:
                 listed = list(sink.in_doubt(self._job))
                 self._outages.over(f"sink {name!r}", "list what is in doubt")
@@ -97,9 +85,6 @@ class Sweeper:
             names = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
             logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(names))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
-        while self._former and self.has_swept:
-            with suppress(Exception):
-                self._former.popitem()[1].close()
 
     def _abort(self, sink: Sink, orphan: Identity) -> bool:
         try:

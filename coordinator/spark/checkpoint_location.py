@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from coordinator.errors import SavepointError
 from coordinator.protocol.batch import BatchFacts
@@ -17,26 +16,6 @@ from coordinator.spark.internals import gateway, hadoop_conf
 from coordinator.storage.files import fsync_directory
 
 _PIECE = 1 << 20
-
-
-class CheckpointLocation(ABC):
-    """Paths are relative to it, with '/' between their parts. Hidden files (a dot before the name: temporary ones, and
-    the checksums of Hadoop's local file system) are passed over."""
-
-    uri: str
-
-    @abstractmethod
-    def files(self) -> list[str]:
-        """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
-
-    @abstractmethod
-    def read(self, path: str) -> Iterator[bytes]:
-        """The content of a file, in pieces. Raises FileNotFoundError."""
-
-    @abstractmethod
-    def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Put a file there, durably and as a whole, in place of one of that name. One writer at a time; what it leaves
-        when it is killed goes with the next write."""
 
 
 def open_location(uri: str) -> CheckpointLocation:
@@ -48,12 +27,16 @@ def open_location(uri: str) -> CheckpointLocation:
     return _Directory(Path(os.path.abspath(path)))
 
 
-class _Directory(CheckpointLocation):
+class _Directory:
+    """Paths are relative to it, with '/' between their parts. Hidden files (a dot before the name: temporary ones, and
+    the checksums of Hadoop's local file system) are passed over."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
+        """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
         paths = []
         for folder, inner, names in os.walk(self._root):
             for name in (*inner, *names):
@@ -62,11 +45,14 @@ class _Directory(CheckpointLocation):
         return sorted(path.relative_to(self._root).as_posix() for path in paths if not path.name.startswith("."))
 
     def read(self, path: str) -> Iterator[bytes]:
+        """The content of a file, in pieces. Raises FileNotFoundError."""
         with (self._root / path).open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Put a file there, durably and as a whole, in place of one of that name. One writer at a time; what it leaves
+        when it is killed goes with the next write."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         for folder in Path(path).parents:
@@ -91,7 +77,9 @@ class _Directory(CheckpointLocation):
             )
 
 
-class _HadoopDirectory(CheckpointLocation):
+class _HadoopDirectory:
+    """The same in a file system of Hadoop."""
+
     def __init__(self, uri: str) -> None:
         from pyspark.sql import SparkSession
 
@@ -127,6 +115,9 @@ class _HadoopDirectory(CheckpointLocation):
         self._fs.delete(target, False)
         if not self._fs.rename(staged, target):
             raise OSError(f"could not rename {staged.toString()} to {target.toString()}")
+
+
+CheckpointLocation: TypeAlias = _Directory | _HadoopDirectory
 
 
 def newest_commit(location: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -60,13 +59,6 @@ def advice_on_sockets() -> str:
         f"Spark reaches its Python workers by TCP unless {UNIX_SOCKETS}=true is set before the session is made, which "
         "takes some 40 ms off each checkpoint"
     )
-
-
-def tell_of_sockets(spark: SparkSession) -> None:
-    """In the log, where that setting is missing. Of a classic session."""
-    chosen = spark.sparkContext.getConf().get(UNIX_SOCKETS, os.environ.get("PYSPARK_UDS_MODE", "false"))
-    if chosen != "true" and (advice := advice_on_sockets()):
-        logger.info(advice)
 
 
 def require_packages() -> None:

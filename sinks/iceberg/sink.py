@@ -20,10 +20,8 @@ from sinks.iceberg.data_file import TableFiles, from_json, recording, to_json
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Outrun
-from sinks.transaction import Checkpoint
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
-_EXPIRED_AT_ONCE = 25
 
 
 class IcebergSink(LakeSink):
@@ -37,7 +35,6 @@ class IcebergSink(LakeSink):
         *,
         catalog: str | Mapping[str, str],
         branch: str = "main",
-        keep_snapshots: int | None = None,
         create_table: bool = False,
         schema_evolution: Evolution = "none",
         name: str | None = None,
@@ -46,13 +43,11 @@ class IcebergSink(LakeSink):
         max_dead_letters: int | float = 1000,
     ) -> None:
         """`table` is `NAMESPACE.TABLE`. `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or
-        is the name of one in its configuration file. `keep_snapshots`: expire older snapshots of this sink."""
+        is the name of one in its configuration file."""
         super().__init__(name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "." not in table:
             raise ConfigurationError(f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}")
-        if keep_snapshots is not None and keep_snapshots < 1:
-            raise ConfigurationError(f"sink {self.name!r}: keep_snapshots is at least 1, or None")
-        self.table, self._catalog, self._branch, self._keep = table, catalog, branch, keep_snapshots
+        self.table, self._catalog, self._branch = table, catalog, branch
 
     def __str__(self) -> str:
         return self.table
@@ -146,17 +141,6 @@ class IcebergSink(LakeSink):
             if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
                 raise
             raise Outrun(error) from error
-
-    def purge(self, checkpoint: Checkpoint) -> None:
-        super().purge(checkpoint)
-        if self._keep is None or self._handle is None:
-            return
-        metadata = self._handle.metadata
-        named = {ref.snapshot_id for ref in metadata.refs.values()}
-        ours = [each for each in metadata.snapshots if each.summary and "tpc.job" in each.summary.additional_properties]
-        older = [each.snapshot_id for each in ours[: -self._keep] if each.snapshot_id not in named]
-        if len(older) >= _EXPIRED_AT_ONCE:
-            self._handle.maintenance.expire_snapshots().by_ids(older).commit()
 
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         table: Table = self._handle

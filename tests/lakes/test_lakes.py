@@ -611,20 +611,6 @@ def test_iceberg_another_branch_takes_commits_meanwhile(tmp_path: Path) -> None:
     assert lake.ids() == [0, 1, 500]
 
 
-def test_iceberg_snapshots_expire_and_nothing_is_forgotten(tmp_path: Path) -> None:
-    lake = IcebergLake(tmp_path)
-    lake.create()
-    sink = lake.sink(keep_snapshots=3)
-    first = pre_committed(sink, rows(0, 1))
-    committed(sink, first)
-    for n in range(1, 30):
-        committed(sink, pre_committed(sink, rows(n, 1), n), checkpoint=n, oldest=0)
-        sink.purge(Checkpoint(JOB, LINEAGE, n))
-    assert len(lake.table().snapshots()) < 28
-    assert committed(lake.sink(), first) == [COMMITTED]
-    assert lake.ids() == list(range(30))
-
-
 def test_iceberg_branches(tmp_path: Path) -> None:
     lake = IcebergLake(tmp_path)
     lake.create()

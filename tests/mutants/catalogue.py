@@ -213,16 +213,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "names that sinks had before the first record are forgotten",
-        "coordinator",
-        "self._sweeper.sweep_also(set(self.store.earlier_sinks) - set(self.sinks))",
-        "pass",
-        ("tests/protocol/test_sweeps.py",),
-    ),
-    Mutant(
         "rows that another driver has written are not looked for before the decision (R15)",
         "coordinator",
-        "consistency.require_alone(name, remembered, lineage, n, place)",
+        "self._require_no_more(name, remembered, batch.facts.checkpoint_id - 1)",
         "pass",
         MEMORIES,
     ),
@@ -258,8 +251,8 @@ MUTANTS = (
     Mutant(
         "storage that is older than the ledger (R15)",
         "coordinator",
-        "consistency.require_not_ahead(remembered, newest, place)",
-        "pass",
+        "newest.checkpoint_id if same_mode else math.inf)",
+        "math.inf)",
         MEMORIES,
     ),
     Mutant(
@@ -293,15 +286,15 @@ MUTANTS = (
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",
         "coordinator",
-        "consistency.require_no_other_history(remembered, place, next_checkpoint=adopted)",
+        "consistency.require_no_more(name, memory, {}, self.store.lineage, place)",
         "pass",
         MEMORIES,
     ),
     Mutant(
         "rows of a lineage that storage does not know (R15)",
         "coordinator",
-        "if (foreign := of_another_history(memory, before, lineage)) is None:",
-        "if True:",
+        "    if (later := beyond(memory, known)) is None:",
+        "    if (later := beyond(memory, known)) is None or later[0] != lineage:",
         MEMORIES,
     ),
     Mutant(

@@ -217,7 +217,7 @@ def test_both_folders_older_than_the_database(world: World, moments: dict[tuple[
     old, new = moments[1, Step.DONE], moments[3, Step.DONE]
     put_together(world, storage=old, query=old, db=new)
     before = world.visible()
-    with pytest.raises(StorageBehind, match=r"ends with checkpoint 1, but sink 'orders' has rows up to checkpoint 3"):
+    with pytest.raises(StorageBehind, match=r"sink 'orders' has rows .* up to checkpoint 3, .* has none after 1"):
         world.start()
     assert world.visible() == before
 
@@ -232,7 +232,7 @@ def test_both_folders_deleted(world: World, moments: dict[tuple[int, Step], Path
     put_together(world, storage=None, query=None, db=moments[2, Step.COMPLETE])
     doubts = world.in_doubt()
     assert doubts
-    with pytest.raises(StorageBehind, match="holds no checkpoint of this job"):
+    with pytest.raises(StorageBehind, match=r"holds none of it.* was deleted"):
         world.start()
     assert world.in_doubt() == doubts, "what may be decided was aborted"
 
@@ -359,7 +359,7 @@ def test_storage_of_before_a_restore(world: World, eras: dict[str, Path]) -> Non
     """Its checkpointLocation is of then, too; the database has rows of the lineage after it."""
     put_together(world, storage=eras["saved"], query=eras["saved"], db=eras["3-DONE"])
     before = world.visible()
-    with pytest.raises(StorageBehind, match=r"rows of lineage \w+ of this job, up to checkpoint 3, .* does not know"):
+    with pytest.raises(StorageBehind, match=r"lineage \w+ up to checkpoint 3, and .* holds none of it"):
         world.start()
     assert world.visible() == before
 
@@ -381,7 +381,7 @@ def test_a_savepoint_restored_elsewhere_while_the_older_job_went_on(world: World
     world.start(3)
     shutil.rmtree(world.path("storage"))
     world.restore_savepoint(uri)
-    with pytest.raises(StorageBehind, match=r"began with a savepoint of checkpoint 1, but .* up to checkpoint 2"):
+    with pytest.raises(StorageBehind, match=r"up to checkpoint 2, and .* has none after 1.*began with a savepoint"):
         world.start()
     world.restore_savepoint(uri, allow_later_checkpoints=True)
     world.start()

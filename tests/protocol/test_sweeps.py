@@ -83,19 +83,6 @@ def test_close_after_wiped_storage_was_refused_aborts_nothing(job: Job) -> None:
     assert len(decided(job)) == 3, "close() aborted everything, on the word of an empty storage"
 
 
-def test_orphans_of_a_name_that_a_sink_had_before_the_first_record_are_swept(job: Job) -> None:
-    """No record names the sink; the claims of the drivers that were killed do."""
-    for name in ("first", "second"):
-        with pytest.raises(CrashError):
-            job.run(sink=FileSink(job.sink.folder, name), listeners=[crash_at(Step.PRE_COMMITTED, 0)])
-        job.coordinator().recover()  # an operator's claim comes between
-    left = [list(FileSink(job.sink.folder, name).in_doubt("job")) for name in ("first", "second")]
-    job.run()
-    assert [len(each) for each in left] == [0, 3]
-    assert all(list(FileSink(job.sink.folder, name).in_doubt("job")) == [] for name in ("first", "second"))
-    job.assert_exactly_once()
-
-
 class Wipe(CheckpointListener):
     """Somebody empties the storage when the driver begins to commit."""
 
