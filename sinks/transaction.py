@@ -141,6 +141,9 @@ class Fingerprint:
     def __add__(self, other: Fingerprint) -> Fingerprint:
         return self.add(other.rows, other.hash)
 
+    def __str__(self) -> str:
+        return f"{self.rows} rows (hash {self.hash:016x})"
+
     def stored(self) -> tuple[int, str]:
         """Count, and hash as a text."""
         return self.rows, f"{self.hash:016x}"

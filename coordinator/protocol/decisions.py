@@ -26,7 +26,7 @@ from coordinator.protocol.records import Acceptance, Record
 from sinks.audit import Part
 from sinks.errors import BadValue, SinkError
 from sinks.task import Ack
-from sinks.transaction import CommitOutcome, CommitState, Committable, shown
+from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, shown
 
 Participant = tuple[str, int]
 """Sink name and subtask."""
@@ -230,39 +230,28 @@ def require_known(complete: Complete) -> None:
     named, outcomes = complete.named, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
-        raise InDoubtError(
-            _list(
-                f"checkpoint {complete.checkpoint_id} is complete, but the outcome of these transactions is unknown:",
-                [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
-                "Do what each line says. If it names no step, commit the transaction in the external system, or roll "
-                "it back for good. Then start the query again: it asks again. To go on without them: coordinator "
-                "resolve.",
-            ),
-            [dict(named[p].transaction) for p in unknown],
+        raise _in_doubt(
+            f"checkpoint {complete.checkpoint_id} is complete, but the outcome of these transactions is unknown:",
+            {p: (named[p], f": {outcomes[p].reason}") for p in unknown},
+            "Do what each line says. If it names no step, commit the transaction in the external system, or roll it "
+            "back for good. Then start the query again: it asks again. To go on without them: coordinator resolve.",
         )
     held = complete.pending()
     if held and not complete.lost():
-        raise InDoubtError(
-            _list(
-                f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is lost:",
-                [describe(p, named[p]) for p in held],
-                "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
-            ),
-            [dict(named[p].transaction) for p in held],
+        raise _in_doubt(
+            f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is lost:",
+            {p: (named[p], "") for p in held},
+            "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
         )
 
 
 def still_asked(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
-    named = complete.named
-    return InDoubtError(
-        _list(
-            f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
-            "visible:",
-            [f"{describe(p, named[p])}: {error}" for p, error in errors.items()],
-            "Nothing is lost. Start the query again when the external system answers: it commits them. A larger "
-            "CheckpointConfig.commit_timeout waits longer.",
-        ),
-        [dict(named[p].transaction) for p in errors],
+    return _in_doubt(
+        f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
+        "visible:",
+        {p: (complete.named[p], f": {error}") for p, error in errors.items()},
+        "Nothing is lost. Start the query again when the external system answers: it commits them. A larger "
+        "CheckpointConfig.commit_timeout waits longer.",
     )
 
 
@@ -283,38 +272,28 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
 def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Committable]) -> None:
     """A replay must be able to tell whether it writes the same rows."""
     if record.row_hash != known:
-        raise ReplayMismatch(
-            _list(
-                "lost transactions cannot be replayed, because their rows were hashed differently "
-                f"({record.row_hash!r}; here: {known!r}), by another version or another way of writing:",
-                [describe(p, c) for p, c in lost.items()],
-                "Start the query as before (foreachBatch or format) with that version until this checkpoint is "
-                "visible. Nothing was changed.",
-            ),
-            [dict(c.transaction) for c in lost.values()],
+        raise _in_doubt(
+            "lost transactions cannot be replayed, because their rows were hashed differently "
+            f"({record.row_hash!r}; here: {known!r}), by another version or another way of writing:",
+            {p: (c, "") for p, c in lost.items()},
+            "Start the query as before (foreachBatch or format) with that version until this checkpoint is visible. "
+            "Nothing was changed.",
+            ReplayMismatch,
         )
 
 
 def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Participant, Ack]) -> None:
     """A replay must write exactly the lost rows."""
-    different = [
-        f"{describe(p, c)}: {c.fingerprint.rows} rows (hash {c.fingerprint.hash:016x}) then, "
-        f"{acks[p].fingerprint.rows} rows (hash {acks[p].fingerprint.hash:016x}) now"
-        if p in acks
-        else f"{describe(p, c)}: not written now"
-        for p, c in lost.items()
-        if p not in acks or acks[p].fingerprint != c.fingerprint
-    ]
+    now = {p: acks[p].fingerprint if p in acks else Fingerprint() for p in lost}
+    different = {p: (c, f": {c.fingerprint} then, {now[p]} now") for p, c in lost.items() if now[p] != c.fingerprint}
     if different:
-        raise ReplayMismatch(
-            _list(
-                "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
-                different,
-                "Make the query deterministic and start it again: no current time, random numbers or changing lookups "
-                "before the sink, the same columns, and a source that still has the data. From now on replay='spool' "
-                "can keep the rows. Nothing was changed. To go on without them: coordinator resolve.",
-            ),
-            [dict(c.transaction) for c in lost.values()],
+        raise _in_doubt(
+            "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
+            different,
+            "Make the query deterministic and start it again: no current time, random numbers or changing lookups "
+            "before the sink, the same columns, and a source that still has the data. From now on replay='spool' "
+            "can keep the rows. Nothing was changed. To go on without them: coordinator resolve.",
+            ReplayMismatch,
         )
 
 
@@ -413,13 +392,10 @@ def require_visible(complete: Complete) -> None:
     """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
     hidden = [p for p in complete.named if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
     if hidden:
-        raise InDoubtError(
-            _list(
-                f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
-                [describe(p, complete.named[p]) for p in hidden],
-                "Start the query again: it commits them, or writes them again.",
-            ),
-            [dict(complete.named[p].transaction) for p in hidden],
+        raise _in_doubt(
+            f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
+            {p: (complete.named[p], "") for p in hidden},
+            "Start the query again: it commits them, or writes them again.",
         )
 
 
@@ -427,5 +403,12 @@ def describe(participant: Participant, committable: Committable) -> str:
     return f"sink {participant[0]!r}, subtask {participant[1]}, transaction {shown(committable.transaction)}"
 
 
-def _list(head: str, items: Sequence[str], tail: str) -> str:
-    return "\n".join([head, *(f"  - {item}" for item in items), tail])
+def _in_doubt(
+    head: str,
+    lines: Mapping[Participant, tuple[Committable, str]],
+    tail: str,
+    kind: type[InDoubtError] = InDoubtError,
+) -> InDoubtError:
+    """`lines`: what is to be said of each."""
+    described = [f"  - {describe(participant, named)}{what}" for participant, (named, what) in lines.items()]
+    return kind("\n".join([head, *described, tail]), [dict(named.transaction) for named, _ in lines.values()])

@@ -458,15 +458,15 @@ MUTANTS = (
     Mutant(
         "a replay of other rows",
         "coordinator",
-        "if p not in acks or acks[p].fingerprint != c.fingerprint",
+        "if now[p] != c.fingerprint",
         "if p not in acks",
         PROTOCOL,
     ),
     Mutant(
         "an unknown outcome is passed over",
         "coordinator",
-        "    if unknown:\n        raise InDoubtError(",
-        "    if False:\n        raise InDoubtError(",
+        "    if unknown:\n        raise _in_doubt(",
+        "    if False:\n        raise _in_doubt(",
         PROTOCOL,
     ),
     Mutant(
@@ -475,8 +475,8 @@ MUTANTS = (
     Mutant(
         "a checkpoint that is not visible is saved, or deleted",
         "coordinator",
-        "    if hidden:\n        raise InDoubtError(",
-        "    if False:\n        raise InDoubtError(",
+        "    if hidden:\n        raise _in_doubt(",
+        "    if False:\n        raise _in_doubt(",
         (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),
     Mutant(
