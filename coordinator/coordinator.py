@@ -18,8 +18,7 @@ from coordinator.heartbeat import Heartbeat
 from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import MicroBatch, Query, Sink
-from coordinator.protocol.dead_letters import with_dead_letters, writers
+from coordinator.protocol.batch import MicroBatch, Query, Sink, with_dead_letters, writers
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool

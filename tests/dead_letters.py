@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.operate.balance import Verdict, take_balance
-from coordinator.protocol.dead_letters import with_dead_letters
+from coordinator.protocol.batch import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.errors import BadValue

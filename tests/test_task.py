@@ -7,7 +7,7 @@ import gc
 import pyarrow as pa
 import pytest
 
-from coordinator.protocol.dead_letters import with_dead_letters
+from coordinator.protocol.batch import with_dead_letters
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, TooManyDeadLetters

@@ -28,7 +28,7 @@ from coordinator.cli.output import (
 )
 from coordinator.errors import CheckpointError
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.dead_letters import writers
+from coordinator.protocol.batch import writers
 from coordinator.storage import StorageError
 from sinks.dead_letters import SCHEMA
 from sinks.diagnosis import SchemaDiff

@@ -15,8 +15,7 @@ from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.consistency import worth_reading
-from coordinator.protocol.decisions import Complete
+from coordinator.protocol.decisions import Complete, worth_reading
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.consistency import beyond, missing, newest_of, worth_reading
-from coordinator.protocol.decisions import Complete
+from coordinator.protocol.decisions import Complete, beyond, missing, newest_of, worth_reading
 from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 

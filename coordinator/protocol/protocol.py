@@ -27,9 +27,8 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.listener import Listeners, Step
-from coordinator.protocol import consistency, decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds
-from coordinator.protocol.dead_letters import require_few, writers
+from coordinator.protocol import decisions
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few, writers
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.records import CheckpointStore, Record
@@ -205,7 +204,7 @@ class CheckpointProtocol:
     def load_and_commit(self, batch: MicroBatch | None = None) -> Call:
         """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Answers what
         Spark asks for with the batch; without one, SKIP."""
-        remembered: consistency.Memories = {}
+        remembered: decisions.Memories = {}
         if self.config.exactly_once:  # before the records: what is committed by then has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
@@ -225,12 +224,12 @@ class CheckpointProtocol:
         return call
 
     def _compare_memories(
-        self, remembered: consistency.Memories, newest: Complete | None, batch: MicroBatch | None
+        self, remembered: decisions.Memories, newest: Complete | None, batch: MicroBatch | None
     ) -> Call:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
-            self._predecessors = consistency.predecessors(remembered, newest, self.store.lineage)
+            self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
@@ -239,12 +238,12 @@ class CheckpointProtocol:
                 self._require_no_more(name, memory, newest.checkpoint_id if same_mode else math.inf)
             retained = self.store.ids()
             base = self.store.get(retained[0][0], 0) if retained else None
-            consistency.require_restored(remembered, base or newest.record, place)
+            decisions.require_restored(remembered, base or newest.record, place)
         else:
             before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
             for name, memory in remembered.items():
                 if max((memory or {}).values(), default=-1) > before:
-                    consistency.require_no_more(name, memory, {}, self.store.lineage, place)
+                    decisions.require_no_more(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if newest and remembered:
@@ -258,11 +257,11 @@ class CheckpointProtocol:
         """R15: a sink has nothing after this checkpoint, nor what is of no lineage before this one."""
         lineage = self.store.lineage
         known = {**(self._predecessors or {}), lineage: checkpoint_id}
-        consistency.require_no_more(sink, remembered, known, lineage, self.store.storage.uri)
+        decisions.require_no_more(sink, remembered, known, lineage, self.store.storage.uri)
 
     def _commit_what_is_back(
         self,
-        remembered: consistency.Memories,
+        remembered: decisions.Memories,
         retained: Sequence[tuple[int, int]],
         known: Sequence[Complete],
         batch: MicroBatch | None,
@@ -273,12 +272,12 @@ class CheckpointProtocol:
         if not (retained or known):
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
-        wanted = consistency.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
+        wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
         visible = [*map(Complete, self.store.read([at for at in retained if wanted(at[0])])), *known]
-        for name, part in consistency.decided_before(remembered, in_doubt, visible):
+        for name, part in decisions.decided_before(remembered, in_doubt, visible):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
-                raise consistency.external_system_behind(name, remembered[name], part)
+                raise decisions.external_system_behind(name, remembered[name], part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
@@ -511,7 +510,7 @@ class CheckpointProtocol:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
             newest = self._visible_parts.get(name)
-            if remembered is not None and newest and consistency.missing(remembered, newest):
+            if remembered is not None and newest and decisions.missing(remembered, newest):
                 older = [at for at in self.store.ids() if at[0] < newest.checkpoint_id]
                 self._commit_what_is_back({name: remembered}, older, [newest], batch)
 
@@ -633,7 +632,7 @@ class CheckpointProtocol:
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self._may_abort = False
-                raise consistency.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
+                raise decisions.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.consistency import worth_reading
+from coordinator.protocol.decisions import worth_reading
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.waiting import Clock, Outages
 from coordinator.storage import StorageError

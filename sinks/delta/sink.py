@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,11 +22,9 @@ from deltalake.transaction import AddAction
 
 from sinks.arrow.types import is_text
 from sinks.base import Sink
-from sinks.delta.statistics import partitions, statistics
 from sinks.errors import BadValue, ConfigurationError
 from sinks.lake.files import ObjectFiles, files_at
-from sinks.lake.memory import Memory
-from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, Outrun, app_of
+from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, Memory, Outrun, app_of
 from sinks.transaction import Checkpoint
 
 _FEATURES = {
@@ -36,6 +34,10 @@ _FEATURES = {
 """Of tables: deltalake writes those that have them, and an append need not know them or `_problems` looks at them."""
 _COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _FORGETS = "delta.setTransactionRetentionDuration"
+_COLUMNS = 32
+"""That have bounds, as Delta's own writers give them."""
+_LONGEST = 32
+"""Characters of a bound."""
 
 
 class DeltaSink(LakeSink):
@@ -151,13 +153,13 @@ class DeltaSink(LakeSink):
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         files = []
-        for number, (values, part) in enumerate(partitions(rows, table.details)):
+        for number, (values, part) in enumerate(_partitions(rows, table.details)):
             path, stream = f"part-{name}-{number}.zstd.parquet", io.BytesIO()
             pq.write_table(part, stream, compression="zstd")
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
-            size, stats = len(data), json.dumps(statistics(part))
+            size, stats = len(data), json.dumps(_statistics(part))
             files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
         return files
 
@@ -217,3 +219,55 @@ def _memory(app: str, number: int) -> str:
 
 def _arrow(schema: Schema) -> pa.Schema:
     return pa.schema([field.remove_metadata() for field in pa.schema(schema.to_arrow())])
+
+
+# ---------------------------------------------------------------------- what the log says of a file
+def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """The rows of each partition, without its columns, and the values of these as the log has them."""
+    if not columns:
+        yield {}, rows
+        return
+    texts = rows.select(columns).cast(pa.schema([(name, pa.string()) for name in columns]))
+    place = pa.array(range(rows.num_rows))
+    groups = texts.append_column("place", place).group_by(columns, use_threads=False).aggregate([("place", "list")])
+    for group in groups.to_pylist():
+        chosen = rows.take(pa.array(group.pop("place_list"))).drop_columns(list(columns))
+        yield group, chosen
+
+
+def _statistics(rows: pa.Table) -> dict[str, Any]:
+    low, high, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    for name in rows.column_names[:_COLUMNS]:
+        column = rows[name]
+        if at.is_nested(column.type):
+            continue
+        nulls[name] = column.null_count
+        if (bounds := _bounds(column)) is not None:
+            low[name], high[name] = bounds
+    return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    """None where there are no values, or none that JSON has a form for."""
+    kind = column.type
+    if at.is_timestamp(kind):
+        return _of_times(column)
+    if not (at.is_integer(kind) or at.is_floating(kind) or is_text(kind) or at.is_date(kind)):
+        return None
+    if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
+        return None  # Delta orders NaN above all numbers, Arrow nowhere
+    ends = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
+    low, high = ends["min"], ends["max"]
+    if low is None or (isinstance(high, str) and len(high) > _LONGEST):
+        return None
+    return (low[:_LONGEST] if isinstance(low, str) else low), high
+
+
+def _of_times(column: pa.ChunkedArray) -> tuple[str, str] | None:
+    """In milliseconds, as Delta has them: the upper bound is the next one."""
+    counts = pc.min_max(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())).as_py()
+    if counts["min"] is None:
+        return None
+    bounds = pa.array([counts["min"] // 1000, -(-counts["max"] // 1000)]).cast(pa.timestamp("ms"))
+    zone = "Z" if column.type.tz else ""
+    return tuple(f"{text.replace(' ', 'T')}{zone}" for text in bounds.cast(pa.string()).to_pylist())  # type: ignore[return-value]

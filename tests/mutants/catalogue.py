@@ -286,7 +286,7 @@ MUTANTS = (
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",
         "coordinator",
-        "consistency.require_no_more(name, memory, {}, self.store.lineage, place)",
+        "decisions.require_no_more(name, memory, {}, self.store.lineage, place)",
         "pass",
         MEMORIES,
     ),
@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "a system of before the savepoint that was restored (R15)",
         "coordinator",
-        "consistency.require_restored(remembered, base or newest.record, place)",
+        "decisions.require_restored(remembered, base or newest.record, place)",
         "pass",
         MEMORIES,
     ),
@@ -692,7 +692,7 @@ MUTANTS = (
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
         "self._commit_what_is_back({name: remembered}, older, [newest], batch)",
-        "raise consistency.external_system_behind(name, remembered, newest)",
+        "raise decisions.external_system_behind(name, remembered, newest)",
         MEMORIES,
     ),
     Mutant(

@@ -22,7 +22,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.operate.balance import Verdict, take_balance
-from coordinator.protocol.dead_letters import with_dead_letters
+from coordinator.protocol.batch import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
