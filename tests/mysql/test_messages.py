@@ -4,7 +4,7 @@ that together with other things, or not at all."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -16,8 +16,9 @@ from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService
-from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, pre_commit, rows_of, why_unknown
-from sinks.transaction import CommitState, Fingerprint
+from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of, why_unknown
+from sinks.transaction import CommitState
+from tests.amid import WHEN, nothing, write
 from tests.mysql.play import ON_MARIADB, Observer
 
 
@@ -27,33 +28,6 @@ def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[MySQLSink]:
     sink.check(SCHEMA)
     yield sink
     sink.close()
-
-
-def nothing() -> None: ...
-
-
-def write(
-    sink: MySQLSink, n: int, amid: Callable[[], object] = nothing, then: Callable[[], object] = nothing
-) -> CommitOutcome | Exception:
-    """What the coordinator calls for a checkpoint of one row. Raises what fails it; what was in doubt is swept."""
-    try:
-        transaction = sink.begin_transaction(context(sink, checkpoint=n))
-        try:
-            sink.write(transaction, rows_of(n))
-            amid()
-            committable = sink.pre_commit(transaction).of(sink.name, 0, Fingerprint(1, n))
-        except BaseException:
-            sink.rollback(transaction)
-            raise
-        then()
-        sink.committed_checkpoints("job")
-        sink.validate_all(checkpoint(n), [committable])
-    except BaseException:
-        for identity in sink.in_doubt("job"):
-            sink.abort(identity)
-        raise
-    (outcome,) = sink.commit_all(checkpoint(n), [committable])
-    return outcome
 
 
 def require_outcome(outcome: CommitOutcome | Exception) -> None:
@@ -110,7 +84,6 @@ def test_a_session_that_keeps_its_branch_is_ended(db: Observer) -> None:
     assert db.ids() == [0, 1]
 
 
-WHEN = pytest.mark.parametrize("when", ["between", "amid", "then"])
 TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = upper(NEW.name)"
 
 

@@ -12,12 +12,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from sinks import CommitOutcome
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, rows_of
-from sinks.transaction import Fingerprint
+from sinks.testing.table import COMMITTED, SCHEMA
+from tests.amid import WHEN, nothing, write
 from tests.postgres.play import Observer
 
 
@@ -27,33 +26,6 @@ def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[PostgresSink]
     sink.check(SCHEMA)
     yield sink
     sink.close()
-
-
-def nothing() -> None: ...
-
-
-def write(
-    sink: PostgresSink, n: int, amid: Callable[[], object] = nothing, then: Callable[[], object] = nothing
-) -> CommitOutcome | Exception:
-    """What the coordinator calls for a checkpoint of one row. Raises what fails it; what was in doubt is swept."""
-    try:
-        transaction = sink.begin_transaction(context(sink, checkpoint=n))
-        try:
-            sink.write(transaction, rows_of(n))
-            amid()
-            committable = sink.pre_commit(transaction).of(sink.name, 0, Fingerprint(1, n))
-        except BaseException:
-            sink.rollback(transaction)
-            raise
-        then()
-        sink.committed_checkpoints("job")
-        sink.validate_all(checkpoint(n), [committable])
-    except BaseException:
-        for identity in sink.in_doubt("job"):
-            sink.abort(identity)
-        raise
-    (outcome,) = sink.commit_all(checkpoint(n), [committable])
-    return outcome
 
 
 def test_messages_of_a_checkpoint(sink: PostgresSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +57,6 @@ def test_connections_that_the_server_has_closed_are_not_used(db: Observer, sink:
     assert db.ids() == [0, 1, 2]
 
 
-WHEN = pytest.mark.parametrize("when", ["between", "amid", "then"])
 TRIGGER = (
     "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
     "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION f()"
