@@ -195,7 +195,7 @@ class Evolution:
     ) -> None:
         """Both have seen the old table."""
         first, second = (self.make(orders.dsn, "orders", schema_evolution="add") for _ in range(2))
-        backend = second._planner.backend
+        backend = second._backend
         execute = backend.execute
 
         def after_the_first(connection: Any, statement: str, *parameters: Any) -> int:

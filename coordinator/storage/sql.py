@@ -37,7 +37,7 @@ from tenacity import Retrying
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
-from sinks.sql.catalog_queries import weaknesses
+from sinks.sql.dialects import weaknesses
 from sinks.sql.engine import file_readers, make_engine, parse
 from sinks.sql.server import Row
 

@@ -45,14 +45,22 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
 from sinks.mysql.xa import name_of, recovered
-from sinks.sql import target as targets
+from sinks.sql import table as tables
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
-from sinks.sql.catalog_queries import TRIGGERS
+from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
-from sinks.sql.options import MergeOptions
-from sinks.sql.server import IDLE_CONNECTIONS, LEDGER_COLUMNS, LedgerRow, PooledServer, Row, is_trusted, no_ledger
+from sinks.sql.server import (
+    IDLE_CONNECTIONS,
+    LEDGER_COLUMNS,
+    LedgerRow,
+    PooledServer,
+    Row,
+    is_trusted,
+    no_ledger,
+)
 from sinks.sql.strategies import identity_of
+from sinks.sql.table import MergeOptions
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
@@ -201,11 +209,6 @@ class MySQLBackend(PooledServer, Backend):
         self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> object:
         return connection.defer(statement, parameters, judge)
-
-    def judge_triggers(
-        self, connection: Connection, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
-    ) -> None:
-        self.later(connection, TRIGGERS[self.dialect], [schema, name], lambda rows: judge(dict(rows)))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         if definition := catalog.definition(connection, schema, name):
@@ -505,7 +508,7 @@ class MySQLBackend(PooledServer, Backend):
         return transaction
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> targets.Target:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> tables.Target:
         with connection.at_work():
             return super().locked(connection, plan, staged)
 

@@ -41,9 +41,9 @@ from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
 from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, listed, query, quoted
 from sinks.mysql.connection import describe as text_of
-from sinks.sql import target as targets
+from sinks.sql import table as tables
 from sinks.sql.server import Row
-from sinks.sql.target import Unique
+from sinks.sql.table import Unique
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
@@ -51,7 +51,7 @@ _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"
 
 
 @dataclass(frozen=True)
-class MySQLColumn(targets.Column):
+class MySQLColumn(tables.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
     `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
@@ -308,7 +308,7 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MySQLTarget(targets.Target):
+class MySQLTarget(tables.Target):
     """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
     have less than `packet` bytes. `definition` tells all of it but triggers, and who refers to it."""
 

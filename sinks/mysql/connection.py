@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.constants import CR, ER
 
-from sinks.sql.errors import Fault
+from sinks.sql.server import Fault
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine

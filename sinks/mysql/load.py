@@ -29,16 +29,15 @@ from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
-from sinks.sql.encoder import Encoder
-from sinks.sql.errors import Fault, explained
-from sinks.sql.options import APPEND, MergeOptions
+from sinks.sql.server import Fault, explained
+from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
 _PACKET = 2**20
 _ROW = re.compile(r" at row (\d+)")
 
 
-class RowEncoder(Encoder[MySQLColumn]):
+class RowEncoder(Encoder):
     null: ClassVar[str]
     """The text of NULL."""
     no_null = "NULL in a column that is NOT NULL"

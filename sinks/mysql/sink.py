@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
 from sinks.mysql.backend import MySQLBackend
-from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode
-from sinks.sql.planning import Planner
-from sinks.sql.sink import TableSink
+from sinks.sql.sink import SchemaEvolution, TableSink
+from sinks.sql.table import MergeOptions, Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,5 +76,14 @@ class MySQLSink(TableSink):
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, transform, dead_letters, max_dead_letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )

@@ -12,7 +12,7 @@ values are refused here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,14 +27,14 @@ from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_typ
 from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
-from sinks.sql import target as targets
-from sinks.sql.catalog_queries import HOMES
+from sinks.sql import table as tables
+from sinks.sql.dialects import HOMES
 from sinks.sql.server import ambiguous
-from sinks.sql.target import Unique
+from sinks.sql.table import Unique
 
 
 @dataclass(frozen=True)
-class PostgresColumn(targets.Column):
+class PostgresColumn(tables.Column):
     """One column of the target as the catalog tells.
 
     `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is pg_type.typtype of the
@@ -220,7 +220,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostgresTarget(targets.Target):
+class PostgresTarget(tables.Target):
     """A table, or partitioned table, that rows go to."""
 
     declarations: dict[str, str]
@@ -238,10 +238,6 @@ class PostgresTarget(targets.Target):
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
-
-    def overriding(self, written: Iterable[str]) -> str:
-        """The clause that lets INSERT write identity columns that are GENERATED ALWAYS, as COPY does."""
-        return " OVERRIDING SYSTEM VALUE" if self.always_identity & set(written) else ""
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors
 
-from sinks.sql.errors import Fault
 from sinks.sql.names import STAGING
+from sinks.sql.server import Fault
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -28,14 +28,6 @@ _IN_CLEAR = (
 SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
 _COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
 _INDEX = re.compile(r'in relation "([^"]+)"')
-_CHANGED = (
-    errors.UndefinedColumn,
-    errors.UndefinedObject,
-    errors.InvalidSchemaName,
-    errors.WrongObjectType,
-    errors.DatatypeMismatch,
-    errors.GeneratedAlways,
-)
 _ONE_DRIVER = (
     "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, stop one of the "
     "two, and give the copy another job name"
@@ -218,18 +210,15 @@ def fault(error: Exception) -> Fault | None:
         return Fault("server", f"its staging table {state}", advice=_ONE_DRIVER)
     if isinstance(error, errors.UndefinedTable):
         return Fault("gone", text)
-    if isinstance(error, _CHANGED):
+    if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
         return Fault("changed", text)
     # a trigger raises what it likes
     if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException) or type(error) is psycopg.DatabaseError:
-        return Fault("refused", text, _position(error), _mend(error))
+        needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
+        mends = ["attach a partition that takes it"] if needs_partition else []
+        mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]
+        return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]))
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)
-
-
-def _mend(error: psycopg.Error) -> str:
-    if isinstance(error, errors.CheckViolation) and not error.diag.constraint_name:
-        return "; attach a partition that takes it"
-    return next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
 
 
 def _position(error: psycopg.Error) -> str:

@@ -16,13 +16,12 @@ from sinks.errors import BadValue
 from sinks.postgres.catalog import PostgresColumn
 from sinks.postgres.connection import Connection, Rows, fault
 from sinks.sql.backend import RowTransaction
-from sinks.sql.encoder import Encoder
-from sinks.sql.errors import explained
-from sinks.sql.options import APPEND, MergeOptions
+from sinks.sql.server import explained
+from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
 
-class CopyEncoder(Encoder[PostgresColumn]):
+class CopyEncoder(Encoder):
     """For one COPY. Rows are counted as COPY's own errors do."""
 
     rows_at_once = 16_384

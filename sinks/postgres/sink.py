@@ -1,22 +1,57 @@
-"""`PostgresSink`: exactly-once into a PostgreSQL table."""
+"""PostgreSQL's own way. Strategy `prepared`: COPY into the target, then PREPARE TRANSACTION; the driver runs COMMIT
+PREPARED. Strategy `staged`: COPY into a staging table and COMMIT; the driver's one transaction writes the ledger rows,
+moves every staging table of a checkpoint into the target, and drops them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+import psycopg
+import pyarrow as pa
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.postgres import types as builtin
+
 from sinks.base import Sink
-from sinks.diagnosis import InDoubt
-from sinks.postgres.backend import PostgresBackend
-from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode
-from sinks.sql.planning import Planner
-from sinks.sql.sink import TableSink
-from sinks.transaction import Identity
+from sinks.diagnosis import Finding, InDoubt, compare_clocks
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.postgres import catalog
+from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
+from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
+from sinks.postgres.copy import CopyEncoder, CopyTransaction
+from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
+from sinks.sql.ledger import Ledger
+from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.server import (
+    KEEPALIVES,
+    LEDGER_COLUMNS,
+    PERCENT_ENCODED,
+    Fault,
+    LedgerRow,
+    PooledServer,
+    Row,
+    is_trusted,
+    no_ledger,
+)
+from sinks.sql.sink import SchemaEvolution, TableSink
+from sinks.sql.strategies import identity_of
+from sinks.sql.table import MergeOptions, Mode
+from sinks.transaction import Identity, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+logger = logging.getLogger(__name__)
+
+_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+_OLD = 3600  # seconds, of a prepared transaction
+_FEW = 8  # free slots of max_prepared_transactions
+_LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
 Strategy = Literal["auto", "prepared", "staged"]
 
 
@@ -60,25 +95,26 @@ class PostgresSink(TableSink):
 
         * `dsn`: a libpq URL or key=value string; `connect_options`: further libpq parameters (`sslmode`, `passfile` …).
         * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`) is the sink's uid.
-        * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
-          `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
-          `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the
-          table has that column.
-        * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
-          else of the table is altered.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
-        * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
-          checkpoint, or, as a float, their largest share of its rows.
+        * `mode`, `keys`, `order_by`, `delete_marker`, `keep_newer`, `create_table`, `schema_evolution`, `ledger`,
+          `dead_letters`, `max_dead_letters`: as for every table, see docs/tables.md.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, transform, dead_letters, max_dead_letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]
@@ -91,3 +127,534 @@ class PostgresSink(TableSink):
                 ).fetchall()
             )
         return [InDoubt.named(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]
+
+
+class PostgresBackend(PooledServer, Backend):
+    """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
+    stand in between."""
+
+    dialect = "postgresql"
+    # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
+    DROPPED_TOGETHER = MOVED_TOGETHER = 100
+    RESTS = True
+    SECRETS = ("password", "sslpassword", "oauth_client_secret")
+    SHOWN = ("host", "hostaddr", "port", "dbname", "user")
+    UNSEEN = " (a name with capitals needs double quotes)"
+    CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
+    TWO_PHASE = "prepared"
+    KEY = "gid"
+
+    def __init__(
+        self,
+        dsn: str,
+        options: Mapping[str, Any],
+        merge: MergeOptions,
+        strategy: str,
+        *,
+        name: str,
+        lock_timeout: float,
+    ) -> None:
+        """`dsn` is a libpq URL or key=value string and `options` are libpq parameters that override it; `name` is the
+        sink's, and `lock_timeout` in seconds. Raises ConfigurationError if libpq cannot read them."""
+        self.merge, self.strategy = merge, strategy
+        try:
+            given = conninfo_to_dict(dsn, **options)
+        except psycopg.Error:
+            # libpq's message quotes the part it could not read, which may be the password
+            raise ConfigurationError(
+                f"sink {name!r}: libpq cannot read the DSN or an option of connect_options "
+                f"({', '.join(map(repr, options)) or 'none given'}); a DSN is postgresql://user@host:5432/database or "
+                "host=… port=… dbname=… user=…, with special characters of a URL percent-encoded"
+            ) from None
+        authority, _, path = dsn.partition("?")[0].partition("://")[2].partition("/")
+        if authority.count("@") > 1 or "@" in path:  # libpq takes a part of the password for the host or the database
+            raise ConfigurationError(f"sink {name!r}: the DSN holds an '@' too many: {PERCENT_ENCODED}")
+        defaults = {
+            "application_name": f"tpc {name}"[:63],
+            "connect_timeout": 10,
+            "tcp_user_timeout": 60_000,
+            **KEEPALIVES,
+            "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
+        }
+        super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)
+        self._silent_until = 0.0
+
+    def connect(self) -> Connection:
+        if time.monotonic() < self._silent_until:
+            raise psycopg.OperationalError(
+                f"PostgreSQL at {self} did not answer a moment ago; it is not asked yet again"
+            )
+        try:
+            how = {"autocommit": True, "prepare_threshold": None, "cursor_factory": psycopg.ClientCursor}
+            connection = Connection.connect(**self._parameters | how)
+        except psycopg.OperationalError as error:
+            if isinstance(error, errors.ConnectionTimeout):
+                self._was_silent()
+            reason = self.redact(str(error))
+            message = f"cannot connect to PostgreSQL at {self}: {reason}"
+            raise type(error)(message) from (None if reason != str(error) else error)
+        return connection
+
+    def take(self) -> Connection:
+        connection: Connection = super().take()
+        connection.server, connection.on_silence = str(self), self._was_silent
+        return connection
+
+    def _was_silent(self) -> None:
+        self._silent_until = time.monotonic() + SILENCE
+
+    def answers(self, connection: Connection, rested: float) -> bool:
+        return is_trusted(connection, rested) or bool(connection.execute("SELECT 1"))
+
+    def can_be_lent(self, connection: Connection) -> bool:
+        return connection.idle and not connection.closed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
+
+    def give(self, connection: Connection) -> None:
+        connection.flush()
+        super().give(connection)
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        connection.flush()
+        if connection.idle:
+            with self._begun(connection, "WRITE", undo=undo):
+                yield
+            return
+        with connection.transaction(force_rollback=undo):
+            yield
+
+    @contextmanager
+    def _begun(self, connection: Connection, access: str, *, undo: bool = False) -> Iterator[None]:
+        self._begin(connection, access)
+        try:
+            yield
+            connection.flush()
+        except BaseException:
+            with contextlib.suppress(psycopg.Error):  # that of a lost connection
+                connection.rollback()
+            raise
+        if undo:
+            connection.rollback()
+        else:
+            connection.end("COMMIT")
+
+    def _begin(self, connection: Connection, access: str = "WRITE") -> None:
+        """With the next statement."""
+        connection.defer(f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
+        connection.defer(self._settings(connection))
+
+    def quote(self, *names: str) -> str:
+        return sql.Identifier(*names).as_string()
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        if connection.idle:
+            with self.transaction(connection):
+                return self.execute(connection, statement, parameters)
+        return connection.execute(statement.encode(), parameters or None).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        self._defer_settings(connection)
+        return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def later(
+        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> list[Row]:
+        self._defer_settings(connection)
+        return connection.defer(statement, parameters, judge)
+
+    def _defer_settings(self, connection: Connection) -> None:
+        """Outside of a transaction: the statements of one message are one transaction, so the settings hold for it."""
+        if connection.idle:
+            connection.defer(self._settings(connection))
+
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        tables = self.require_ledger(connection, schema, name)
+        connection.flush()
+        return bool(tables)
+
+    def require_ledger(self, connection: Connection, schema: str, name: str) -> list[Row]:
+        def judge(tables: list[Row]) -> None:
+            for has_key, columns in tables:
+                if not (has_key and set(columns) >= set(LEDGER_COLUMNS)):
+                    raise no_ledger(f"{schema}.{name}")
+
+        return self.later(
+            connection,
+            "SELECT c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary),"
+            " ARRAY(SELECT attname::text FROM pg_attribute"
+            " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
+            [schema, name],
+            judge,
+        )
+
+    def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        (first, of_first), (second, of_second) = (self._insertion(table, rows) for table, rows in inserts.items())
+        both = f"WITH a AS ({first} RETURNING 1), b AS ({second} RETURNING 1) SELECT 1 FROM a UNION ALL SELECT 1 FROM b"
+        return len(self.query(connection, both, [*of_first, *of_second]))
+
+    def _settings(self, connection: Connection) -> str:
+        """Of the running transaction: at least a local flush at its end, whatever the user's default is;
+        `lock_timeout`; and no statement or transaction timeout, since a COPY is one statement for as long as the
+        partition lasts."""
+        settings = {
+            "lock_timeout": f"{max(1, round(self._lock_timeout * 1000))}ms",
+            "statement_timeout": "0",
+            "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s",
+        }
+        if connection.info.server_version >= 170000:
+            settings["transaction_timeout"] = "0"
+        return (
+            "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+            " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true)"
+        ) + "".join(f", set_config('{name}', '{value}', true)" for name, value in settings.items())
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return catalog.locate(connection, table)
+
+    def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
+        with self._begun(connection, "ONLY") if connection.idle else contextlib.nullcontext():
+            return catalog.describe(connection, schema, name)
+
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+        if (length := len(field.name.encode())) > longest:
+            raise SchemaMismatch(
+                f"its name has {length} bytes, and PostgreSQL cuts names after {longest}: rename it in Spark"
+            )
+        return target_type(field.type)
+
+    def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
+        yield from super().problems(connection, target, ledger)
+        yield from self._unwritable(target)
+        strategy, _ = self.choose(connection, target)
+        if self.strategy == "prepared" and _limit(connection) == 0:
+            yield (
+                'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
+                'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
+            )
+        if row(connection, "SELECT pg_is_in_recovery()")[0]:
+            yield "the server is a read-only standby"
+        rights = self.rights(target, strategy)
+        ledgers = [
+            name
+            for name in (ledger, witness_of(ledger))
+            if row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.quote(target.schema, name))[0]
+        ]
+        create = strategy == "staged" or len(ledgers) < 2
+        needed = {target.name: rights} | dict.fromkeys(ledgers, _LEDGER_RIGHTS)
+        for statement in catalog.missing_rights(connection, target.schema, needed, create=create):
+            yield f"a right is missing; an owner has to run: {statement}"
+
+    def _unwritable(self, target: PostgresTarget) -> Iterable[str]:
+        """Why rows cannot go there, or an upsert may not find the row of its key."""
+        yield from target.unwritable
+        if self.merge.keys and target.heirs:
+            yield (
+                f"{target.heirs[0]} inherits from it, and no index of it binds rows there, so that an upsert may add a "
+                "key once more: make it a partition, or write to a table that none inherits from"
+            )
+
+    def choose(self, connection: Connection, target: PostgresTarget) -> tuple[str, str]:
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        if self.strategy != "auto":
+            return self.strategy, "as configured"
+        limit = _limit(connection)
+        if limit == 0:
+            return "staged", "the server has max_prepared_transactions = 0"
+        return "prepared", f"the server has max_prepared_transactions = {limit}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        version, limit, used = row(
+            connection,
+            "SELECT current_setting('server_version'), current_setting('max_prepared_transactions')::int,"
+            " (SELECT count(*) FROM pg_prepared_xacts)::int",
+        )
+        yield Finding.ok(f"PostgreSQL {version}")
+        free = f"{limit - used} of max_prepared_transactions = {limit} are free"
+        if limit == 0 and self.strategy == "auto":
+            yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
+        elif 0 < limit < used + _FEW and self.strategy != "staged":
+            setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
+            yield Finding.warning(f"{free}; each partition needs one", setting)
+        elif limit:
+            yield Finding.ok(free)
+        yield from _old(connection)
+        yield from compare_clocks(
+            "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
+        )
+
+    def encoder(
+        self, context: TransactionContext, columns: Sequence[PostgresColumn], target: PostgresTarget
+    ) -> CopyEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        return CopyEncoder(context.schema, columns, target.label, self.merge)
+
+    # ------------------------------------------------------------------ errors
+    def fault(self, error: Exception) -> Fault | None:
+        return fault(error)
+
+    def unreachable(self, error: Exception) -> str | None:
+        return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def _new(self, context: TransactionContext, target: PostgresTarget, identity: Identity) -> CopyTransaction:
+        connection = self.take()
+        self._begin(connection)
+        return CopyTransaction(connection, self.give, context, target.label, identity)
+
+    def begin(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
+        """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
+        bytes of one type for those of another."""
+        target = plan.target
+        transaction = self._new(context, target, {self.KEY: context.transaction_id})
+        with transaction.begun():
+            with transaction.explained():
+                catalog.lock(transaction.connection, target)
+                transaction.number = transaction.connection.defer("SELECT txid_current()")
+                columns = catalog.current(transaction.connection, target).columns
+            transaction.start(target.identifier, self.encoder(context, columns, target))
+        return transaction
+
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger,
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
+        statement = f"{how} PREPARED {sql.Literal(self.key(identity)).as_string(connection)}"
+        try:
+            connection.execute(statement.encode())
+            return True
+        except errors.UndefinedObject:
+            return False
+        except (errors.InsufficientPrivilege, errors.FeatureNotSupported) as error:
+            raise ConfigurationError(
+                f"the role of the sink may not finish its own transaction at {self}: {describe(error)}. Connect "
+                "to the database as the role that prepared it (pg_prepared_xacts.owner), or as a superuser, and run: "
+                f"{statement};"
+            ) from error
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        rows = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+            " ORDER BY gid",
+            [TransactionId.prefix(job)],
+        ).fetchall()
+        return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
+
+    def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
+        ((xid,),) = transaction.number
+        return {"xid": xid}
+
+    def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
+        """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
+        after a failover that lost some may be about another transaction."""
+        try:
+            (status,) = row(connection, "SELECT txid_status(%s::bigint)", proof.get("xid"))
+        except errors.InvalidParameterValue:  # a number that this server has not come to
+            return None
+        if status != "committed":
+            return None
+        return (
+            f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
+            "its row: somebody deleted it"
+        )
+
+    # ------------------------------------------------------------------ staged, in the task
+    def stage(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
+        """The staging table has the types, NOT NULL and CHECKs of the target."""
+        target, name = plan.target, staging_table(context.transaction_id)
+        table = sql.Identifier(target.schema, name)
+        identity = identity_of(target.schema, context.transaction_id)
+        transaction = self._new(context, target, identity)
+        with transaction.begun():
+            with transaction.explained():
+                target = catalog.current(transaction.connection, target)
+            columns = self.staging_columns(target, context.schema, _merge_column)
+            encoder = self.encoder(context, columns, target)
+            written = set(self.merge.written(context.schema.names, target.names))
+            declarations = ", ".join(self._declarations(target, columns, written))
+            create = f"CREATE TABLE {table.as_string()} ({declarations})"
+            comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
+            transaction.execute(f"{create}; {comment.as_string()}")
+            transaction.start(table, encoder)
+        return transaction
+
+    def _declarations(self, target: PostgresTarget, columns: Sequence[PostgresColumn], written: set[str]) -> list[str]:
+        """Columns and constraints for CREATE TABLE. A row that deletes needs nothing but its key."""
+        quote, marker, lines = self.quote, self.merge.delete_marker, list[str]()
+        checks = {check.name: check.expression for check in target.checks if set(check.columns) <= written}
+        for column in columns:
+            is_required = not column.nullable
+            if is_required and marker and column.name not in self.merge.keys:
+                is_required, checks[f"{column.name} is null"] = False, f"{quote(column.name)} IS NOT NULL"
+            kind = target.declarations[column.name] if column.name in written else column.type
+            lines.append(f"{quote(column.name)} {kind}{' NOT NULL' if is_required else ''}")
+        spared = f"{quote(marker)} IS TRUE OR " if marker else ""
+        return lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
+
+    # ------------------------------------------------------------------ before the decision
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
+        try:
+            known, ledger = plan.target, plan.ledger
+            needed: dict[str, Sequence[str]] = {known.name: self.rights(known, "staged")}
+            needed |= dict.fromkeys((ledger.name, ledger.witness.name), _LEDGER_RIGHTS)
+            if missing := catalog.missing_rights(connection, known.schema, needed, create=False):
+                return f"a right is missing; an owner has to run: {'; '.join(missing)}"
+            catalog.lock(connection, known)
+            connection.flush()
+        except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            raise ConfigurationError(
+                f"table {plan.target.label} is not there any more ({describe(error)}): rename or restore it"
+            ) from None
+        return None
+
+    def changes_since(
+        self, connection: Connection, plan: Plan, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> Iterable[str]:
+        return self._unwritable(target)
+
+    def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
+        reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
+        return super().constraints(target, written) + reasons
+
+    def sample(
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
+        """Rights of defaults and the like show with the first row only."""
+        row = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._not_deleted(staging[0])} LIMIT 1"
+        # judged already; and a deferrable index takes no ON CONFLICT
+        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
+        self.execute(connection, f"{self.into(target, written)} {row}{conflict}")
+
+    # ------------------------------------------------------------------ the move
+    def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
+        """Deferred constraints judge the rows now."""
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def upsert(
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
+        last, keys, marker = self._last(staging, written), self.merge.keys, self.merge.delete_marker
+        names = self.quoted(written)
+        quote, table = self.quote, self.quote(target.schema, target.name)
+        if marker:
+            same = self.equal("target", "last", keys)
+            self.execute(
+                connection,
+                f"DELETE FROM {table} AS target USING ({last}) AS last"
+                f" WHERE last.{quote(marker)} AND {same}{self.not_older()}",
+            )
+        changes = [column for column in written if column not in {*keys, *target.always_identity}]
+        self._put_in_anew(connection, target, last, written, changes)
+        changed = [quote(column) for column in changes]
+        sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
+        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
+        self.execute(
+            connection,
+            f"{self.into(target, written)} SELECT {names} FROM ({last}) AS last{self._not_deleted('last')}"
+            f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
+        )
+
+    def _put_in_anew(
+        self, connection: Connection, target: PostgresTarget, last: str, written: Sequence[str], changes: Sequence[str]
+    ) -> None:
+        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        giving, quote = self.giving(target, written, last), self.quote
+        table = quote(target.schema, target.name)
+        if giving is None or not self.query(
+            connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
+        ):
+            return
+        own = [column.name for column in target.columns if not column.generated]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{quote(column)}" for column in own)
+        # counted first: no row goes in before all are out
+        self.execute(
+            connection,
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
+            f" {self.into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
+            f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
+        )
+
+    def into(self, target: PostgresTarget, written: Sequence[str]) -> str:
+        """Identity columns that are GENERATED ALWAYS are written, as COPY does."""
+        overriding = " OVERRIDING SYSTEM VALUE" if target.always_identity & set(written) else ""
+        return f"INSERT INTO {self.quote(target.schema, target.name)} AS target ({self.quoted(written)}){overriding}"
+
+    def _not_deleted(self, table: str) -> str:
+        """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""
+        marker = self.merge.delete_marker
+        return f" WHERE {table}.{self.quote(marker)} IS NOT TRUE" if marker else " WHERE true"
+
+    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
+        """The last change of each key, over all participants."""
+        columns, order = self.changes(written)
+        names, keys = self.quoted(columns), self.quoted(self.merge.keys)
+        union = self.union(staging, names)
+        if not self.merge.order_by:  # validated: every key is there once
+            return union
+        ranks = ", ".join(f"{self.quote(column)} DESC NULLS LAST" for column in order)
+        return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
+
+    # ------------------------------------------------------------------ staging tables
+    def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        self.drop_unused(connection, schema, names[: self.DROPPED_TOGETHER])
+        for name in sorted(self.existing(connection, schema, names)):
+            # a DELETE may be refused, in a publication of all tables, since they have no key
+            again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
+            connection.execute(again)
+
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+        rows = connection.execute(
+            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"
+            " AND starts_with(obj_description(c.oid, 'pg_class'), %s) ORDER BY 1",
+            [schema, prefix],
+        ).fetchall()
+        return [text for (text,) in rows]
+
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        rows = connection.execute(
+            "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+            " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [schema, list(tables)],
+        ).fetchall()
+        return by_table(rows)
+
+
+def _merge_column(field: pa.Field) -> PostgresColumn:
+    """A column that only a staging table has."""
+    declared = target_type(field.type)
+    element, _, array = declared.partition("[")
+    return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
+
+
+def _limit(connection: Connection) -> int:
+    """How many transactions the server lets be prepared at once."""
+    return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])
+
+
+def _old(connection: Connection) -> Iterable[Finding]:
+    old = connection.execute(
+        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
+        " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
+        [_OLD],
+    ).fetchall()
+    for gid, database, owner, age in old:
+        name = sql.Literal(gid).as_string(connection)
+        yield Finding.warning(
+            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: it holds locks, and "
+            "VACUUM back",
+            "coordinator in-doubt list (of its job)"
+            if gid.startswith("tpc.")
+            else f"ask who made it, then, as {owner}: COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};",
+        )

@@ -14,13 +14,10 @@ import pyarrow as pa
 
 from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
-from sinks.sql.encoder import mismatches
-from sinks.sql.errors import Fault, explained
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
-from sinks.sql.options import MergeOptions
-from sinks.sql.server import LEDGER_COLUMNS, Row, Server, no_ledger
-from sinks.sql.target import Target
+from sinks.sql.server import LEDGER_COLUMNS, Fault, Row, Server, batches, no_ledger
+from sinks.sql.table import MergeOptions, Target, mismatches
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -258,15 +255,14 @@ class Backend(Server, ABC):
 
     def drop(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop staging tables, outside a transaction."""
-        for start in range(0, len(names), self.DROPPED_TOGETHER):
-            tables = ", ".join(self.quote(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
+        for some in batches(names, self.DROPPED_TOGETHER):
+            tables = ", ".join(self.quote(schema, name) for name in some)
             with self.transaction(connection):
                 self.execute(connection, f"DROP TABLE {tables}")
 
     def drop_unused(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop those that nobody reads now. The next sweep drops the others."""
-        for start in range(0, len(names), self.DROPPED_TOGETHER):
-            some = names[start : start + self.DROPPED_TOGETHER]
+        for some in batches(names, self.DROPPED_TOGETHER):
             try:
                 self.drop(connection, schema, some)
             except Exception as error:
@@ -298,7 +294,9 @@ class Backend(Server, ABC):
         target: Target | None = self.describe(connection, known.schema, known.name)
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
-            reasons = [*target.unfit(written, types), *target.no_index_for(self.merge.keys)]
+            reasons = [*target.unfit(written, types)]
+            if self.merge.keys and not target.is_unique(self.merge.keys):
+                reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it")
             reasons = reasons or [*self.changes_since(connection, plan, target, list(staged), written)]
             reasons = reasons or ([not_locked] if not_locked else [])
         if reasons or target is None:
@@ -322,9 +320,8 @@ class Backend(Server, ABC):
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
         into, names, moved = self.into(target, written), self.quoted(written), 0
-        for start in range(0, len(staging), self.MOVED_TOGETHER):
-            tables = self.union(staging[start : start + self.MOVED_TOGETHER], names)
-            moved += self.execute(connection, f"{into} {tables}")
+        for some in batches(staging, self.MOVED_TOGETHER):
+            moved += self.execute(connection, f"{into} {self.union(some, names)}")
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
             self.count(connection, staging, rows)
 
@@ -340,14 +337,6 @@ class Backend(Server, ABC):
         Default: none."""
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
-
-    def explained(self, target: Any, who: str) -> AbstractContextManager[None]:
-        """The server's errors as SinkErrors."""
-        return explained(self.fault, target.label, who)
-
-    def shown(self, error: Exception, where: str) -> Exception:
-        """An error of the driver as others may see it. Default: as it is."""
-        return error
 
     def sample(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
         """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
@@ -371,10 +360,10 @@ class Backend(Server, ABC):
     def count(self, connection: Any, staging: Sequence[str], rows: int) -> None:
         """Raise SinkError if the staging tables do not hold so many rows."""
         staged = 0
-        for start in range(0, len(staging), _COUNTED_TOGETHER):
-            counts = (f"SELECT count(*) AS n FROM {table}" for table in staging[start : start + _COUNTED_TOGETHER])
-            ((some,),) = self.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
-            staged += int(some)
+        for some in batches(staging, _COUNTED_TOGETHER):
+            counts = (f"SELECT count(*) AS n FROM {table}" for table in some)
+            ((count,),) = self.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
+            staged += int(count)
         if staged != rows:
             raise SinkError(
                 f"the staging tables hold {staged} rows, and their tasks acknowledged {rows}: somebody changed one, or "

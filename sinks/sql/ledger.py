@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinks.audit import Holding, Part
 from sinks.errors import ConfigurationError
 from sinks.sql.names import label, witness_of
-from sinks.sql.server import LEDGER_COLUMNS, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, Row, Server, batches, marks
 from sinks.transaction import Checkpoint, Fingerprint, Identity, TransactionId, token
 
 if TYPE_CHECKING:
@@ -138,12 +138,10 @@ class Ledger:
 
     def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
         """For those ids whose outcome is told: True is committed, False is a tombstone."""
-        wanted, states = list(ids), dict[str, bool]()
-        for start in range(0, len(wanted), _ASKED_TOGETHER):
-            some = wanted[start : start + _ASKED_TOGETHER]
+        states = dict[str, bool]()
+        for some in batches(list(ids), _ASKED_TOGETHER):
             template = (
-                "SELECT {transaction_id}, {committed} FROM {ledger}"
-                f" WHERE {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
+                f"SELECT {{transaction_id}}, {{committed}} FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
             )
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
@@ -215,18 +213,14 @@ class Ledger:
     def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again. By their keys: a DELETE
         that looks for them would wait, in MySQL, for what others have prepared."""
-        for table in (self, self.witness):
-            table._prune(connection, checkpoint, sink)
-
-    def _prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
             "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"
             " AND {checkpoint} < %s"
         )
         mine = [token(checkpoint.job), checkpoint.lineage, token(sink), before]
-        old = [text for (text,) in self._query(connection, template, mine)]
-        for start in range(0, len(old), _ASKED_TOGETHER):
-            some = old[start : start + _ASKED_TOGETHER]
-            those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
-            self.server.execute(connection, self._sql(those), some)
+        for table in (self, self.witness):
+            old = [text for (text,) in table._query(connection, template, mine)]
+            for some in batches(old, _ASKED_TOGETHER):
+                those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
+                self.server.execute(connection, table._sql(those), some)

@@ -1,4 +1,5 @@
-"""Connections to a server: a few are lent again and again on the driver, and no password is ever shown."""
+"""Connections to a server: a few are lent again and again on the driver, and no password is ever shown; and what a
+server answers, in the words of the sinks: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from sinks.errors import ConfigurationError
+from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.resting import disconnect, rest, rested
-from sinks.sql.catalog_queries import MYSQL, TRIGGERS
+from sinks.sql.dialects import MYSQL, TRIGGERS
+from sinks.sql.names import STAGING
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ _TRUSTED_SECONDS = 5
 Row: TypeAlias = tuple[Any, ...]
 """What a driver makes of a row."""
 LedgerRow = tuple[object, ...]
+ItemT = TypeVar("ItemT")
 LEDGER = pa.schema(
     [
         pa.field("transaction_id", pa.string(), nullable=False),
@@ -94,16 +98,16 @@ class Server(ABC):
 
     def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
         """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
-        known how to ask."""
-        ask = TRIGGERS.get(self.dialect, "")
-        table = [self.quote(schema, name)] * 3 if self.dialect == "postgresql" else [schema, name]
-        return dict(self.query(connection, ask, table)) if ask else {}
+        known how to ask: of a `dialect` that `TRIGGERS` has not."""
+        ask = TRIGGERS.get(self.dialect)
+        return dict(self.query(connection, ask, [schema, name])) if ask else {}
 
     def judge_triggers(
         self, connection: Any, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
     ) -> None:
         """`judge` gets what `triggers` returns, at the latest with the next statement, and may raise."""
-        judge(self.triggers(connection, schema, name))
+        if ask := TRIGGERS.get(self.dialect):
+            self.later(connection, ask, [schema, name], lambda rows: judge(dict(rows)))
 
     # ------------------------------------------------------------------ tables
     @abstractmethod
@@ -201,12 +205,12 @@ class PooledServer(Server):
         return sum(self.execute(connection, *insertion) for insertion in self._insertions(ledger, rows))
 
     def _insertions(self, ledger: str, rows: Sequence[LedgerRow]) -> Iterator[tuple[str, list[object]]]:
-        for start in range(0, len(rows), _INSERTED_TOGETHER):
-            yield self._insertion(ledger, rows[start : start + _INSERTED_TOGETHER])
+        for some in batches(rows, _INSERTED_TOGETHER):
+            yield self._insertion(ledger, some)
 
     def _insertion(self, ledger: str, rows: Sequence[LedgerRow]) -> tuple[str, list[object]]:
-        marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(rows))
-        statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=marks)
+        values = ", ".join([f"({marks(LEDGER_COLUMNS)})"] * len(rows))
+        statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=values)
         return statement, [value for row in rows for value in row]
 
     @contextmanager
@@ -284,6 +288,15 @@ class PooledServer(Server):
         self._in_task = True
 
 
+def batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def marks(parameters: Sequence[object]) -> str:
+    """For a list of parameters."""
+    return ", ".join(["%s"] * len(parameters))
+
+
 def is_trusted(connection: Any, rested: float) -> bool:
     """Whether a connection, with a file descriptor, need not be asked if it still works: after a short rest, in which
     nothing came. A server that ends says so."""
@@ -307,3 +320,60 @@ def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
         f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write the schema too, as in "
         f"{schemas[0]}.{table}, with name={table!r} so that the sink is known as before"
     )
+
+
+# ---------------------------------------------------------------------- errors
+Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refused", "other"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an error is about: a bounded wait for a lock ran out (`blocked`), the user lacks a `right`, a table is
+    `gone` or `changed`, the `server` is not set up for what is asked, a row is `refused`, or `other`.
+
+    `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused without saying in
+    which place. `at` says for which row, or lock. `advice` goes beyond what each error of the kind is told with."""
+
+    kind: Kind
+    text: str
+    at: str = ""
+    advice: str = ""
+    reason: str = ""
+
+    def explained(self, who: str, error: Exception) -> SinkError | None:
+        """None for what the driver's own error says best."""
+        if self.kind == "blocked":
+            return TransactionBlocked(
+                f"{who} waited for a lock{self.at} until its limit, or in a circle ({self.text}). Somebody else's open "
+                "transaction holds it, or an orphaned one of this job (the coordinator aborts those and tries again), "
+                f"or two partitions of this batch write the same unique value{self.advice}"
+            )
+        if self.kind == "right":
+            return ConfigurationError(f"{who} lacks a right: {self.text}")
+        if self.kind in ("gone", "changed"):
+            return ConfigurationError(f"{who} found the table changed since it was checked: {self.text}")
+        if self.kind == "server":
+            return ConfigurationError(f"{who} failed: {self.text}. {self.advice}".removesuffix(". "))
+        if self.kind == "refused":
+            return BadValue(f"{who} was refused{self.at}: {self.text}").because(
+                self.reason or self.text, type(error).__name__
+            )
+        return None
+
+
+@contextmanager
+def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) -> Iterator[None]:
+    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or the set-up. They
+    name the table in place of a staging table, and `who` was at work."""
+    try:
+        yield
+    except SinkError:
+        raise
+    except Exception as error:
+        if (fault := judge(error)) is None:
+            raise
+        fault = replace(fault, text=STAGING.sub(table, fault.text))
+        explanation = fault.explained(f"table {table}: {who}", error)
+        if explanation is None:
+            raise
+        raise explanation from error

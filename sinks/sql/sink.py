@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
+import pyarrow.types as at
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
-from sinks.diagnosis import Finding, SchemaDiff, Severity
-from sinks.errors import ConfigurationError
+from sinks.diagnosis import Finding, SchemaChange, SchemaDiff, Severity
+from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -24,13 +26,14 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
+from sinks.spark_types import KINDS
 from sinks.sql.backend import Backend, Plan, RowTransaction
-from sinks.sql.catalog_queries import weaknesses
-from sinks.sql.evolution import STEPS
-from sinks.sql.names import of_sink
-from sinks.sql.planning import Planner
-from sinks.sql.server import IDLE_CONNECTIONS
+from sinks.sql.dialects import addition, weaknesses
+from sinks.sql.ledger import Ledger
+from sinks.sql.names import label, of_sink
+from sinks.sql.server import IDLE_CONNECTIONS, explained
 from sinks.sql.strategies import StagingTables, TwoPhase
+from sinks.sql.table import Target
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SchemaEvolution = Literal["none", "add"]
 _PRUNE_EVERY = 50
 
 
@@ -66,26 +70,31 @@ class TableSink(
 
     def __init__(
         self,
-        planner: Planner,
-        transform: Callable[[DataFrame], DataFrame] | None,
+        backend: Backend,
+        table: str,
+        *,
+        name: str | None = None,
+        create_table: bool = False,
+        ledger: str = "tpc_ledger",
+        schema_evolution: SchemaEvolution = "none",
+        transform: Callable[[DataFrame], DataFrame] | None = None,
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """Raises ConfigurationError for options that contradict each other."""
         super().__init__(
-            name=planner.sink, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
+            name=name or table, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
         )
-        backend = planner.backend
         problems = list(backend.merge.contradictions(backend.strategy, backend.TWO_PHASE))
-        if planner.evolution not in STEPS:
-            known = ", ".join(f'"{step}"' for step in STEPS)
-            problems.append(f"schema_evolution={planner.evolution!r} is not one of {known}; alter types by hand")
+        if schema_evolution not in ("none", "add"):
+            problems.append(f'schema_evolution={schema_evolution!r} is not one of "none", "add"; alter types by hand')
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
-        self.table = planner.table
+        self.table = table
         self.strategy = backend.strategy
-        self._backend: Backend = backend
-        self._planner = planner
+        self._backend = backend
+        self._create_table, self._ledger, self._evolution = create_table, ledger, schema_evolution
+        self._home: tuple[str, str] | None = None  # schema and name of the table as they were at first, which stay
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
         self._plan: Plan | None = None
@@ -97,37 +106,104 @@ class TableSink(
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
         """
         try:
-            with self._backend.lend() as connection:
-                self._at_home(self._planner.check(connection, schema))
+            with self._ready() as connection:
+                target = self._describe(connection, schema)
+                additions = self._additions(connection, target, schema) if self.evolves else []
+                columns = self._mismatches(target, schema, additions)
+                if others := self._problems(connection, target, schema):
+                    raise self._unfit(ConfigurationError, target, [*others, *columns])
+                if columns:
+                    raise self._unfit(SchemaMismatch, target, columns)
+                for change in additions:
+                    logger.info("sink %r alters its table before it writes the first batch: %s", self.name, change)
+                self._plan_for(connection, target)
         except Exception as error:
-            reason = self._backend.misconfigured(error)
-            if reason is None:
+            if (reason := self._backend.misconfigured(error)) is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
 
-    @property
-    def evolves(self) -> bool:
-        return self._planner.evolution != "none"
+    def _unfit(self, kind: type[ConfigurationError], target: Target, reasons: Sequence[str]) -> ConfigurationError:
+        listed = "".join(f"\n  - {reason}" for reason in reasons)
+        return kind(f"sink {self.name!r} cannot write to table {target.label} ({self._backend}):{listed}")
 
-    def evolve(self, schema: pa.Schema) -> None:
-        with self._backend.lend() as connection:
-            self._planner.evolve(connection, schema)
-        self.check(schema)
+    def _problems(self, connection: Any, target: Target, batch: pa.Schema) -> list[str]:
+        merge = self._backend.merge
+        others = [*merge.problems(batch, target.names), *self._backend.problems(connection, target, self._ledger)]
+        by = merge.order_by
+        kind = batch.field(by).type if by in batch.names else pa.null()
+        is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)  # a number or a time
+        if not (self._backend.SORTS_TEXTS or is_sortable):
+            others.append(
+                f"order_by names the column {by!r}, which is no number and no time: the database sorts "
+                "others by their beginning alone, so cast it in Spark"
+            )
+        return others
 
-    def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
+    def _mismatches(self, target: Target, batch: pa.Schema, additions: Sequence[SchemaChange]) -> list[str]:
+        """Those that the additions do not fix."""
+        written = set(self._backend.merge.written(batch.names, target.names)) - {a.column for a in additions}
+        return self._backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
+
+    @contextmanager
+    def _ready(self) -> Iterator[Any]:
+        """A connection. Raises ConfigurationError for a server that the sink cannot work with at all."""
         with self._backend.lend() as connection:
-            return self._planner.diff(connection, schema)
+            if reason := self._backend.unfit_server(connection):
+                raise ConfigurationError(f"sink {self.name!r}: {reason}")
+            yield connection
+
+    def _locate(self, connection: Any) -> tuple[str, str]:
+        return self._home or self._backend.locate(connection, self.table)
+
+    def _describe(self, connection: Any, create_for: pa.Schema | None = None) -> Target:
+        """Raises ConfigurationError if there is no table, which is created for rows, if it may be."""
+        schema, name = self._locate(connection)
+        target = self._backend.describe(connection, schema, name)
+        if target is None and create_for is not None and self._create_table:
+            self._create(connection, schema, name, create_for)
+            target = self._backend.describe(connection, schema, name)
+        if target is None:
+            missing = f"there is no table {label(schema, name)} at {self._backend}{self._backend.UNSEEN}"
+            raise ConfigurationError(f"sink {self.name!r}: {missing}. Create it, or let create_table=True do so")
+        return target
+
+    def _create(self, connection: Any, schema: str, name: str, batch: pa.Schema) -> None:
+        keys, marker = self._backend.merge.keys, self._backend.merge.delete_marker
+        if missing := [key for key in keys if key not in batch.names]:
+            raise SchemaMismatch(f"sink {self.name!r}: the batch has no column {', '.join(missing)}, named in keys")
+        try:
+            self._backend.create(connection, schema, name, [field for field in batch if field.name != marker])
+        except ConfigurationError as error:
+            raise type(error)(f"sink {self.name!r}: {error}") from error.__cause__
+        logger.info("sink %r created table %s", self.name, label(schema, name))
 
     def _planned(self) -> Plan:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
             with self._backend.lend() as connection:
-                return self._at_home(self._planner.load(connection))
+                return self._plan_for(connection, self._describe(connection))
         return self._plan
 
-    def _at_home(self, plan: Plan) -> Plan:
-        self._plan, self._planner = plan, replace(self._planner, home=(plan.target.schema, plan.target.name))
-        return plan
+    def _plan_for(self, connection: Any, target: Target) -> Plan:
+        strategy, reason = self._backend.choose(connection, target)
+        ledger = Ledger.ensure(self._backend, connection, target.schema, self._ledger)
+        log = logging.getLogger(type(self._backend).__module__)
+        log.info("sink %r writes to %s by strategy %s: %s", self.name, target.label, strategy, reason)
+        triggers = self._backend.triggers(connection, target.schema, target.name)
+        self._plan = Plan(replace(target, triggers=triggers), ledger, strategy)
+        self._home = target.schema, target.name
+        return self._plan
+
+    def probe_schema(self) -> pa.Schema | None:
+        """A column of the table with a type that fits; None if there is no table yet."""
+        with self._backend.lend() as connection:
+            target = self._backend.describe(connection, *self._locate(connection))
+            if target is None:
+                return None
+            self._plan_for(connection, target)
+            name = next(iter([*self._backend.merge.keys, *target.names]))
+            schemas = [pa.schema([(name, kind)]) for kind in dict.fromkeys(KINDS.values())]
+            return min(schemas, key=lambda schema: len(self._backend.mismatches(schema, target)))
 
     def _strategy(self, identity: Identity) -> TwoPhase | StagingTables:
         return self._staged if _is_staged(identity) else self._two_phase
@@ -135,7 +211,74 @@ class TableSink(
     def weaknesses(self) -> Sequence[str]:
         with self._backend.lend() as connection:
             ask = partial(self._backend.query, connection)
-            return weaknesses(self._backend.dialect, ask, *self._planner.locate(connection))
+            return weaknesses(self._backend.dialect, ask, *self._locate(connection))
+
+    # ------------------------------------------------------------------ changes of the table
+    @property
+    def evolves(self) -> bool:
+        return self._evolution != "none"
+
+    def evolve(self, schema: pa.Schema) -> None:
+        with self._backend.lend() as connection:
+            self._evolve(connection, schema)
+        self.check(schema)
+
+    def _evolve(self, connection: Any, batch: pa.Schema) -> None:
+        """Add to the table what it lacks for rows of `batch`."""
+        table = label(*self._locate(connection))
+
+        def due() -> list[SchemaChange]:
+            return self._additions(connection, self._describe(connection), batch)
+
+        with explained(self._backend.fault, table, f"sink {self.name!r}, which alters it,"):
+            for change in due():
+                logger.info("sink %r alters its table: %s", self.name, change)
+                try:
+                    with self._backend.at_work(connection), self._backend.transaction(connection):
+                        self._backend.execute(connection, change.statement)
+                except Exception as error:
+                    fault = self._backend.fault(error)
+                    if fault is None or fault.kind == "blocked":
+                        raise
+                    if change.column in {missing.column for missing in due()}:  # nobody else has added it
+                        raise ConfigurationError(
+                            f"sink {self.name!r}: table {table} cannot be altered: {fault.text}. It takes: "
+                            f"{change.statement}. Fix what the server names, or let the table's owner run it, and "
+                            "start the query again"
+                        ) from error
+        if missing := due():
+            raise ConfigurationError(
+                f"sink {self.name!r}: table {table} was altered, and does not show it; it still takes: "
+                f"{'; '.join(change.statement for change in missing)}. Run this by hand, or give the columns plainer "
+                "names"
+            )
+
+    def schema_diff(self, batch: pa.Schema) -> SchemaDiff:
+        with self._ready() as connection:
+            schema, name = self._locate(connection)
+            target = self._backend.describe(connection, schema, name)
+            if target is None:
+                will = (
+                    "the first batch creates it" if self._create_table else "create it, or let create_table=True do so"
+                )
+                return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self._backend}: {will}",))
+            additions = self._additions(connection, target, batch)
+            problems = self._backend.merge.problems(batch, target.names)
+            return SchemaDiff(tuple(additions), (*problems, *self._mismatches(target, batch, additions)))
+
+    def _additions(self, connection: Any, target: Target, batch: pa.Schema) -> list[SchemaChange]:
+        """The columns that the table lacks for `batch`."""
+        backend, table = self._backend, self._backend.quote(target.schema, target.name)
+        fields, changes = {field.name: field for field in batch}, []
+        for field in lacking(
+            [fields[name] for name in backend.merge.written(list(fields), target.names)], target.names
+        ):
+            try:
+                definition = backend.definition(connection, target, field)
+            except SchemaMismatch as unfit:
+                raise SchemaMismatch(f'sink {self.name!r}: column "{field.name}" cannot be added: {unfit}') from None
+            changes.append(addition(backend.dialect, table, field.name, definition, automatic=self.evolves))
+        return changes
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> RowTransaction:
@@ -220,8 +363,7 @@ class TableSink(
 
     def abort(self, transaction: Identity) -> None:
         with self._backend.lend() as connection:
-            ledger = self._planner.ensure_ledger(connection)
-            self._strategy(transaction).abort(connection, ledger, transaction)
+            self._strategy(transaction).abort(connection, self._ensured_ledger(connection), transaction)
 
     def owns(self, job: str, transaction: Identity) -> bool:
         with contextlib.suppress(LookupError):
@@ -231,11 +373,20 @@ class TableSink(
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         with self._backend.lend() as connection:
-            schema, ledger = self._planner.find_ledger(connection)
+            schema, ledger = self._find_ledger(connection)
             return [
                 *self._backend.prepared(connection, schema, job, self.name),
                 *self._staged.in_doubt(connection, schema, ledger, job, self.name),
             ]
+
+    def _find_ledger(self, connection: Any) -> tuple[str, Ledger | None]:
+        """The schema of table and ledger, and the ledger if there is one."""
+        schema, _ = self._locate(connection)
+        return schema, Ledger.find(self._backend, connection, schema, self._ledger)
+
+    def _ensured_ledger(self, connection: Any) -> Ledger:
+        schema, _ = self._locate(connection)
+        return Ledger.ensure(self._backend, connection, schema, self._ledger)
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
@@ -249,15 +400,15 @@ class TableSink(
             except Exception:
                 logger.debug("sink %r looks for its ledger anew", self.name, exc_info=True)
         with self._backend.lend() as connection:
-            _, ledger = self._planner.find_ledger(connection)
+            _, ledger = self._find_ledger(connection)
             return ledger.newest(connection, *mine) if ledger else {}
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:
         """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
         try:
-            with self._backend.lend() as connection:
-                findings = [*self._planner.diagnose(connection), *self._backend.findings(connection)]
+            with self._ready() as connection:
+                findings = [*self._diagnose(connection), *self._backend.findings(connection)]
         except Exception as error:
             what, _, fix = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
             findings = [Finding.error(what, fix)]
@@ -265,18 +416,38 @@ class TableSink(
         if all(finding.severity is not Severity.ERROR for finding in findings):
             yield from super().diagnose(job)
 
+    def _diagnose(self, connection: Any) -> Iterator[Finding]:
+        """What can be told without a batch."""
+        schema, name = self._locate(connection)
+        target = self._backend.describe(connection, schema, name)
+        if target is None and self._create_table:
+            yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
+        elif target is None:
+            yield Finding.error(
+                f"there is no table {label(schema, name)} at {self._backend}{self._backend.UNSEEN}",
+                "create it, or set create_table = true",
+            )
+        else:
+            problems = list(self._backend.problems(connection, target, self._ledger))
+            for problem in problems:
+                what, _, fix = problem.partition(": ")
+                yield Finding.error(what, fix or "fix what is named")
+            if not problems:
+                strategy = self._plan_for(connection, target).strategy
+                yield Finding.ok(f"table {target.label} can be written by strategy {strategy}")
+
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the ledger."""
         with self._backend.lend() as connection:
-            _, ledger = self._planner.find_ledger(connection)
+            _, ledger = self._find_ledger(connection)
             if ledger is None:
-                gone = f"the ledger {self._planner.ledger} is gone or was emptied"
+                gone = f"the ledger {self._ledger} is gone or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters:
         with self._backend.lend() as connection:
-            target = self._backend.describe(connection, *self._planner.locate(connection))
+            target = self._backend.describe(connection, *self._locate(connection))
             if target is None:
                 return DeadLetters(())
             quote, names = self._backend.quote, [name for name in SCHEMA.names if name in target.names]
@@ -289,13 +460,6 @@ class TableSink(
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._backend.key(identity)
-
-    def probe_schema(self) -> pa.Schema | None:
-        with self._backend.lend() as connection:
-            if trial := self._planner.trial(connection):
-                schema, self._plan = trial
-                return schema
-        return None
 
     # ------------------------------------------------------------------ life
     def describe_writing(self, written: Identity | None = None) -> str:
@@ -316,3 +480,13 @@ class TableSink(
 
 def _is_staged(identity: Identity) -> bool:
     return "transaction_id" in identity
+
+
+def lacking(batch: Iterable[pa.Field], table: Iterable[str]) -> Iterator[pa.Field]:
+    """Fields that the table has no column for. One that differs from a column by capitals alone is a mistake more often
+    than not, and left to be told."""
+    known = {name.lower() for name in table}
+    for field in batch:
+        if field.name.lower() not in known:
+            known.add(field.name.lower())
+            yield field

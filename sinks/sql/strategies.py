@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
 from sinks.progress import progress
 from sinks.sql.backend import Backend, NotDone, Plan, RowTransaction
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import STAGING, altered, columns_digest, label, of_sink, staging_table
-from sinks.sql.target import Target
+from sinks.sql.server import Fault, explained
+from sinks.sql.table import Target
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -134,10 +135,6 @@ class Doubtful(Exception):
     """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
 
 
-class SettledByOthers(Exception):
-    """Somebody else settled a participant at the same time: ask again."""
-
-
 class Move(NamedTuple):
     """Staged rows on their way into the target, which is locked: the staging tables, quoted, and the columns that they
     have for it."""
@@ -225,7 +222,10 @@ class StagingTables(Strategy):
             if not (tables := names_of(committables)):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with self.backend.explained(plan.target, where), self.backend.transaction(connection, undo=True):
+            with (
+                explained(self.backend.fault, plan.target.label, where),
+                self.backend.transaction(connection, undo=True),
+            ):
                 move = self._locked(connection, plan, tables, committables)
                 if self.merge.mode == "upsert" or move.target.judges:
                     self.clashes(move)
@@ -236,41 +236,41 @@ class StagingTables(Strategy):
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
+        rows = sum(committable.fingerprint.rows for committable in committables)
+        moving = f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
         try:
             with self.backend.lend() as connection:
-                with progress(_moving(plan, committables)), self.backend.transaction(connection):
+                with progress(moving), self.backend.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
                 committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
                 try:
                     self.tidy(connection, plan.ledger.schema, committed)
                 except Exception:
                     logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
-        except TargetRefuses as refused:
-            return self.refused(committables, str(refused))
         except Doubtful as doubtful:
             what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
             return [CommitOutcome.unknown(what)] * len(committables)
         except Exception as error:
-            fault, table = self.backend.fault(error), f"table {plan.target.label}"
-            if fault and fault.kind == "right":
-                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
-            if fault and fault.kind == "refused":
-                return self.refused(committables, f"{table} refuses rows: {fault.text}")
-            explanation = self.backend.shown(error, f"{table}: a checkpoint")
-            if explanation is error:
+            if (reason := self._final(error, plan.target.label)) is None:
                 raise
-            raise explanation from None
+            return [
+                CommitOutcome.unknown(
+                    f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
+                    f"{_tables(committables)}, which must not be touched. Fix what is named and start the query "
+                    "again: it moves every row, once"
+                )
+            ] * len(committables)
         return [outcomes[_id(c)] for c in committables]
 
-    def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
-        """What an operator is told: asking again does not help, mending what is named does."""
-        return [
-            CommitOutcome.unknown(
-                f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
-                f"{_tables(committables)}, which must not be touched. Fix what is named and start the query "
-                "again: it moves every row, once"
-            )
-        ] * len(committables)
+    def _final(self, error: Exception, table: str) -> str | None:
+        """What an operator is told: asking again does not help, mending what is named does. None where it may."""
+        if isinstance(error, TargetRefuses):
+            return str(error)
+        if (fault := self.backend.fault(error)) and fault.kind == "right":
+            return f"the user lacks a right: {fault.text}: grant it"
+        if fault and fault.kind == "refused":
+            return _refusal(fault, table)
+        return None
 
     def settle(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
@@ -324,7 +324,7 @@ class StagingTables(Strategy):
         """With `sums` they are committed, and lost without."""
         names, committed = {text: TransactionId.parse(text) for text in ids}, sums is not None
         if not ledger.insert(connection, names, committed=committed, sums=sums):
-            raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
+            raise TransactionBlocked(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
     def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
@@ -367,8 +367,7 @@ class StagingTables(Strategy):
             fault = self.backend.fault(error)
             if fault is None or fault.kind not in ("refused", "changed", "server"):
                 raise
-            text = STAGING.sub(target.label, fault.text)
-            raise TargetRefuses(f"table {target.label} refuses rows{fault.at}: {text}{fault.advice}") from error
+            raise TargetRefuses(_refusal(fault, target.label)) from error
         self.backend.mark_moved(connection, plan.target.schema, tables)
 
     def tidy(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
@@ -393,9 +392,8 @@ class StagingTables(Strategy):
         return Move(connection, target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names))
 
 
-def _moving(plan: Plan, committables: Sequence[Committable]) -> str:
-    rows = sum(committable.fingerprint.rows for committable in committables)
-    return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+def _refusal(fault: Fault, table: str) -> str:
+    return f"table {table} refuses rows{fault.at}: {STAGING.sub(table, fault.text)}{fault.advice}"
 
 
 def _tables(committables: Sequence[Committable]) -> str:

@@ -1,22 +1,72 @@
-"""`SqlAlchemySink`: exactly-once into a table of any database that SQLAlchemy knows."""
+"""Any database's own way, as far as SQLAlchemy knows it: SQLAlchemy creates the staging tables, plain INSERT and DELETE
+move their rows. The driver's transaction has no DDL, which would commit it in many databases, so the staging tables are
+dropped after it: the ledger tells that those that are still there were moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.engine import URL
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.types import SchemaType, TypeEngine
 
 from sinks.base import Sink
-from sinks.errors import ConfigurationError
-from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions, Mode
-from sinks.sql.planning import Planner
-from sinks.sql.sink import TableSink
-from sinks.sqlalchemy.backend import SqlAlchemyBackend
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
+from sinks.sql import table as tables
+from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes
+from sinks.sql.dialects import HOMES, MYSQL
+from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
+from sinks.sql.names import label, staging_table
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, Fault, LedgerRow, Row, ambiguous, explained, no_ledger
+from sinks.sql.sink import SchemaEvolution, TableSink
+from sinks.sql.strategies import identity_of
+from sinks.sql.table import MergeOptions, Mode, Values
+from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
+from sinks.transaction import Identity, TransactionContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_SILENCE, _ANSWER_SECONDS = 60, 300  # SQLite has one writer at a time, so a task waits for all of another's partition
+
+# In each transaction: a pooler may give PostgreSQL's session to somebody else.
+_TRANSACTION = (
+    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS}s', true), set_config('synchronous_commit',"
+    " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local'"
+    " ELSE current_setting('synchronous_commit') END, true)"
+)
+
+# What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, Oracle, SQL Server.
+_BLOCKED = re.compile(
+    r"database (table |schema )?is locked|lock timeout|deadlock|lock request time|ORA-(00054|30006|00060)",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
+"""Some drivers answer a refused row with OperationalError."""
+
+# What databases say of a table that is not as it was, or cannot be written, and of a right that the user lacks.
+_CHANGED = re.compile(
+    r"no such (table|column)|has no column|read.?only|(table|relation|column) .*(n.t|not) exist",
+    re.IGNORECASE,
+)
+_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
+
+_RECREATED = ("sqlite", "postgresql")
+"""Dialects of which is tested that a staging table shows the types of the target that it was made after."""
+
+
+_ID = "tpc_transaction"
+"""A column of a staging table, which is NULL in each row. Its default is the transaction's id: any database keeps that
+with the table from its first moment on, and tells it."""
+_ROW = "tpc_row"
+"""Its primary key: without one PostgreSQL's publications refuse DELETE, and some servers the table."""
 
 
 class SqlAlchemySink(TableSink):
@@ -53,26 +103,501 @@ class SqlAlchemySink(TableSink):
 
         * `url`: SQLAlchemy's, `sqlite:////var/lib/app.db`; `engine_options`: more for `sqlalchemy.create_engine`.
         * `table`: `orders` or `schema.orders`, as the database has it. `name` (default: `table`) is the sink's uid.
-        * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
-          `order_by`, replaces the row of that key (as DELETE and INSERT), or deletes it if the boolean column
-          `delete_marker` is true. Without `order_by` a key may come only once in a checkpoint. `delete_marker` is not
-          written, `order_by` only if the table has that column.
-        * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
-          else of the table is altered.
-        * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
-          checkpoint, or, as a float, their largest share of its rows.
+        * `mode`, `keys`, `order_by`, `delete_marker`, `keep_newer`, `create_table`, `schema_evolution`, `ledger`,
+          `dead_letters`, `max_dead_letters`: as for every table, see docs/tables.md.
+          An upsert replaces a row as DELETE and INSERT do.
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         backend = SqlAlchemyBackend(url, engine_options or {}, merge, name=name or table)
-        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._backend) == str(backend)
         if backend.dialect == "sqlite" and beside:
             raise ConfigurationError(
                 f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
                 "another file"
             )
-        super().__init__(planner, transform, dead_letters, max_dead_letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqlAlchemyTarget(tables.Target):
+    """What judges its rows is not asked for: there may be something."""
+
+    table: sa.Table
+    constraints: tuple[str, ...] = ("what the table has",)
+
+    def is_unique(self, keys: tuple[str, ...]) -> bool:
+        known = self.table.constraints
+        uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
+        uniques += [tuple[Any, ...](index.expressions) for index in self.table.indexes if index.unique]
+        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
+
+
+class SqlAlchemyBackend(Backend):
+    """Has an engine of its own in each process; never shows the password."""
+
+    CHECK = "address, user, password and rights, and that the server runs"
+
+    def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
+        """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
+        cannot be read."""
+        self.merge, self._options = merge, dict(options)
+        try:
+            self.url = parse(url)
+            self.dialect = self.url.get_backend_name()
+            self.engine = self._make()
+        except (exc.NoSuchModuleError, ImportError) as error:
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install it on the driver "
+                "and the executors"
+            ) from None
+        except (exc.ArgumentError, ValueError):
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy cannot read the URL; write "
+                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
+            ) from None
+        if "@" in (self.url.host or ""):
+            raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
+        if self.dialect in MYSQL:
+            raise ConfigurationError(f"sink {name!r}: for MySQL and MariaDB use sinks.mysql.MySQLSink")
+        if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
+            raise ConfigurationError(
+                f"sink {name!r}: with isolation_level={level!r} the sink has no transactions, or takes what others may "
+                "yet roll back for committed: leave it out"
+            )
+        if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
+            raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
+
+    def _make(self) -> Engine:
+        """It opens no connection yet."""
+        options = dict(self._options)
+        if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
+            options["json_serializer"] = str  # values for JSON columns are JSON text already
+        if self.dialect != "sqlite":
+            options.setdefault("isolation_level", "READ COMMITTED")
+        engine = make_engine(self.url, silence=_SILENCE, answer=_ANSWER_SECONDS, **options)
+
+        @sa.event.listens_for(engine, "handle_error")
+        def hide_statement(context: sa.ExceptionContext) -> None:
+            if isinstance(context.sqlalchemy_exception, exc.StatementError):
+                context.sqlalchemy_exception.statement = None
+
+        if self.dialect == "sqlite":
+
+            @sa.event.listens_for(engine, "begin")
+            def begin(connection: Connection) -> None:
+                """Take the write lock at once: two readers that both want to write could only fail."""
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        if self.dialect == "postgresql":
+
+            @sa.event.listens_for(engine, "begin")
+            def configure_transaction(connection: Connection) -> None:
+                connection.exec_driver_sql(_TRANSACTION)
+
+        return engine
+
+    def lend(self) -> AbstractContextManager[Connection]:
+        return self.engine.connect()
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        connection.rollback()  # ends what reading began
+        with connection.begin() as transaction:
+            yield
+            if undo:
+                transaction.rollback()
+
+    def quote(self, *names: str) -> str:
+        quote = self.engine.dialect.identifier_preparer.quote
+        return self.undoubled(".".join(quote(name) for name in names if name))
+
+    def undoubled(self, compiled: str) -> str:
+        """Without the percent signs that a dialect doubles for its driver, as `sqlalchemy.text` does once more."""
+        doubles = "%%" in self.engine.dialect.identifier_preparer.quote("%")
+        return compiled.replace("%%", "%") if doubles else compiled
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return connection.execute(_text(statement, parameters)).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return [tuple(row) for row in connection.execute(_text(statement, parameters))]
+
+    # ------------------------------------------------------------------ the ledger's table
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(name, schema or None):
+            return False
+        columns = {column["name"] for column in inspector.get_columns(name, schema or None)}
+        keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
+        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS):
+            raise no_ledger(label(schema, name))
+        return True
+
+    def create_table(
+        self, connection: Connection, schema: str, name: str, columns: Sequence[str], options: str = ""
+    ) -> None:
+        self.engine.dialect.validate_identifier(name)  # a server may cut what is too long
+        super().create_table(connection, schema, name, columns, options)
+
+    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        """All together, or else one after the other: a refused row is told by its primary key."""
+        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
+        statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
+        try:
+            with connection.begin_nested():
+                for row in rows:
+                    connection.execute(_text(statement, row))
+            return len(rows)
+        except exc.IntegrityError:
+            return sum(self.insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def said(self, error: BaseException) -> str:
+        """The database's own words, in one line, without the password."""
+        text = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
+        return text.replace(str(self.url.password), "***") if self.url.password else text
+
+    def fault(self, error: Exception) -> Fault | None:
+        """None for a lost connection, and what is no error of SQLAlchemy."""
+        if not isinstance(error, exc.SQLAlchemyError):
+            return None
+        text, of_database = self.said(error), isinstance(error, exc.DBAPIError)
+        if of_database and _BLOCKED.search(text):
+            return Fault("blocked", text)
+        if getattr(error, "connection_invalidated", False):
+            return None
+        unbound = isinstance(error, exc.StatementError) and not of_database
+        if unbound or isinstance(error, exc.IntegrityError | exc.DataError) or (of_database and _REFUSED.search(text)):
+            return Fault("refused", text)
+        if isinstance(error, exc.NoSuchTableError) or (of_database and _CHANGED.search(text)):
+            return Fault("changed", f"{text} (at {self})")
+        if _RIGHT.search(text):
+            return Fault("right", text)
+        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+            return Fault("server", f"{text} (at {self})")
+        return Fault("other", text) if of_database else None
+
+    def unreachable(self, error: Exception) -> str | None:
+        """Also of what else SQLAlchemy raises, without the statement."""
+        return f"cannot use {self}: {self.said(error)}" if isinstance(error, exc.SQLAlchemyError) else None
+
+    def __str__(self) -> str:
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.engine = self._make()
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        schema, _, name = table.rpartition(".")
+        if schema or self.dialect != "postgresql":
+            return schema, name
+        schemas = [schema for (schema,) in self.query(connection, HOMES, [name])]
+        if len(schemas) > 1:
+            raise ambiguous(table, schemas)
+        return (schemas or self.query(connection, "SELECT current_schema()")[0])[0], name
+
+    def describe(self, connection: Connection, schema: str, name: str) -> SqlAlchemyTarget | None:
+        if not sa.inspect(connection).has_table(name, schema or None):
+            return None
+        table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
+        columns = []
+        for column in table.columns:
+            declared = self._in_sql(column.type)
+            if isinstance(column.type, sa.JSON):
+                column.type.none_as_null = True  # a NULL is none, and not the JSON value null
+            counter = column is table.autoincrement_column
+            columns.append(
+                SqlAlchemyColumn(
+                    column.name,
+                    repr(column.type),
+                    declared,
+                    nullable=bool(column.nullable) and not counter,
+                    has_default=column.server_default is not None or counter,
+                    generated=column.computed is not None
+                    or bool(column.identity is not None and column.identity.always),
+                    kind=column.type,
+                    dialect=self.dialect,
+                )
+            )
+        return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
+
+    def _in_sql(self, kind: TypeEngine[Any]) -> str:
+        try:
+            return str(kind.compile(dialect=self.engine.dialect))
+        except exc.CompileError:
+            return repr(kind)
+
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        kind = declared(field.type, self.dialect, key=key)
+        try:
+            return self.undoubled(str(kind.compile(dialect=connection.dialect)))
+        except exc.CompileError as error:
+            raise SchemaMismatch(f"{self.dialect} has no such type: {error}") from None
+
+    def choose(self, connection: Connection, target: SqlAlchemyTarget) -> tuple[str, str]:
+        return "staged", "it suits any database"
+
+    # ------------------------------------------------------------------ staged, in the task
+    def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
+        target, text, keys = plan.target, context.transaction_id, self.merge.keys
+        columns = self.staging_columns(
+            target,
+            context.schema,
+            lambda field: SqlAlchemyColumn.of(field.name, declared(field.type, self.dialect), self.dialect),
+        )
+        optional = bool(self.merge.delete_marker)  # a row that deletes needs nothing but its key
+        staging = sa.Table(
+            staging_table(text),
+            sa.MetaData(),
+            sa.Column(_ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
+            sa.Column(_ID, sa.String(199), default=sa.null(), server_default=text),
+            *(
+                sa.Column(c.name, _copy(c.kind), nullable=c.nullable or (optional and c.name not in keys))
+                for c in columns
+            ),
+            schema=target.schema or None,
+        )
+        return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
+
+    # ------------------------------------------------------------------ before the decision
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> tables.Target:
+        if self.dialect not in _RECREATED:
+            types = {column.name: column.declared for column in plan.target.columns}
+            staged = {table: {name: types.get(name, kind) for name, kind in of.items()} for table, of in staged.items()}
+        return super().locked(connection, plan, staged)
+
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:
+        """By an INSERT of no rows, as far as the database has a lock for it."""
+        target = plan.target
+        columns = [target.table.c[name] for name in written if name in target.names]
+        connection.execute(target.table.insert().from_select(columns, sa.select(*columns).where(sa.false())))
+
+    def changes_since(
+        self,
+        connection: Connection,
+        plan: Plan,
+        target: SqlAlchemyTarget,
+        staging: Sequence[str],
+        written: Sequence[str],
+    ) -> Iterator[str]:
+        """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
+        required = {column.name for column in target.columns if not column.nullable} & set(written)
+        existing = sa.inspect(connection).get_multi_columns(target.schema or None, staging) if required else {}
+        for (_, table), columns in existing.items():
+            for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
+                rows = self._union(target, [str(table)], [name, *self._marker])
+                missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
+                if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
+                    yield f'its column "{name}" takes no NULL, and rows have NULL there: let it be NULL'
+
+    def twice(
+        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]
+    ) -> Row | None:
+        keys = list(self._union(target, staging, columns).c)
+        groups = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        row = connection.execute(groups).first()
+        return row and tuple(row)
+
+    # ------------------------------------------------------------------ the move
+    def upsert(
+        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
+        """As any database can: the rows of the target with these keys go, then the last changes come."""
+        into, (columns, _) = target.table, self.changes(written)
+        tables = self._tables(target, staging, columns)
+        if self.merge.keep_newer:
+            for table in tables:
+                connection.execute(table.delete().where(self._is_older(table, into)))
+        for table in tables:
+            connection.execute(into.delete().where(self._is_changed(into, table)))
+        last = self._last(connection, self._union(target, staging, columns), written)
+        connection.execute(into.insert().from_select(written, last))
+
+    def _is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
+        """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
+        by its index: a list of keys, or else one by one."""
+        keys = self.merge.keys
+        equal = [into.c[key] == table.c[key] for key in keys]
+        if len(keys) == 1 or self.dialect == "sqlite":
+            return sa.tuple_(*(into.c[key] for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
+        return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*equal))
+
+    def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
+        """Whether the target has a newer row of a staged row's key."""
+        stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
+        equal = (into.c[key] == table.c[key] for key in self.merge.keys)  # the left one's collation counts in SQLite
+        newer = sa.or_(change.is_(None), stored > change)
+        return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*equal, stored.is_not(None), newer))
+
+    def _last(self, connection: Connection, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
+        """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without
+        `order_by` each key is there once."""
+        columns = [rows.c[name] for name in written]
+        deletes: sa.ColumnElement[int] = sa.literal(0)
+        if self._marker:
+            deletes = sa.case((self._deletes(rows) == sa.literal(True), 1), else_=0)
+        if not self.merge.order_by:
+            return sa.select(*columns).where(deletes == 0)
+        by = rows.c[self.merge.order_by]
+        order = [sa.case((by.is_(None), 1), else_=0), by.desc()]
+        if self._marker:
+            order.append(deletes.desc())
+        number = sa.func.row_number().over(partition_by=[rows.c[key] for key in self.merge.keys], order_by=order)
+        last = sa.select(*columns, number.label("tpc_place"), deletes.label("tpc_deletes")).subquery()
+        return sa.select(*(last.c[name] for name in written)).where(last.c.tpc_place == 1, last.c.tpc_deletes == 0)
+
+    @property
+    def _marker(self) -> list[str]:
+        return [self.merge.delete_marker] if self.merge.delete_marker else []
+
+    def _deletes(self, rows: sa.Subquery) -> sa.ColumnElement[bool]:
+        return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
+
+    def _union(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> sa.Subquery:
+        return sa.union_all(*map(sa.select, self._tables(target, staging, columns))).subquery()
+
+    def _tables(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> list[sa.TableClause]:
+        """`staging` may be quoted names: they need no quotes."""
+        names, schema = (name.rpartition(".")[2] for name in staging), target.schema or None
+        return [sa.table(name, *map(sa.column, columns), schema=schema) for name in names]
+
+    # ------------------------------------------------------------------ staging tables
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+        inspector = sa.inspect(connection)
+        names = [name for name in inspector.get_table_names(schema or None) if re.fullmatch("tpc_[0-9a-f]{20}", name)]
+        tables = inspector.get_multi_columns(schema or None, names) if names else {}
+        defaults = [str(c["default"]) for columns in tables.values() for c in columns if c["name"] == _ID]
+        ids = [text for default in defaults for text in re.findall(r"tpc\.[a-z0-9.-]+", default)]
+        return sorted(text for text in ids if text.startswith(prefix))
+
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        existing = sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
+        return {
+            str(table): {c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (_ROW, _ID)}
+            for (_, table), columns in existing.items()
+        }
+
+
+def _isolation(options: Mapping[str, Any]) -> str:
+    level = options.get("isolation_level") or (options.get("execution_options") or {}).get("isolation_level")
+    return str(level or "").upper().replace("_", " ")
+
+
+def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
+    """A statement whose parameters are %s, of the types that their values have."""
+    if not parameters:
+        return sa.text(statement.replace(":", "\\:"))
+    pieces = statement.replace(":", "\\:").split("%s")
+    names = [f"p{number}" for number in range(len(parameters))]
+    marks = [*(f":{name}" for name in names), ""]
+    marked = "".join(piece.replace("%%", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
+    return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
+
+
+def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    if not isinstance(kind, SchemaType):
+        return kind
+    copy = kind.copy()
+    if hasattr(copy, "create_type"):  # PostgreSQL's, which is there
+        copy.create_type = False
+    return copy
+
+
+_DDL_IS_UNDONE = ("sqlite", "postgresql")
+"""Dialects whose ROLLBACK undoes CREATE TABLE."""
+
+
+class InsertTransaction(RowTransaction):
+    """Rows go into a staging table of its own. Memory: the Python values of up to 1,000 rows."""
+
+    def __init__(
+        self,
+        backend: SqlAlchemyBackend,
+        context: TransactionContext,
+        label: str,
+        identity: Identity,
+        staging: sa.Table,
+        columns: Sequence[SqlAlchemyColumn],
+    ) -> None:
+        super().__init__(context, identity)
+        self._label = label
+        self._backend, self._staging = backend, staging
+        self._values: Values = Values(context.schema, columns, f"{label}: {self.who}", backend.merge)
+        try:
+            with self.explained():
+                self.connection = backend.engine.connect()
+                self._transaction = self.connection.begin()
+                staging.create(self.connection, checkfirst=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def explained(self) -> AbstractContextManager[None]:
+        return explained(self._backend.fault, self._label, self.who)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        names, values = batch.schema.names, self._values
+        for piece in values.slices(batch):
+            rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
+            who = f"{self.who}, rows {values.rows + 1} to {values.rows + len(rows)},"
+            with explained(self._backend.fault, self._label, who):
+                self.connection.execute(self._staging.insert(), rows)
+            values.rows += len(rows)
+
+    def encode(self, batch: pa.RecordBatch) -> None:
+        self._values.of(batch)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        before, savepoint = self._values.rows, self.connection.begin_nested()
+        try:
+            self.write(batch)
+        except BadValue:
+            self._values.rows = before
+            savepoint.rollback()
+            raise
+        savepoint.commit()
+
+    def finish(self) -> int:
+        """Every row is judged already."""
+        return self._values.rows
+
+    def commit(self) -> None:
+        self.sealing = True
+        with self.explained():
+            self._transaction.commit()
+        self._disconnect()
+
+    def close(self) -> None:
+        """Nothing is thrown away of what is sealed."""
+        with contextlib.suppress(Exception):
+            if not self.sealing:
+                self._transaction.rollback()
+                if self._backend.dialect not in _DDL_IS_UNDONE:
+                    self._staging.drop(self.connection)
+                    self.connection.commit()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """No other task of this process has the pool."""
+        with contextlib.suppress(Exception):
+            self.connection.invalidate()
+            self.connection.close()

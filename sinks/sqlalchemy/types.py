@@ -27,7 +27,7 @@ from sinks.arrow.convert import (
     would_be_rounded,
 )
 from sinks.arrow.types import is_text
-from sinks.sql import target as targets
+from sinks.sql import table as tables
 
 _NUMBER = r"^\s*[-+.]?[0-9.]"
 """What texts begin with that SQLite may take for a number."""
@@ -37,7 +37,7 @@ _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqlAlchemyColumn(targets.Column):
+class SqlAlchemyColumn(tables.Column):
     """One column of the target, with its type as SQLAlchemy has it."""
 
     kind: TypeEngine[Any]
@@ -67,7 +67,9 @@ class SqlAlchemyColumn(targets.Column):
                 longest = None if self.dialect == "sqlite" else kind.length  # SQLite cuts nothing
                 return Holds(convert.JSON, name, longest=longest, drops=isinstance(kind, sa.CHAR))
             case sa.Float():
-                to, scale = pa.float32() if self._single else pa.float64(), getattr(kind, "scale", None)
+                has_32_bits = isinstance(kind, sa.REAL) or (getattr(kind, "precision", None) or 53) <= 24
+                is_double = self.dialect == "sqlite" or isinstance(kind, sa.Double) or not has_32_bits
+                to, scale = pa.float64() if is_double else pa.float32(), getattr(kind, "scale", None)
                 return Holds(convert.FLOAT, name, to=to, scale=scale, missing=_MISSING.get(self.dialect))
             case sa.Numeric():
                 scale = None if kind.precision is None else kind.scale or 0
@@ -90,13 +92,6 @@ class SqlAlchemyColumn(targets.Column):
                 return Holds(takes, name)
         other = "use the sink of that database, or a column of another type"
         raise Unfit(f"this sink does not know the column's type; {other}")
-
-    @property
-    def _single(self) -> bool:
-        """Whether the column has 32 bits. SQLite has none such."""
-        if self.dialect == "sqlite" or isinstance(self.kind, sa.Double):
-            return False
-        return isinstance(self.kind, sa.REAL) or (getattr(self.kind, "precision", None) or 53) <= 24
 
     @property
     def _unit(self) -> int:

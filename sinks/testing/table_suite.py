@@ -383,7 +383,7 @@ class TableSuite:
             with sink._backend.lend() as connection:
                 start.wait()
                 try:
-                    identities.append(sink._planner.ensure_ledger(connection))
+                    identities.append(sink._ensured_ledger(connection))
                 except Exception as error:
                     failed.append(error)
 

@@ -18,16 +18,13 @@ import pyarrow.types as at
 from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, Unfit, bits, created_type
 from sinks.errors import ConfigurationError
-from sinks.sql import target as targets
+from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, by_table
-from sinks.sql.encoder import Values
-from sinks.sql.errors import Fault, Kind
 from sinks.sql.names import staging_table
-from sinks.sql.options import MergeOptions
-from sinks.sql.planning import Planner
-from sinks.sql.server import PooledServer, Row
+from sinks.sql.server import Fault, Kind, PooledServer, Row, explained
 from sinks.sql.sink import TableSink
 from sinks.sql.strategies import identity_of
+from sinks.sql.table import MergeOptions, Values
 from sinks.transaction import TransactionContext
 
 _HOLDS = {  # the first that a declared type matches
@@ -53,7 +50,7 @@ _FAULTS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class SqliteColumn(targets.Column):
+class SqliteColumn(tables.Column):
     def conversion(self, arrow: pa.DataType) -> Convert:
         """Days and times become text."""
         holds = next((holds for kind, holds in _HOLDS.items() if re.search(kind, self.type, re.IGNORECASE)), None)
@@ -64,7 +61,7 @@ class SqliteColumn(targets.Column):
         return (lambda array: checked(array).cast(pa.string())) if is_text else checked
 
 
-Target: TypeAlias = targets.Target
+Target: TypeAlias = tables.Target
 
 
 class SqliteTransaction(RowTransaction):
@@ -82,7 +79,7 @@ class SqliteTransaction(RowTransaction):
                 self.connection.execute(f"CREATE TEMPORARY TABLE tpc_rows ({self._definitions})")
 
     def explained(self) -> AbstractContextManager[None]:
-        return self._backend.explained(self._target, self.who)
+        return explained(self._backend.fault, self._target.label, self.who)
 
     def encode(self, batch: pa.RecordBatch) -> object:
         return self._values.of(batch)
@@ -196,7 +193,7 @@ class SqliteBackend(PooledServer, Backend):
                 indexes["the primary key"] = primary
             has_default = counts or default is not None
             columns.append(SqliteColumn(column, kind, "", not (not_null or key), has_default, hidden in (2, 3)))
-        uniques = tuple(targets.Unique(index, tuple(names)) for index, names in indexes.items() if None not in names)
+        uniques = tuple(tables.Unique(index, tuple(names)) for index, names in indexes.items() if None not in names)
         checks = re.search(r"\b(CHECK|REFERENCES)\b", sql, re.IGNORECASE)
         others = [f"index {index}" for index, names in indexes.items() if None in names]
         constraints = *self.triggers(connection, schema, name), *others, *["what it checks"] * bool(checks)
@@ -205,10 +202,6 @@ class SqliteBackend(PooledServer, Backend):
         )
         referenced_by = tuple(table for (table,) in self.query(connection, asked, [name]))
         return Target(schema, name, tuple(columns), uniques, constraints, referenced_by)
-
-    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        asked = "SELECT 'trigger ' || name, sql FROM sqlite_master WHERE type = 'trigger'"
-        return dict(self.query(connection, f"{asked} AND tbl_name = %s COLLATE NOCASE", [name]))
 
     def declared(self, connection: Connection | None, field: pa.Field, *, key: bool) -> str:
         return created_type(field.type, _CREATED, "text", "SQLite")
@@ -279,4 +272,4 @@ class SqliteSink(TableSink):
     ) -> None:
         merge = MergeOptions.of("upsert" if keys else "append", keys, order_by, delete_marker)
         backend = SqliteBackend(path, merge, name=name or table, lock_timeout=lock_timeout)
-        super().__init__(Planner(backend, name or table, table, create_table, ledger), transform=None)
+        super().__init__(backend, table, name=name, create_table=create_table, ledger=ledger)

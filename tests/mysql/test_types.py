@@ -24,7 +24,7 @@ from sinks.mysql import MySQLSink
 from sinks.mysql.catalog import MySQLColumn, target_type
 from sinks.mysql.connection import literal
 from sinks.mysql.load import InsertEncoder, LoadEncoder, RowEncoder
-from sinks.sql.encoder import mismatches
+from sinks.sql.table import mismatches
 from sinks.testing.table import context
 from tests.mysql.play import Observer
 

@@ -20,9 +20,9 @@ from coordinator.protocol import waiting
 from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
-from sinks.postgres import backend as postgres_backend
+from sinks.postgres import sink as postgres_sink
 from sinks.postgres.connection import fault
-from sinks.sql.errors import explained
+from sinks.sql.server import explained
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -158,7 +158,7 @@ class SoonIdle(Driver):
     """The server ends its transactions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        postgres_backend._IDLE_LIMIT = 2
+        postgres_sink._IDLE_LIMIT = 2
         super().run_here()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -189,4 +190,40 @@ def test_a_transaction_number_from_another_server_proves_nothing(db: Observer) -
     db.run(f"ROLLBACK PREPARED '{name(committable)}'")
     ahead = replace(committable, proof={**committable.proof, "xid": committable.proof["xid"] + 10**6})
     assert sink.commit(ahead).state is CommitState.LOST
+    sink.close()
+
+
+def test_two_drivers_that_settle_at_once_commit_each_row_once(db: Observer, sink: PostgresSink) -> None:
+    """The ledger's key orders them: whoever comes second is told so, or asks again."""
+    committables = [pre_commit(sink, rows_of(number), subtask=number) for number in range(4)]
+    other, start = PostgresSink(db.dsn, "orders", strategy=sink.strategy), threading.Barrier(2)
+
+    def settle(driver: PostgresSink) -> list[Any]:
+        start.wait()
+        return list(driver.commit_all(checkpoint(), committables))
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [answer for answers in pool.map(settle, (sink, other)) for answer in answers]
+    assert all(answer == CommitOutcome.COMMITTED or isinstance(answer, Exception) for answer in answers), answers
+    for driver in (sink, other):
+        assert driver.commit_all(checkpoint(), committables) == [CommitOutcome.COMMITTED] * 4
+    assert db.ids() == [0, 1, 2, 3]
+    other.close()
+
+
+def test_a_move_that_calls_what_is_gone_is_refused_at_once(db: Observer) -> None:
+    """Asking again until commit_timeout would not bring the function back."""
+    helper = "CREATE FUNCTION helper() RETURNS void LANGUAGE sql AS ''"
+    calls = "CREATE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM helper(); RETURN NEW; END$$"
+    db.run(f"{helper}; {calls}; CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION judge()")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(SCHEMA)
+    committable = pre_commit(sink, rows_of(1))
+    sink.validate_all(checkpoint(), [committable])
+    db.run("DROP FUNCTION helper()")
+    [outcome] = sink.commit_all(checkpoint(), [committable])
+    assert "function helper() does not exist" in why_unknown(outcome)
+    db.run(helper)
+    assert sink.commit_all(checkpoint(), [committable]) == [CommitOutcome.COMMITTED]
+    assert db.ids() == [1]
     sink.close()

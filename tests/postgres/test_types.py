@@ -22,7 +22,7 @@ from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, target_type
 from sinks.postgres.connection import Connection
 from sinks.postgres.copy import CopyEncoder
-from sinks.sql.encoder import mismatches
+from sinks.sql.table import mismatches
 from sinks.testing.servers.postgres import PostgresService
 
 UTC = "UTC"

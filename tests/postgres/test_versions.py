@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinks.sql.options import MergeOptions
+from sinks.sql.table import MergeOptions
 
 
 def test_options_are_told_in_committables_as_ever() -> None:

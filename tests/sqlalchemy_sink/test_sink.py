@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.sqlalchemy.backend import SqlAlchemyBackend
+from sinks.sqlalchemy.sink import SqlAlchemyBackend
 from sinks.sqlalchemy.types import SqlAlchemyColumn
 from sinks.testing.lines import at, watched
 from sinks.testing.table import context, why_unknown

@@ -1,18 +1,22 @@
-"""Queries of the catalogs of PostgreSQL and MySQL: what runs for each row, and what lets a server lose what it has
-answered as committed."""
+"""What is known of kinds of databases by SQLAlchemy's names for them: what runs for each row, what lets a server lose
+what it has answered as committed, and how a column is added."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sinks.diagnosis import SchemaChange
+
 _POSTGRES_TRIGGERS = """
-WITH relations AS (SELECT to_regclass(%s) AS oid UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
+WITH target AS (
+SELECT to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid
+), relations AS (SELECT oid FROM target UNION SELECT relid FROM target, pg_partition_tree(target.oid))
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
  WHERE NOT tgisinternal AND tgenabled <> 'D'
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
-  FROM pg_rewrite r WHERE ev_class = to_regclass(%s) AND ev_enabled <> 'D'
+  FROM pg_rewrite r JOIN target ON ev_class = target.oid WHERE ev_enabled <> 'D'
 UNION ALL
 SELECT 'partition ' || c.oid::regclass || ', a foreign table,', ''
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
@@ -27,13 +31,21 @@ SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipu
  WHERE event_object_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND event_object_table = %s
 """
 
+_SQLITE_TRIGGERS = """
+SELECT 'trigger ' || name, sql FROM sqlite_master
+ WHERE type = 'trigger' AND %s IN ('', 'main') AND tbl_name = %s COLLATE NOCASE
+"""
+
 MYSQL = ("mysql", "mariadb")
 """SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
 
-TRIGGERS = {"postgresql": _POSTGRES_TRIGGERS, **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS)}
+TRIGGERS = {
+    "postgresql": _POSTGRES_TRIGGERS,
+    "sqlite": _SQLITE_TRIGGERS,
+    **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS),
+}
 """What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
-definition. The parameters are the table's schema and name; of PostgreSQL its quoted name, three times. In MySQL a user
-without the right TRIGGER sees none."""
+definition. The parameters are the table's schema and name. In MySQL a user without the right TRIGGER sees none."""
 
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
@@ -82,11 +94,7 @@ _MYSQL_TABLE = (
     " FROM information_schema.tables WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
     " AND engine <> 'InnoDB'"
 )
-_WEAKNESSES = {
-    "postgresql": (_POSTGRES, _POSTGRES_TABLE),
-    "mysql": (_MYSQL, _MYSQL_TABLE),
-    "mariadb": (_MYSQL, _MYSQL_TABLE),
-}
+_WEAKNESSES = {"postgresql": (_POSTGRES, _POSTGRES_TABLE), **dict.fromkeys(MYSQL, (_MYSQL, _MYSQL_TABLE))}
 
 
 def weaknesses(
@@ -98,3 +106,23 @@ def weaknesses(
     rows = [row for statement in of_server for row in query(statement, ())]
     rows += query(of_table, (schema, table)) if of_table else ()
     return [str(sentence) for (sentence,) in rows]
+
+
+_ADD = {"postgresql": "ADD COLUMN IF NOT EXISTS", "oracle": "ADD", "mssql": "ADD"}
+"""By SQLAlchemy's name for the kind of database; standard SQL for others."""
+_LOCKS = {
+    "sqlite": "the database for a moment: only its schema is written",
+    "postgresql": "ACCESS EXCLUSIVE for a moment: only the catalog is written",
+    **dict.fromkeys(
+        MYSQL,
+        "the table's metadata for a moment: only the dictionary is written (ALGORITHM=INSTANT), unless the table is "
+        "compressed or has a full-text index: then all rows are",
+    ),
+}
+
+
+def addition(dialect: str, table: str, column: str, definition: str, *, automatic: bool) -> SchemaChange:
+    """`table` is quoted; `definition` is of the column, with its name."""
+    statement = f"ALTER TABLE {table} {_ADD.get(dialect, 'ADD COLUMN')} {definition}"
+    locks = _LOCKS.get(dialect, "what the database locks for ALTER TABLE: see its manual")
+    return SchemaChange(column, statement, "add", locks, automatic)

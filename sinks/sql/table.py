@@ -1,0 +1,315 @@
+"""The table that rows go to, as its database describes it; how rows get in; and what is alike in the encoding of Arrow
+record batches for all databases."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.arrow.convert import Convert, RefusedValue, Unfit, short
+from sinks.arrow.types import spark_name
+from sinks.errors import BadValue, SchemaMismatch, TargetChanged
+from sinks.sql.names import label
+
+Mode = Literal["append", "upsert"]
+
+
+@dataclass(frozen=True)
+class Column(ABC):
+    """`declared`, or else `type`, is its type in SQL."""
+
+    name: str
+    type: str
+    declared: str = ""
+    nullable: bool = True
+    has_default: bool = False
+    generated: bool = False
+
+    @property
+    def in_sql(self) -> str:
+        return self.declared or self.type
+
+    @abstractmethod
+    def conversion(self, arrow: pa.DataType) -> Convert:
+        """How values of an Arrow type get into the column; those that it would round or cut are refused. Raises
+        Unfit."""
+
+    @property
+    def staged_as(self) -> str:
+        """Its type as staging tables show it."""
+        return self.in_sql
+
+
+@dataclass(frozen=True)
+class Unique:
+    """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred)."""
+
+    name: str
+    columns: tuple[str, ...]
+    arbiter: bool = True
+
+
+@dataclass(frozen=True)
+class Target:
+    """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
+    there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
+    runs for each row when the query looks at the table first, with their definitions: what they do is meant."""
+
+    schema: str
+    name: str
+    columns: tuple[Any, ...]
+    uniques: tuple[Unique, ...] = ()
+    constraints: tuple[str, ...] = ()
+    referenced_by: tuple[str, ...] = ()
+    triggers: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def label(self) -> str:
+        return label(self.schema, self.name)
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def require_meant(self, triggers: Mapping[str, str]) -> None:
+        """`triggers` are those of now. Raises TargetChanged if there is one that nobody has seen at the start."""
+        new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
+        if new:
+            raise TargetChanged(
+                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new or was altered, and "
+                "may change or drop rows. Remove it, or start the query again, which accepts it"
+            )
+
+    @property
+    def judges(self) -> bool:
+        """Whether the table may refuse rows that staging tables take."""
+        return bool(self.uniques or self.constraints)
+
+    def is_unique(self, keys: tuple[str, ...]) -> bool:
+        """Whether upserts can go by these keys."""
+        return any(set(unique.columns) == set(keys) and unique.arbiter for unique in self.uniques)
+
+    def unfit(self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
+        """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
+        the types that their staging tables have."""
+        now = {column.name: column for column in self.columns}
+        for name in written:
+            if name not in now:
+                yield f'it has no column "{name}" any more: name it so again, or add it'
+            elif now[name].generated:
+                yield f'its column "{name}" is generated now: make it a plain one again'
+        for name, kind in staged:
+            column = now.get(name) if name in written else None
+            if column and not column.generated and column.staged_as != kind:
+                again = "change it back, and again when the rows are in"
+                yield f'its column "{name}" was {kind} and is {column.staged_as}: {again}'
+        for column in self.columns:
+            if column.name not in written and not (column.nullable or column.has_default or column.generated):
+                yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
+
+
+# ---------------------------------------------------------------------- how rows get in
+@dataclass(frozen=True)
+class MergeOptions:
+    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
+    that key, or deletes it if `delete_marker` is true in it. With `keep_newer` a change that is older, by `order_by`,
+    than the row that the table has is dropped."""
+
+    mode: str = "append"
+    keys: tuple[str, ...] = ()
+    order_by: str | None = None
+    delete_marker: str | None = None
+    keep_newer: bool = False
+
+    @classmethod
+    def of(cls, mode: str, keys: Sequence[str] | str, *others: Any) -> MergeOptions:
+        """A single key may be given as it is."""
+        return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
+
+    def __str__(self) -> str:
+        """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""
+        if self.mode == "append":
+            return self.mode
+        parts = [f"{self.mode} by {', '.join(self.keys)}"]
+        parts += [f"the last by {self.order_by}"] if self.order_by else []
+        parts += [f"deletes by {self.delete_marker}"] if self.delete_marker else []
+        return "; ".join([*parts, *["newer rows stay"] * self.keep_newer])
+
+    def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
+        """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
+        participant has a transaction of its own on the table, which is for appends only."""
+        known = [name for name in ("auto", two_phase, "staged") if name]
+        if strategy not in known:
+            yield f"strategy={strategy!r} is not one of " + ", ".join(f'"{name}"' for name in known)
+        if self.mode not in ("append", "upsert"):
+            yield f'mode={self.mode!r} is not one of "append", "upsert"'
+        if self.mode == "upsert":
+            if not self.keys:
+                yield 'mode="upsert" needs keys=[…], the columns of a unique index'
+            if strategy == two_phase:
+                yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
+            if self.keep_newer and not self.order_by:
+                yield "keep_newer=True needs order_by, the column that tells which change is newer"
+        elif self.keys or self.order_by or self.delete_marker or self.keep_newer:
+            yield 'keys, order_by, delete_marker and keep_newer belong to mode="upsert"'
+        if len(set(self.keys)) < len(self.keys):
+            yield f"keys={list(self.keys)} names a column twice"
+        if self.delete_marker in {*self.keys, self.order_by} - {None}:
+            yield f"delete_marker={self.delete_marker!r} is a key or the order_by column too"
+
+    def problems(self, schema: pa.Schema, target: Collection[str]) -> Iterable[str]:
+        """Why rows of `schema`, or a table with the columns `target`, are not what the options speak of."""
+        for role, column in [
+            *(("keys", key) for key in self.keys),
+            ("order_by", self.order_by),
+            ("delete_marker", self.delete_marker),
+        ]:
+            if column is not None and column not in schema.names:
+                yield f"{role} names column {column!r}, which the batch has not"
+        if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
+            kind = schema.field(self.delete_marker).type
+            yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"
+        if self.keep_newer and self.order_by not in target:
+            yield f"keep_newer=True needs the column {self.order_by!r} of order_by in the table, to compare with"
+
+    def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
+        """Those of the batch's columns that go into a table with the columns `target`."""
+        extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
+        return [column for column in columns if column not in extra]
+
+
+APPEND = MergeOptions()
+
+
+# ---------------------------------------------------------------------- rows
+class Encoder:
+    """Encodes the batches that go into one table, whose `columns` the catalog told.
+
+    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
+    for a value that the column would not keep as it is, naming table, column and row (counted from 1 over all batches)
+    and what the row begins with.
+    """
+
+    rows_at_once: ClassVar[int]
+    bytes_at_once: ClassVar[int]
+    """What a piece should not have much more of."""
+    no_null: ClassVar[str] = ""
+    """What to say of a NULL in a column that takes none; the server says it, if this is empty."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Sequence[Any],
+        table: str,
+        merge: MergeOptions = APPEND,
+    ) -> None:
+        if reasons := mismatches(schema, columns):
+            raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
+        known = {column.name: column for column in columns}
+        self.table = table
+        self.columns = [known[name] for name in schema.names]
+        self.rows = 0
+        self._schema, self._merge = schema, merge
+        self._convert = [known[field.name].conversion(field.type) for field in schema]
+
+    def slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of one batch, some thousands at a time. Raises SchemaMismatch unless it has the first one's
+        columns."""
+        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
+            now, before = (", ".join(f"{field.name} {field.type}" for field in x) for x in (batch.schema, self._schema))
+            after = f"after row {self.rows} the batches have other columns than at the start"
+            raise SchemaMismatch(f"table {self.table}: {after}: {now}, not {before}")
+        rows = min(self.rows_at_once, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+    def converted(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        arrays = []
+        for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
+            try:
+                if self.no_null and array.null_count and not column.nullable:
+                    self._refuse_nulls(batch, column.name, array)
+                arrays.append(convert(array))
+            except RefusedValue as refused:
+                raise self.bad_value(batch, column.name, refused) from None
+        return arrays
+
+    def _refuse_nulls(self, batch: pa.RecordBatch, name: str, array: pa.Array) -> None:
+        """A row that deletes needs nothing but its key."""
+        missing = array.is_null()
+        if self._merge.delete_marker and name not in self._merge.keys:
+            missing = pc.and_not(missing, batch.column(self._merge.delete_marker).fill_null(False))
+        if pc.any(missing).as_py():
+            raise RefusedValue(pc.index(missing, True).as_py(), self.no_null)
+
+    def bad_value(self, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
+        """Names column, row, and what tells it from others: its first other columns, which are the keys more often than
+        not."""
+        others = [other for other in batch.schema.names if other != name][:3]
+        values = ", ".join(f"{other}={short(batch.column(other)[refused.index])}" for other in others)
+        begins = f" (the row begins {values})" if others else ""
+        what = f'column "{name}": {refused}'
+        where = f"table {self.table}: row {self.rows + refused.index + 1}"
+        return BadValue(f"{where}, {what}{begins}").because(what)
+
+
+class Values(Encoder):
+    """For drivers that take rows of Python values."""
+
+    rows_at_once = 1000
+    bytes_at_once = 16 * 2**20
+    no_null = "NULL in a column that takes none"
+
+    def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """The rows, as Python has their values."""
+        columns = []
+        for column, array in zip(self.columns, self.converted(batch), strict=True):
+            try:
+                columns.append(array.to_pylist())
+            except (ValueError, OverflowError) as error:
+                text = isinstance(error, UnicodeDecodeError)
+                reason = "the text is not UTF-8" if text else "Python has no such value"
+                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
+        return list(zip(*columns, strict=True))
+
+
+def _first_unreadable(array: pa.Array) -> int:
+    for index, value in enumerate(array):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return index
+    return 0
+
+
+def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
+    """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
+    known = {column.name: column for column in columns}
+    reasons: list[str] = []
+    written = Counter(schema.names)
+    for name in sorted(name for name, times in written.items() if times > 1):
+        reasons.append(f'column "{name}" comes more than once in the batch')
+    for name, arrow in zip(schema.names, schema.types, strict=True):
+        column = known.get(name)
+        if column is None:
+            similar = [other for other in known if other.lower() == name.lower()]
+            hint = f' (there is "{similar[0]}"; capitals count)' if similar else ""
+            reasons.append(f'column "{name}" of the batch is not in the table{hint}: add it, or drop it in Spark')
+        elif column.generated:
+            reasons.append(f'column "{name}" is generated by the table and cannot be written: drop it in Spark')
+        else:
+            try:
+                column.conversion(arrow)
+            except Unfit as unfit:
+                kind = spark_name(arrow)
+                reasons.append(f'column "{name}": {kind} does not go into {column.in_sql}: {unfit}')
+    for column in columns:
+        if column.name not in written and not (column.nullable or column.has_default or column.generated):
+            reasons.append(f'column "{column.name}" of the table is NOT NULL without default, and not in the batch')
+    return reasons
