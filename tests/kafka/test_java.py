@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sinks.kafka.record_batch import NAMES
+from sinks.testing.servers.common import java
 from sinks.testing.servers.kafka import JARS, VERSION, KafkaService
-from sinks.testing.servers.maven import java, maven_jars
+from sinks.testing.servers.maven import maven_jars
 from tests.kafka.play import pre_commit, sink_of
 from tests.kafka.reading import settled
 

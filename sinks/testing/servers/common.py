@@ -23,6 +23,8 @@ from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
+QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # the last would leave a file in /tmp
+
 START_TIMEOUT = 180.0
 """Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
@@ -142,141 +144,6 @@ class Unmanaged(Service):
         """Nothing to release."""
 
 
-class DatabaseServer(OneProcess, Service):
-    """An embedded server of one (main) process, with data of its own in a temporary folder."""
-
-    PRODUCT: ClassVar[str]
-    PORT_TAKEN: ClassVar[str]
-    """What its log says when somebody else has the port."""
-    UNREACHABLE: ClassVar[type[Exception]]
-    """What `connect` raises while it does not answer."""
-    STOP_SIGNAL: ClassVar[str] = "KILL"
-    """What the watchdog sends."""
-
-    def __init__(self, settings: Mapping[str, str] | None) -> None:
-        self.settings = dict(settings or {})
-        self.port = 0
-        self._secret = secrets.token_urlsafe(12)
-        self._account: pwd.struct_passwd | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._home: Path | None = None
-
-    # ------------------------------------------------------------------ the server's own
-    @abstractmethod
-    def connect(self, dsn: str | None = None, **options: Any) -> Any: ...
-
-    @abstractmethod
-    def _initialise(self, home: Path) -> None:
-        """Make the data, for the user `tester` or the like with the password `_secret`."""
-
-    @abstractmethod
-    def _serve(self, home: Path, port: int) -> list[str]:
-        """The command that serves on this port of 127.0.0.1; `dsn` is set to match."""
-
-    # ------------------------------------------------------------------ alike
-    @property
-    def label(self) -> str:
-        return f"the {self.PRODUCT} server"
-
-    @property
-    def home(self) -> Path:
-        """The folder of data and log. Raises RuntimeError when there is none."""
-        if self._home is None:
-            raise RuntimeError(f"the {self.PRODUCT} server has no folder yet: call start() first")
-        return self._home
-
-    @property
-    def log(self) -> str:
-        """All that the server has written to its log."""
-        path = self._home and self._home / "log"
-        return path.read_text(errors="replace") if path and path.exists() else ""
-
-    def start(self) -> None:
-        if self.running:
-            return
-        self._forget()  # it may have died by itself
-        if self._home is None:
-            prefix = f"{self.PRODUCT.lower()}-"
-            self._home = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_folder(self._account)))
-            self._watchdog = Watchdog(self._home, self.STOP_SIGNAL)
-            try:
-                self._initialise(self._home)
-            except BaseException:
-                self.close()
-                raise
-        attempts = 1 if self.port else 5
-        while True:
-            attempts -= 1
-            port = self.port or free_port()
-            try:
-                self._launch(port)
-            except RuntimeError:
-                if attempts and self.PORT_TAKEN in self.log:  # somebody else took the port in between
-                    continue
-                raise
-            self.port = port
-            return
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._forget()
-
-    def close(self) -> None:
-        self.kill()
-        if self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
-            self._home = None
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
-
-    def _as_account(self) -> dict[str, Any]:
-        if self._account is None:
-            return {}
-        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
-
-    def _launch(self, port: int) -> None:
-        assert self._watchdog is not None
-        command = self._serve(self.home, port)
-        with (self.home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.home,
-                start_new_session=True,
-                **self._as_account(),
-            )
-        self._watchdog.watch(self._process.pid)
-        self._await_ready(self._process)
-        logger.info("%s runs on port %d as pid %d", self.PRODUCT, port, self._process.pid)
-
-    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while True:
-            try:
-                self.connect(connect_timeout=5).close()
-                return
-            except self.UNREACHABLE as error:
-                if process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                log = self.log[-2000:]
-                self.kill()
-                raise RuntimeError(f"{self.PRODUCT} did not start: {error}\nThe end of its log:\n{log}") from None
-
-    def _forget(self) -> None:
-        """The server is gone."""
-        if self._process is not None:
-            self._process = None
-            assert self._watchdog is not None
-            self._watchdog.watch()
-
-
 class Watchdog:
     """Sees to it that servers die with this process, even when that gets SIGKILL, and that their folder goes too.
 
@@ -309,18 +176,18 @@ class Watchdog:
 
 
 class ServerProcess(OneProcess, Startable):
-    """A server that is one process with one port and a folder. A context manager: started on entry, gone after exit.
+    """A server of one (main) process with one port and a folder. It dies with the process that started it, even when
+    that gets SIGKILL."""
 
-    It dies with the process that started it, also by SIGKILL.
-    """
-
-    start_timeout = START_TIMEOUT
-    """Seconds until a server that does not answer is given up."""
+    PORT_TAKEN: ClassVar[str] = "Address already in use"
+    """What its log says when somebody else has the port."""
+    STOP_SIGNAL: ClassVar[str] = "KILL"
+    """What the watchdog sends."""
 
     def __init__(self) -> None:
         self.port = 0
-        self.home = Path()
-        """Its folder, from the first start to `close`."""
+        self._account: pwd.struct_passwd | None = None
+        self._home: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
 
@@ -332,47 +199,173 @@ class ServerProcess(OneProcess, Startable):
     def _answers(self) -> bool:
         """Whether the server can be used."""
 
+    def _initialise(self, home: Path) -> None:
+        """Fill its new folder."""
+
+    @property
+    def home(self) -> Path:
+        """Its folder, from the first start to `close`. Raises RuntimeError when there is none."""
+        if self._home is None:
+            raise RuntimeError(f"{self.label} has no folder yet: call start() first")
+        return self._home
+
+    @property
+    def log(self) -> str:
+        """All that the server has written to its log."""
+        return log_in(self._home)
+
     def start(self) -> None:
         """Start the server, or resume it, and return when it answers. Raises RuntimeError if it does not."""
         if self.running:
             self.resume()
             return
-        if self._watchdog is None:
-            self.home = Path(tempfile.mkdtemp(prefix=f"{type(self).__name__.lower()}-"))
-            self._watchdog = Watchdog(self.home)
-            self.port = free_port()
-        with (self.home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.home,
-                start_new_session=True,
-            )
-        self._watchdog.watch(self._process.pid)
-        deadline = time.monotonic() + self.start_timeout
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                log_end = (self.home / "log").read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"{type(self).__name__} did not start; the end of its log:\n{log_end}")
-            time.sleep(0.05)
+        self._forget()  # it may have died by itself
+        if self._home is None:
+            prefix = f"{type(self).__name__.lower()}-"
+            self._home = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_folder(self._account)))
+            self._watchdog = Watchdog(self._home, self.STOP_SIGNAL)
+            try:
+                self._initialise(self._home)
+            except BaseException:
+                self.close()
+                raise
+        for attempts in [0] if self.port else range(4, -1, -1):
+            chosen, self.port = self.port, self.port or free_port()
+            try:
+                self._launch()
+                return
+            except RuntimeError:
+                self.port = chosen
+                if not attempts or self.PORT_TAKEN not in self.log:  # nobody took the port in between
+                    raise
 
     def kill(self) -> None:
         """Crash the server: SIGKILL. Returns when it is gone. `start` starts it again on the same port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._process = None
+            self._forget()
 
     def close(self) -> None:
         """Stop the server and remove its folder."""
         self.kill()
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
         if self._watchdog is not None:
-            shutil.rmtree(self.home, ignore_errors=True)
             self._watchdog.close()
             self._watchdog = None
+
+    def _as_account(self) -> dict[str, Any]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
+
+    def _launch(self) -> None:
+        assert self._watchdog is not None
+        self._process = spawn(self._command(), self.home, **self._as_account())
+        self._watchdog.watch(self._process.pid)
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"{self.label} did not start; the end of its log:\n{self.log[-3000:]}")
+            time.sleep(0.02)
+        logger.info("%s runs on port %d as pid %d", self.label, self.port, self._process.pid)
+
+    def _forget(self) -> None:
+        """The server is gone."""
+        if self._process is not None:
+            self._process = None
+            assert self._watchdog is not None
+            self._watchdog.watch()
+
+
+class DatabaseServer(ServerProcess, Service):
+    """An embedded server with data of its own."""
+
+    PRODUCT: ClassVar[str]
+    UNREACHABLE: ClassVar[type[Exception]]
+    """What `connect` raises while it does not answer."""
+
+    def __init__(self, settings: Mapping[str, str] | None) -> None:
+        super().__init__()
+        self.settings = dict(settings or {})
+        self._secret = secrets.token_urlsafe(12)
+        """The password of the user whom `_initialise` makes, and `_command` puts into `dsn`."""
+
+    @abstractmethod
+    def connect(self, dsn: str | None = None, **options: Any) -> Any: ...
+
+    @property
+    def label(self) -> str:
+        return f"the {self.PRODUCT} server"
+
+    def _stop(self, by: signal.Signals, why_not: str = "") -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(by)  # to none that has ended
+        try:
+            self._process.wait(START_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{self.label} did not stop within {START_TIMEOUT:.0f} s {why_not}") from None
+        self._forget()
+
+    def _answers(self) -> bool:
+        try:
+            self.connect(connect_timeout=5).close()
+        except self.UNREACHABLE:
+            return False
+        return True
+
+
+def spawn(command: Sequence[str], home: Path, **account: Any) -> subprocess.Popen[bytes]:
+    """A server that writes to the log in this folder."""
+    with (home / "log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            start_new_session=True,
+            **account,
+        )
+
+
+def log_in(home: Path | None) -> str:
+    path = home and home / "log"
+    return path.read_text(errors="replace") if path and path.exists() else ""
+
+
+def run(
+    command: Sequence[str], *, timeout: float = START_TIMEOUT, input: str = "", cwd: Path | str = "/", **account: Any
+) -> str:
+    """What a program writes to its end. Raises RuntimeError, with the end of that, when it fails."""
+    done = subprocess.run(
+        command,
+        input=input,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        **account,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed with status {done.returncode}:\n{done.stdout[-3000:]}")
+    return str(done.stdout)
+
+
+def java(program: str = "java") -> str:
+    """Java, or another of its programs: of JAVA_HOME, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / program) if home else program
+
+
+def small_jvm(home: Path, most: str) -> list[str]:
+    """The beginning of the command line of a Java that starts quickly and takes at most this memory."""
+    return [java(), "-Xms64m", f"-Xmx{most}", *QUICK_JVM, f"-Djava.io.tmpdir={home}"]
 
 
 def freeze(pid: int) -> None:
@@ -425,14 +418,3 @@ def temporary_folder(account: pwd.struct_passwd | None = None) -> str:
         if os.path.isdir(folder) and traversable(Path(folder).resolve()):
             return folder
     raise RuntimeError(f"no temporary folder among {candidates} that user {account.pw_name!r} may enter: set TMPDIR")
-
-
-def docker_answers() -> bool:
-    """Whether testcontainers is installed and reaches a Docker engine."""
-    try:
-        import docker
-
-        return bool(docker.from_env(timeout=5).ping())
-    except Exception as error:
-        logger.debug("no Docker engine: %s", error)
-        return False

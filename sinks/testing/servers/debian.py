@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sinks.testing.servers.common import run
 from sinks.testing.servers.maven import FETCH_TIMEOUT, cache_folder, lock
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: 
         _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
         root, installation = work / "root", work / "installation"
         for deb in sorted((work / "archives").glob("*.deb")):
-            _run(["dpkg-deb", "--extract", str(deb), str(root)])
+            run(["dpkg-deb", "--extract", str(deb), str(root)])
         for path in files:
             target = installation / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,8 @@ def _download(work: Path, source: str, package: str) -> None:
         "Debug::NoLocking": "true",
     }
     apt = ["apt-get", "--quiet", *(f"-o{name}={value}" for name, value in settings.items())]
-    _run([*apt, "update"])
-    _run([*apt, "install", "--yes", "--download-only", package])
+    run([*apt, "update"], timeout=FETCH_TIMEOUT)
+    run([*apt, "install", "--yes", "--download-only", package], timeout=FETCH_TIMEOUT)
 
 
 def _archive() -> str:
@@ -103,7 +103,7 @@ def _archive() -> str:
     if platform.machine() != "x86_64":
         raise RuntimeError("it is fetched for x86-64 only")
     form = ["--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
-    for line in _run(["apt-get", "indextargets", *form]).splitlines():
+    for line in run(["apt-get", "indextargets", *form]).splitlines():
         suite, component, address = line.split(" ", 2)
         if suite in {release.get("VERSION_CODENAME"), "stable", "testing", "unstable", "sid"} and component == "main":
             return address
@@ -113,20 +113,5 @@ def _archive() -> str:
 def _libraries(root: Path, binary: Path) -> list[str]:
     folders = {library.parent for library in root.glob("usr/lib/*-linux-gnu/*.so*")}
     [loader] = root.glob("usr/lib64/ld-linux-*")
-    listed = _run([str(loader), "--library-path", ":".join(map(str, folders)), "--list", str(binary)])
+    listed = run([str(loader), "--library-path", ":".join(map(str, folders)), "--list", str(binary)])
     return [str(loader), *(word for word in listed.split() if word.startswith(str(root)))]
-
-
-def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=FETCH_TIMEOUT,
-        cwd="/",
-    )
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} failed: {done.stdout[-2000:]}")
-    return done.stdout

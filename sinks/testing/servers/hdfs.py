@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sinks.testing.servers.common import ServerProcess
-from sinks.testing.servers.maven import java, maven_jars
+from sinks.testing.servers.common import ServerProcess, small_jvm
+from sinks.testing.servers.maven import maven_jars
 
 JUNIT = "org.junit.jupiter:junit-jupiter-api:5.13.4"
 """The mini cluster asserts with it."""
@@ -29,13 +29,7 @@ class HdfsServer(ServerProcess):
         self._started.unlink(missing_ok=True)
         data = self.home / "data"
         return [
-            java(),
-            "-Xms128m",
-            "-Xmx512m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
-            "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
-            f"-Djava.io.tmpdir={self.home}",
+            *small_jvm(self.home, "512m"),
             f"-Dtest.build.data={data}",
             "-cp",
             os.pathsep.join(map(str, _jars())),

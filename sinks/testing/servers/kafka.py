@@ -4,8 +4,7 @@ Apache Kafka in KRaft mode runs from its jars of Maven Central (`sinks.testing.s
 with one broker or with several. Each broker can be stopped, crashed, frozen and started again on the same data and the
 same ports, and all die with the process that started them, even when that gets SIGKILL.
 
-`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead, or a container where
-Docker answers.
+`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead.
 """
 
 from __future__ import annotations
@@ -44,11 +43,14 @@ from sinks.testing.servers.common import (
     Service,
     Unmanaged,
     Watchdog,
-    docker_answers,
     free_port,
+    java,
+    log_in,
+    run,
+    spawn,
     temporary_folder,
 )
-from sinks.testing.servers.maven import cache_folder, java, maven_jars
+from sinks.testing.servers.maven import cache_folder, maven_jars
 
 logger = logging.getLogger(__name__)
 
@@ -313,8 +315,7 @@ class KafkaBroker(OneProcess):
     @property
     def log(self) -> str:
         """All that the broker has written to its log."""
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return log_in(self._folder)
 
     def start(self) -> None:
         """Start the broker, or resume it, and return when it answers and the controller has let it in. With other
@@ -352,25 +353,8 @@ class KafkaBroker(OneProcess):
 
     def first_records(self, *options: str) -> bytes:
         """Those that Kafka's tool puts into a new data folder."""
-        done = subprocess.run(
-            [
-                *self._program,
-                "kafka.tools.StorageTool",
-                "format",
-                f"--cluster-id={_id()}",
-                "-c",
-                str(self._properties),
-                *options,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self._folder,
-            timeout=START_TIMEOUT,
-        )
-        if done.returncode:
-            raise RuntimeError(f"Kafka's storage could not be formatted:\n{done.stdout[-3000:]}")
+        tool = [*self._program, "kafka.tools.StorageTool", "format", f"--cluster-id={_id()}"]
+        run([*tool, "-c", str(self._properties), *options], cwd=self._folder)
         return (self._data / _FIRST_RECORDS).read_bytes()
 
     def format(self, cluster: str, records: bytes) -> None:
@@ -385,15 +369,7 @@ class KafkaBroker(OneProcess):
         if self.running:
             self.resume()
             return
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._program, "kafka.Kafka", str(self._properties)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-                start_new_session=True,
-            )
+        self._process = spawn([*self._program, "kafka.Kafka", str(self._properties)], self._folder)
         self._changed()
 
     def await_ready(self) -> None:
@@ -506,8 +482,9 @@ def _security(home: Path) -> dict[str, str]:
     keystore, password = home / "keystore.p12", secrets.token_hex(12)  # no option of keytool
     store = ["-alias", "kafka", "-keystore", str(keystore), "-storetype", "PKCS12", "-storepass", password]
     names = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
-    _keytool("-genkeypair", *store, *names, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "30")
-    _keytool("-exportcert", *store, "-rfc", "-file", str(home / "ca.pem"))
+    keytool = java("keytool")
+    run([keytool, "-genkeypair", *store, *names, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "30"])
+    run([keytool, "-exportcert", *store, "-rfc", "-file", str(home / "ca.pem")])
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
     return {
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
@@ -523,19 +500,6 @@ def _security(home: Path) -> dict[str, str]:
 def _id() -> str:
     """A new one, as Kafka writes them."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-
-
-def _keytool(*arguments: str) -> None:
-    done = subprocess.run(
-        [java("keytool"), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=START_TIMEOUT,
-    )
-    if done.returncode:
-        raise RuntimeError(f"keytool {arguments[0]} failed with status {done.returncode}:\n{done.stdout}")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -613,51 +577,12 @@ class ExternalKafka(KafkaService, Unmanaged):
         self.admin().list_topics(timeout=START_TIMEOUT)
 
 
-class ContainerKafka(ExternalKafka):
-    """One broker in a Docker container, through testcontainers."""
-
-    unmanaged = "the broker runs in a container: stop and kill are for the embedded one"
-
-    def __init__(self, settings: Mapping[str, str] | None = None, image: str = f"apache/kafka:{VERSION}") -> None:
-        from testcontainers.core.container import DockerContainer
-
-        port = free_port()  # the same inside, since the broker tells it to its clients
-        self._container = DockerContainer(image).with_bind_ports(port, port)
-        host = self._container.get_container_host_ip()
-        everything = _settings(1) | _listeners({"CLIENT": port, "INTERNAL": 19092, "CONTROLLER": 19093}, secured=False)
-        everything |= {
-            "node.id": "1",
-            "controller.quorum.voters": "1@localhost:19093",
-            "listeners": f"CLIENT://:{port},INTERNAL://:19092,CONTROLLER://:19093",
-            "advertised.listeners": f"CLIENT://{host}:{port},INTERNAL://localhost:19092",
-        }
-        for name, value in (everything | dict(settings or {})).items():
-            self._container.with_env(f"KAFKA_{name.upper().replace('.', '_')}", value)
-        self._container.start()
-        super().__init__(f"{host}:{port}")
-
-    def start(self) -> None:
-        _wait_until(self._answers, f"the container did not answer at {self.bootstrap}")
-
-    def close(self) -> None:
-        self._container.stop()
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.admin().list_topics(timeout=2).brokers)
-        except KafkaException:
-            return False
-
-
 def kafka_service(settings: Mapping[str, str] | None = None) -> KafkaService:
-    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else a container, where a Docker
-    engine answers; else an embedded broker."""
+    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else an embedded broker."""
     bootstrap = os.environ.get("TEST_KAFKA_BOOTSTRAP")
     if bootstrap:
         external = ExternalKafka(bootstrap)
         if external.has(settings or {}):
             return external
         logger.warning("TEST_KAFKA_BOOTSTRAP does not run with %s: another broker takes its place", settings)
-    if docker_answers():
-        return ContainerKafka(settings)
     return KafkaServer(settings)

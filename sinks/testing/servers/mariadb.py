@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from sinks.testing.servers.common import run
 from sinks.testing.servers.maven import cache_folder, maven_jars
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService, mysql_can_be_had, mysql_service
 
@@ -25,15 +25,7 @@ class MariaDBServer(EmbeddedMySQL):
     def _initialise(self, home: Path) -> None:
         self._install = installation()
         (home / "data").mkdir()
-        done = subprocess.run(
-            self._command("--bootstrap"),
-            input=self._bootstrap().encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=home,
-        )
-        if done.returncode:
-            raise RuntimeError(f"MariaDB could not make its system tables:\n{done.stdout.decode()[-3000:]}")
+        run([*self._program(), "--bootstrap"], input=self._bootstrap(), cwd=home)
 
     def _bootstrap(self) -> str:
         """What mariadb-install-db feeds to the server, without the help tables, and a user for the tests."""
@@ -53,7 +45,7 @@ class MariaDBServer(EmbeddedMySQL):
             ]
         )
 
-    def _command(self, *options: str) -> list[str]:
+    def _program(self) -> list[str]:
         return [
             str(self._install / "bin" / "mariadbd"),
             "--no-defaults",
@@ -61,13 +53,12 @@ class MariaDBServer(EmbeddedMySQL):
             f"--character-sets-dir={self._install / 'share' / 'charsets'}",
             "--skip-log-bin",
             "--ssl=0",  # else the server makes itself a certificate at each start, which takes seconds
-            *self._options(self.home),
-            *options,
+            *self._options(),
         ]
 
-    def _serve(self, home: Path, port: int) -> list[str]:
-        self.dsn = f"mysql://tester:{self._secret}@127.0.0.1:{port}/"
-        return self._command(*self._listening(home, port))
+    def _command(self) -> list[str]:
+        self.dsn = f"mysql://tester:{self._secret}@127.0.0.1:{self.port}/"
+        return [*self._program(), *self._listening()]
 
 
 def mysql_or_mariadb(settings: Mapping[str, str] | None = None) -> MySQLService:

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
+
+from sinks.testing.servers.common import java, run
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,6 @@ def cache_folder() -> Path:
     folder = Path(os.environ.get("TEST_CACHE_DIR") or ".cache").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def java(program: str = "java") -> str:
-    """Java, or another of its programs: of JAVA_HOME, else the one on the PATH."""
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / program) if home else program
 
 
 def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:
@@ -80,20 +75,15 @@ def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: boo
         command += ["-retrieve", str(jars / "[artifact]-[revision](-[classifier]).[ext]")]
         if settings := os.environ.get("IVY_SETTINGS"):
             command += ["-settings", settings]
-        done = subprocess.run(
-            command,
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=FETCH_TIMEOUT,
-        )
-        if done.returncode or not any(jars.iterdir()):
+        try:
+            said = run(command, timeout=FETCH_TIMEOUT, cwd=work)
+            if not any(jars.iterdir()):
+                raise RuntimeError(said[-3000:])
+        except RuntimeError as error:
             raise RuntimeError(
                 f"{', '.join(coordinates)} could not be fetched; a mirror can be set in the ivysettings.xml that "
-                f"IVY_SETTINGS names. The end of what Ivy said:\n{done.stdout[-3000:]}"
-            )
+                f"IVY_SETTINGS names. The end of what Ivy said:\n{error}"
+            ) from None
         for file in jars.iterdir():
             _require_pinned(file)
         if unpack:

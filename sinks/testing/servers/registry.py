@@ -11,8 +11,8 @@ import os
 import urllib.request
 from collections.abc import Sequence
 
-from sinks.testing.servers.common import ServerProcess, Unmanaged
-from sinks.testing.servers.maven import java, maven_archive
+from sinks.testing.servers.common import ServerProcess, Unmanaged, small_jvm
+from sinks.testing.servers.maven import maven_archive
 
 VERSION = "2.6.13.Final"
 """The last series whose runnable form is on Maven Central."""
@@ -26,13 +26,7 @@ class RegistryServer(ServerProcess):
     def _command(self) -> Sequence[str]:
         home = maven_archive(f"io.apicurio:apicurio-registry-app:{VERSION}", "all")
         return [
-            java(),
-            "-Xms64m",
-            "-Xmx384m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
-            "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
-            f"-Djava.io.tmpdir={self.home}",
+            *small_jvm(self.home, "384m"),
             "-Dquarkus.http.host=127.0.0.1",
             f"-Dquarkus.http.port={self.port}",
             "-jar",

@@ -14,7 +14,7 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 
-from sinks.testing.servers.common import ServerProcess
+from sinks.testing.servers.common import START_TIMEOUT, ServerProcess
 
 PAGE = 100
 """Of Amazon's 1,000, so that a test meets the second page soon."""
@@ -85,4 +85,4 @@ class S3Server(ServerProcess):
         request = urllib.request.Request(
             f"{self.endpoint}/{path}", body, {"Content-Type": "application/json"}, method="PUT"
         )
-        urllib.request.urlopen(request, timeout=self.start_timeout).close()
+        urllib.request.urlopen(request, timeout=START_TIMEOUT).close()
