@@ -223,11 +223,19 @@ class Faults(SinkTests):
         tables = [rows(10 * p, 2) for p in range(self.many)]
         made = self.participants(sink, tables)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with {self.many} pre-committed", *made)
-        when = f"by commit_all of {self.many}"
+        few = self.many // 4
+        for committable in made[:few]:
+            self.abort(sink, committable)
+        when = f"by commit_all of {self.many - few}"
         with Clause.THREADS.guarding(when):
-            answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
-        self._all_committed(sink, answers, made, when)
-        self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many}", *tables)
+            answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made[few:]))
+        self._all_committed(sink, answers, made[few:], when)
+        self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:])
+        self.purge(sink, 0, 0)
+        when = f"after a purge of nothing, of {few} aborted ones and {self.many - few} committed ones"
+        self.commit(sink, *made[few:], clause=Clause.PURGE, when=when)
+        states = {outcome.state for outcome in self.outcomes(sink, *made[:few], clause=Clause.PURGE)}
+        assert states == {CommitState.LOST}, Clause.PURGE.broken(f"{when}, commit of the aborted answers {states}")
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
         """A driver's sweeps have their own thread."""

@@ -23,6 +23,7 @@ EACH_PART += [{"round": 1}, {"attempt": 1}, {"task_attempt": 2}]
 
 NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
 NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+sink2"), ("job+s_nk", "job+sink")]
+NAMES += [("job+sink", "job +sink"), ("job+sink", "job+sink "), ("job+sink", "jöb+sink")]
 """Pairs of job and sink."""
 
 

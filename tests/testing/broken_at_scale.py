@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from math import copysign, isnan, nan
 from pathlib import Path
@@ -176,6 +177,19 @@ class TakesSinksByTheirBeginning(_Joined):
         return f"{job!r} {sink[:4]!r}"
 
 
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="job +sink")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="job+sink ")
+class ComparesWithoutTrailingSpaces(_Joined):
+    def joined(self, job: str, sink: str) -> str:
+        return f"{job.rstrip()!r} {sink.rstrip()!r}"
+
+
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="jöb+sink")
+class ComparesWithoutAccents(_Joined):
+    def joined(self, job: str, sink: str) -> str:
+        return repr([unicodedata.normalize("NFD", text).encode("ascii", "ignore") for text in (job, sink)])
+
+
 @breaks(Clause.MEMORY, ALIKE, ours="job+sink", theirs="JOB+sink")
 class RemembersJobsOfAnyCase(Shelf):
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
@@ -324,3 +338,23 @@ class TellsNoChange(EvolvingShelf):
 class AlwaysTellsAChange(EvolvingShelf):
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
         return super().schema_diff(schema.append(pa.field("another", pa.int64())))
+
+
+class _ForgetsAllButTheNewest(Shelf):
+    states: tuple[str, ...]
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        """What is committed stays visible, under a name that nobody asks for."""
+        for state in self.states:
+            for path in sorted(self.paths(checkpoint.job, state), key=lambda path: path.stat().st_mtime_ns)[:-10]:
+                path.rename(self.path(f"forgotten-{path.stem}", state))
+
+
+@breaks(Clause.PURGE, "many_commit_at_once")
+class RemembersTheNewestTenCommits(_ForgetsAllButTheNewest):
+    states = ("done",)
+
+
+@breaks(Clause.PURGE, "many_commit_at_once")
+class RemembersTheNewestTenAborts(_ForgetsAllButTheNewest):
+    states = ("gone",)
