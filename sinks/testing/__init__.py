@@ -10,8 +10,7 @@ _OF_OTHERS = ("storage", "table_crashes", "table_suite")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _OF_SINKS + _OF_OTHERS))
 
 from sinks.testing.clauses import Ability, Clause  # noqa: E402
-from sinks.testing.conformance import SinkConformance  # noqa: E402
-from sinks.testing.contract import SinkContract  # noqa: E402
+from sinks.testing.conformance import SinkConformance, SinkContract  # noqa: E402
 from sinks.testing.driver import KILLED, Driver, Hooked, KillAt  # noqa: E402
 from sinks.testing.kit import SCHEMA, rows  # noqa: E402
 from sinks.testing.local import LocalBatch, LocalQuery  # noqa: E402

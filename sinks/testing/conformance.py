@@ -19,7 +19,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,15 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMo
 from coordinator.errors import InDoubtError
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.contract import SinkContract
 from sinks.testing.driver import KILLED, NOT_UNPICKLED, Driver, Hooked, KillAt, die, in_process
-from sinks.testing.faults import together
+from sinks.testing.faults import Faults, together
 from sinks.testing.kit import LINEAGE, rows
 from sinks.testing.lines import at, lines, watched
 from sinks.testing.local import LocalQuery, Partitions
-from sinks.testing.two_phases import at_least_once
+from sinks.testing.options import Options
+from sinks.testing.outcomes import Outcomes
+from sinks.testing.two_phases import TwoPhases, at_least_once
+from sinks.testing.values import Values
 from sinks.transaction import Checkpoint, CommitState, Committable, Fingerprint, TransactionContext
 
 # steps that an undisturbed run of two checkpoints comes by
@@ -75,60 +76,39 @@ def on_another_machine() -> None:
     time.time, time.time_ns = lambda: now() - 86_400, lambda: now_ns() - 86_400 * 10**9
 
 
-@dataclass
-class _Task:
-    """Writes and pre-commits; dies at a line of `pre_commit`, or after it. Tells its committable."""
-
-    sink: Sink
-    context: TransactionContext
-    table: pa.Table
-    reply: Path
-    line: int | None = None
-
-    def __call__(self) -> None:
-        on_another_machine()
-        self.sink.open()
-        transaction = self.sink.begin_transaction(self.context)
-        for batch in self.table.to_batches():
-            self.sink.write(transaction, batch)
-        with watched(self.sink, at(-1 if self.line is None else self.line, die)):
-            committable = self.sink.snapshot_state(transaction)
-        self.reply.write_text(json.dumps(committable.to_json()))
-        die()
+def _task(sink: Sink, context: TransactionContext, table: pa.Table, reply: Path, line: int = -1) -> None:
+    """In a process: writes and pre-commits; dies at a line of `pre_commit`, or after it. Replies its committable."""
+    on_another_machine()
+    sink.open()
+    transaction = sink.begin_transaction(context)
+    for batch in table.to_batches():
+        sink.write(transaction, batch)
+    with watched(sink, at(line, die)):
+        committable = sink.snapshot_state(transaction)
+    reply.write_text(json.dumps(committable.to_json()))
+    die()
 
 
-@dataclass
-class _Call:
-    """Calls a method of the driver; dies at a line of it."""
-
-    sink: Sink
-    method: str
-    arguments: tuple[Any, ...]
-    line: int
-
-    def __call__(self) -> None:
-        self.sink.open()
-        with watched(self.sink, at(self.line, die)):
-            getattr(self.sink, self.method)(*self.arguments)
-        die()
+def _call(sink: Sink, line: int, method: str, *arguments: Any) -> None:
+    """In a process: calls a method of the driver; dies at a line of it."""
+    sink.open()
+    with watched(sink, at(line, die)):
+        getattr(sink, method)(*arguments)
+    die()
 
 
-@dataclass
-class _Asks:
-    """A driver that asks what became of transactions, and of checkpoints."""
+def _ask(sink: Sink, job: str, committables: Sequence[Committable], reply: Path) -> None:
+    """In a process: a driver that asks what became of transactions, and of checkpoints."""
+    sink.open()
+    memory, answers = sink.committed_checkpoints(job), list[Any]()
+    for committable in committables:
+        (answer,) = sink.notify_checkpoint_complete(Checkpoint(job, LINEAGE, 0), [committable])
+        answers.append(repr(answer) if isinstance(answer, Exception) else answer.state.value)
+    reply.write_text(json.dumps([*answers, memory]))
 
-    sink: Sink
-    job: str
-    committables: Sequence[Committable]
-    reply: Path
 
-    def __call__(self) -> None:
-        self.sink.open()
-        memory, answers = self.sink.committed_checkpoints(self.job), list[Any]()
-        for committable in self.committables:
-            (answer,) = self.sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), [committable])
-            answers.append(repr(answer) if isinstance(answer, Exception) else answer.state.value)
-        self.reply.write_text(json.dumps([*answers, memory]))
+class SinkContract(Faults, Options, Values, Outcomes, TwoPhases):
+    """What each method of a sink has to do, and to leave behind, in one process: some seconds for a sink into files."""
 
 
 class SinkConformance(SinkContract):
@@ -179,7 +159,8 @@ class SinkConformance(SinkContract):
         for subtask in range(2):
             context = self.context(sink, subtask=subtask)
             reply = tmp_path / f"reply-{subtask}"
-            code, said = in_process(_Task(sink, context, rows(10 * subtask, 5), reply), tmp_path, type(sink))
+            work = partial(_task, sink, context, rows(10 * subtask, 5), reply)
+            code, said = in_process(work, tmp_path, type(sink))
             self.unpickled(code, said)
             assert code == KILLED, Clause.DURABLE.broken(
                 f"a task in its own process ended with {code}; it said:\n{said}"
@@ -192,7 +173,7 @@ class SinkConformance(SinkContract):
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
         self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
         reply = tmp_path / "reply"
-        code, said = in_process(_Asks(sink, self.job, committables, reply), tmp_path, type(sink))
+        code, said = in_process(partial(_ask, sink, self.job, committables, reply), tmp_path, type(sink))
         self.unpickled(code, said)
         assert code == 0, Clause.DURABLE.broken(f"a driver that asks what became of both ended with {code}: {said}")
         lost, done, memory = json.loads(reply.read_text())
@@ -211,8 +192,8 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when = f"when a task was killed at {stop}"
             tables.append(rows(10 * len(tables), 4))
-            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "reply", stop.number)
-            self._died(task, tmp_path, Clause.TASK_DIES, when)
+            arguments = self.context(sink, slot=0), tables[-1], tmp_path / "reply", stop.number
+            self._died(sink, partial(_task, sink, *arguments), tmp_path, Clause.TASK_DIES, when)
             self.expect_rows(sink, Clause.TASK_DIES, when, *tables[:-1])
             self.sweep(sink, Clause.TASK_DIES, when)
             again = self.pre_committed(sink, tables[-1], clause=Clause.TASK_DIES, slot=0)
@@ -229,8 +210,8 @@ class SinkConformance(SinkContract):
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done, self.stops):
             when = f"when a driver was killed at {stop}"
-            call = _Call(sink, "notify_checkpoint_complete", (Checkpoint(self.job, LINEAGE, 0), made), stop.number)
-            self._died(call, tmp_path, Clause.COMMIT_DIES, when)
+            arguments = "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made
+            self._died(sink, partial(_call, sink, stop.number, *arguments), tmp_path, Clause.COMMIT_DIES, when)
             self.commit(sink, *made, clause=Clause.COMMIT_DIES, when=when)
             done += tables
             self.expect_rows(sink, Clause.COMMIT_DIES, when, *done)
@@ -243,8 +224,8 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when = f"when a driver was killed at {stop}"
             committable = self.pre_committed(sink, rows(0, 4))
-            call = _Call(sink, "abort", (committable.transaction,), stop.number)
-            self._died(call, tmp_path, Clause.ABORT_DIES, when)
+            call = partial(_call, sink, stop.number, "abort", committable.transaction)
+            self._died(sink, call, tmp_path, Clause.ABORT_DIES, when)
             self.abort(sink, committable, Clause.ABORT_DIES, when)
             self.expect_doubts(sink, Clause.ABORT_DIES, when)
             self.expect_state(sink, Clause.ABORT_DIES, when, committable)
@@ -264,7 +245,7 @@ class SinkConformance(SinkContract):
             old, retained, gone = self._retained(sink, first, *tables[-2:])
             memory = self.memory(sink)
             checkpoint = Checkpoint(self.job, LINEAGE, first + 2, oldest_retained=first + 1)
-            self._died(_Call(sink, "purge", (checkpoint,), stop.number), tmp_path, Clause.PURGE, when)
+            self._died(sink, partial(_call, sink, stop.number, "purge", checkpoint), tmp_path, Clause.PURGE, when)
             for again in (when, f"{when}, and it was purged again"):
                 self.expect_rows(sink, Clause.PURGE, again, *tables)
                 self.expect_doubts(sink, Clause.PURGE, again)
@@ -283,8 +264,8 @@ class SinkConformance(SinkContract):
         self.abort(sink, gone, Clause.PURGE)
         return [old, retained, gone]
 
-    def _died(self, work: _Task | _Call, folder: Path, clause: Clause, when: str) -> None:
-        code, said = in_process(work, folder, type(work.sink))
+    def _died(self, sink: Sink, work: Callable[[], None], folder: Path, clause: Clause, when: str) -> None:
+        code, said = in_process(work, folder, type(sink))
         self.unpickled(code, said)
         assert code == KILLED, clause.broken(f"{when}: it ended with {code}; it said:\n{said}")
 

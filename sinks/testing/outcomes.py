@@ -179,7 +179,9 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", rows(100, 4))
 
     # ------------------------------------------------------------------ in doubt
-    @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
+    @pytest.mark.parametrize(
+        "other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü 'o\"`; DROP TABLE orders --%s_%", "%", "_"]
+    )
     def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
         theirs = self.pre_committed(sink, rows(0, 2), job=other)
         ours = self.pre_committed(sink, rows(10, 2))

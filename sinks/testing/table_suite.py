@@ -29,8 +29,6 @@ from sinks.testing.table import (
 )
 from sinks.transaction import CommitState, Fingerprint
 
-JOBS = ["orders", "orders2", "Orders", "täglich/ 'o\"`; DROP TABLE orders --%s_%", "%", "orders.l1", "😀" * 100]
-
 
 class TableSuite:
     """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
@@ -60,25 +58,6 @@ class TableSuite:
         assert db.pending() == 0
         sink.close()
         eventually(lambda: self.sessions(db) == 0)
-
-    def test_rollback_while_writing_leaves_nothing(self, db: Database, sink: TableSink) -> None:
-        transaction = sink.begin_transaction(context(sink))
-        sink.write(transaction, rows_of(1))
-        sink.rollback(transaction)
-        assert db.pending() == 0
-        assert db.visible() == []
-        sink.close()
-        eventually(lambda: self.sessions(db) == 0)
-
-    def test_names_of_jobs_do_not_mix(self, db: Database, sink: TableSink) -> None:
-        for number, job in enumerate(JOBS):
-            pre_commit(sink, rows_of(number), job=job)
-        for job in JOBS:
-            assert len(list(sink.in_doubt(job))) == 1
-        for job in JOBS:
-            for identity in sink.in_doubt(job):
-                sink.abort(identity)
-        assert db.pending() == 0
 
     def test_recovery_commits_what_the_other_strategy_wrote(self, db: Database) -> None:
         by_name, by_table = self.make(db, strategy=self.two_phase), self.make(db, strategy="staged")
