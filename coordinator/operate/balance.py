@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -31,29 +31,6 @@ class Verdict(str, Enum):
     UNKNOWN = "cannot tell"  # there is only the record
 
 
-@dataclass(frozen=True)
-class Line:
-    """One sink's part of one checkpoint, in rows. `batch`: what Spark's batch had, `filtered` of it by the sink's
-    transform (less than 0: it made rows); `read`: what came to the sink, `dead_lettered`: what it refused of that;
-    `pre_committed`: what its transactions acknowledged, `given_up` of it by an operator; `ledger`: what the system's
-    own ledger says; `present`: what is there now as it was written. None where that cannot be told."""
-
-    checkpoint: int
-    lineage: str
-    sink: str
-    batch: int | None
-    filtered: int | None
-    read: int
-    pre_committed: int
-    given_up: int
-    ledger: int | None
-    present: int | None
-    verdict: Verdict
-    differences: tuple[str, ...]
-    remarks: tuple[str, ...]
-    dead_lettered: int = 0
-
-
 COLUMNS = {
     "batch": "batch",
     "filtered": "filtered",
@@ -64,7 +41,31 @@ COLUMNS = {
     "ledger": "ledger",
     "present": "present",
 }
-"""Those of a `Line` that count rows, and what people call them."""
+"""Counts of rows, and what people call them. `batch`: what Spark's batch had, `filtered` of it by the sink's transform
+(less than 0: it made rows); `read`: what came to the sink, `dead_lettered`: what it refused of that; `pre_committed`:
+what its transactions acknowledged, `given_up` of it by an operator; `ledger`: what the system's own ledger says;
+`present`: what is there now as it was written."""
+
+Counts = dict[str, int | None]
+"""By the names of `COLUMNS`; None where that cannot be told."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sink's part of one checkpoint."""
+
+    checkpoint: int
+    lineage: str
+    sink: str
+    counts: Counts
+    verdict: Verdict
+    differences: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        about = vars(self) | self.counts | {"verdict": self.verdict.value}
+        del about["counts"]
+        return about
 
 
 @dataclass(frozen=True)
@@ -96,31 +97,26 @@ class Balance:
             ),
         )
 
-    def differences_by_sink(self) -> dict[str, int]:
-        counts = {sink: len(texts) for sink, texts in self.differences.items()}
-        for line in self.lines:
-            counts[line.sink] = counts.get(line.sink, 0) + len(line.differences)
+    def by_sink(self) -> dict[str, tuple[int, int]]:
+        """How many differences there are, and how many checkpoints with only the record to go by."""
+        counts = {}
+        for sink in dict.fromkeys((*self.differences, *(line.sink for line in self.lines))):
+            lines, cannot_tell = [line for line in self.lines if line.sink == sink], bool(self.unknown.get(sink))
+            differences = len(self.differences.get(sink, ())) + sum(len(line.differences) for line in lines)
+            counts[sink] = differences, sum(cannot_tell or line.verdict is Verdict.UNKNOWN for line in lines)
         return counts
 
-    def unknown_by_sink(self) -> dict[str, int]:
-        """Checkpoints with only the record to go by."""
-        counts = dict.fromkeys(self.differences, 0)
-        for line in self.lines:
-            unknown = line.verdict is Verdict.UNKNOWN or bool(self.unknown.get(line.sink))
-            counts[line.sink] = counts.get(line.sink, 0) + unknown
-        return counts
-
-    def totals(self) -> dict[str, dict[str, int | None]]:
+    def totals(self) -> dict[str, Counts]:
         """By sink, over all checkpoints; None where a checkpoint has None."""
         return {
-            sink: {name: _total([getattr(line, name) for line in self.lines if line.sink == sink]) for name in COLUMNS}
+            sink: {name: _total([line.counts[name] for line in self.lines if line.sink == sink]) for name in COLUMNS}
             for sink in dict.fromkeys(line.sink for line in self.lines)
         }
 
     def to_json(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict.value,
-            "checkpoints": [asdict(line) | {"verdict": line.verdict.value} for line in self.lines],
+            "checkpoints": [line.to_json() for line in self.lines],
             "totals": self.totals(),
             "differences": {sink: list(texts) for sink, texts in self.differences.items() if texts},
             "remarks": {sink: list(texts) for sink, texts in self.remarks.items() if texts},
@@ -258,19 +254,14 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
     if not differences and ledger is None and present is None and (part.committables or read):
         verdict = Verdict.UNKNOWN
-    return Line(
-        record.checkpoint_id,
-        record.lineage,
-        sink,
-        batch,
-        None if batch is None else batch - read,
-        read,
-        written.rows + given_up,
-        given_up,
-        ledger.rows if ledger else None,
-        present,
-        verdict,
-        tuple(differences),
-        remarks,
-        dead_lettered,
-    )
+    counts = {
+        "batch": batch,
+        "filtered": None if batch is None else batch - read,
+        "read": read,
+        "dead_lettered": dead_lettered,
+        "pre_committed": written.rows + given_up,
+        "given_up": given_up,
+        "ledger": ledger.rows if ledger else None,
+        "present": present,
+    }
+    return Line(record.checkpoint_id, record.lineage, sink, counts, verdict, tuple(differences), remarks)

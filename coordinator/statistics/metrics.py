@@ -72,7 +72,7 @@ GAUGES = (
     Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
 )
 
-Values = Mapping[str, Sequence[tuple[float, Mapping[str, str]]]]
+Values = dict[str, Sequence[tuple[float, Mapping[str, str]]]]
 """Of gauges, by name; each value with its labels."""
 
 
@@ -89,18 +89,16 @@ def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
         "checkpointing.generation": tracker.generation,
         "checkpointing.exactly_once": tracker.exactly_once,
     }
-    if tracker.balance:
-        values["checkpointing.balance.timestamp"] = tracker.verified_at / 1000
-    balance = _of_balance(tracker.balance) if tracker.balance else {}
-    return {**{name: [(value, {})] for name, value in values.items()}, **balance}
+    shown: Values = {name: [(value, {})] for name, value in values.items()}
+    return shown | _of_balance(tracker.balance, tracker.verified_at) if tracker.balance else shown
 
 
-def _of_balance(balance: Balance) -> Values:
+def _of_balance(balance: Balance, verified_at: int) -> Values:
+    by_sink = balance.by_sink()
     return {
-        "checkpointing.balance.differences": [
-            (count, {"sink": sink}) for sink, count in balance.differences_by_sink().items()
-        ],
-        "checkpointing.balance.unknown": [(count, {"sink": sink}) for sink, count in balance.unknown_by_sink().items()],
+        "checkpointing.balance.differences": [(count, {"sink": sink}) for sink, (count, _) in by_sink.items()],
+        "checkpointing.balance.unknown": [(count, {"sink": sink}) for sink, (_, count) in by_sink.items()],
+        "checkpointing.balance.timestamp": [(verified_at / 1000, {})],
         "checkpointing.balance.rows": [
             (rows, {"sink": sink, "column": column})
             for sink, totals in balance.totals().items()

@@ -51,7 +51,8 @@ def test_what_differs_is_named() -> None:
     other = books(of(), holding=Holding(SIX, 6), audit=Audit([], ("rows of others",)))
     assert (other.lines[0].verdict, other.verdict) == (Verdict.BALANCED, Verdict.DIFFERS)
     bad = books(replace(of(), rows={"s": 6, "dead": 3}, dead_letters={"dead": "s"}), holding=Holding(SIX, 6))
-    assert (bad.lines[0].read, bad.lines[0].dead_lettered, bad.lines[0].verdict) == (9, 3, Verdict.BALANCED)
+    assert bad.lines[0].counts.items() >= {"read": 9, "dead_lettered": 3}.items()
+    assert bad.lines[0].verdict is Verdict.BALANCED
     lost = books(replace(of(), rows={"s": 9}), holding=Holding(SIX, 6))
     assert lost.lines[0].differences == ("9 row(s) came to the sink, and its transactions acknowledged 6",)
 
@@ -70,7 +71,7 @@ def test_rows_that_an_operator_gave_up_are_no_difference_and_are_counted() -> No
     given_up = Acceptance("s", 1, committable(1).transaction, 3, "lost", "me", "why")
     loss = replace(record(4, 1, ()), accepted=(given_up,))
     (line,) = books(of(), loss, holding=Holding(Fingerprint(3, 7), 3)).lines
-    assert (line.read, line.pre_committed, line.given_up, line.present) == (6, 6, 3, 3)
+    assert line.counts.items() >= {"read": 6, "pre_committed": 6, "given_up": 3, "present": 3}.items()
     assert line.verdict is Verdict.BALANCED
 
 

@@ -49,7 +49,10 @@ def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path
         query.stop()
     coordinator.close()
     assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
-    of_books = [(line.batch, line.filtered, line.read) for line in take_balance(coordinator.protocol.store, {}).lines]
+    of_books = [
+        tuple(line.counts[name] for name in ("batch", "filtered", "read"))
+        for line in take_balance(coordinator.protocol.store, {}).lines
+    ]
     assert sorted(of_books[:2]) == [(10, 0, 10), (10, 8, 2)]
 
 
