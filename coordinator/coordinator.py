@@ -30,8 +30,8 @@ from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
-from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import open_telemetry, prometheus, serve
+from coordinator.statistics.model import CheckpointHistory
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.verifier import Verifier

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.balance import COLUMNS, Balance, Line, Verdict
+from coordinator.operate.balance import COLUMNS, Balance, Counts, Line, Verdict
 from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from sinks.testing.servers.common import ServerProcess, free_port
 from sinks.testing.servers.maven import cache_folder
@@ -152,7 +152,8 @@ def test_alerts_see_the_first_of_anything(binaries: Path, tmp_path: Path, before
 def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path) -> None:
     checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    lost = Line(7, "", "files", dict.fromkeys(COLUMNS, 9) | {"ledger": 8}, Verdict.DIFFERS, ("the ledger has 8",), ())
+    counts: Counts = {**dict.fromkeys(COLUMNS, 9), "ledger": 8}
+    lost = Line(7, "", "files", counts, Verdict.DIFFERS, ("the ledger has 8 row(s)",), ())
     books = Balance((lost,), {}, {})
     job = Job(tmp_path)
     place = f"127.0.0.1:{free_port()}"

@@ -28,8 +28,7 @@ from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.memories import side_by_side
 from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
-from coordinator.statistics.history import load_history
-from coordinator.statistics.model import PHASES, Activity, Status, summarized
+from coordinator.statistics.model import PHASES, Activity, Status, load_history, summarized
 from sinks.transaction import shown
 
 checkpoints = typer.Typer(

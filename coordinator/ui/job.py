@@ -23,8 +23,7 @@ from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.records import Acceptance, CheckpointStore, Record
 from coordinator.savepoints.model import Savepoint, list_savepoints
-from coordinator.statistics.history import load_history
-from coordinator.statistics.model import Activity, CheckpointStatistics, Status
+from coordinator.statistics.model import Activity, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted
 from sinks.errors import SinkError

@@ -15,7 +15,7 @@ from coordinator.operate.balance import take_balance
 from coordinator.protocol.encoding import FORMAT
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints.model import list_savepoints
-from coordinator.statistics.history import load_history
+from coordinator.statistics.model import load_history
 from coordinator.storage import open_storage
 from tests.formats import HERE, WORLDS, World, batch, leave, pack, shapes, unpack
 

@@ -22,8 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointFailed, InDoubtError
 from coordinator.protocol.records import CheckpointStore
-from coordinator.statistics.history import CheckpointHistory, load_history
-from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink

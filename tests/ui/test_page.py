@@ -22,8 +22,7 @@ from coordinator.listener import Step
 from coordinator.operate.balance import Balance
 from coordinator.protocol import encoding
 from coordinator.protocol.records import CheckpointStore
-from coordinator.statistics.history import load_history
-from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.statistics.model import CheckpointStatistics, Status, load_history
 from coordinator.storage.base import WrappedStorage
 from coordinator.ui import job as job_view
 from coordinator.ui.job import JobView, waterfall
