@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -36,14 +36,6 @@ Chosen = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from `list`, or names in the target (a gid, …).")
 ]
 Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
-
-
-Fence = Annotated[
-    bool,
-    typer.Option(
-        "--fence", help="Claim a new generation first: a running driver of this job stops at its next checkpoint."
-    ),
-]
 
 
 @app.command("list")
@@ -94,7 +86,7 @@ def commit(
                 "double",
                 given=break_decision and yes,
             )
-        results = [*_commit_decided(protocol, wanted), *_commit_strangers(protocol, wanted)]
+        results = [*_commit_decided(protocol, wanted), *_each("commit", strangers, partial(_commit_stranger, protocol))]
         _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
 
 
@@ -102,7 +94,10 @@ def commit(
 def abort(
     chosen: Chosen = None,
     all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names, or ever will.")] = False,
-    fence: Fence = False,
+    fence: Annotated[
+        bool,
+        typer.Option("--fence", help="Claim a new generation first: a running driver stops at its next checkpoint."),
+    ] = False,
     break_decision: Break = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
@@ -149,7 +144,7 @@ def abort(
                 "lose",
                 given=break_decision and yes,
             )
-        results = list(_abort(protocol, wanted))
+        results = list(_each("abort", wanted, partial(_abort, protocol)))
         left = [pending for pending in seen.pending if pending not in wanted] if all_orphans else []
         say_remedies(coordinator, replace(seen, pending=left), "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
@@ -198,29 +193,29 @@ def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iter
         yield pending, _text_of(outcome) if outcome else f"failed: {errors.get(participant)}"
 
 
-def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
-    """Commit what no record names."""
-    for pending in wanted:
-        if pending.decision is Decision.COMMIT:
-            continue
-        committable = Committable(pending.about.transaction, sink=pending.sink, subtask=pending.about.subtask or 0)
-        about = Checkpoint(protocol.job, protocol.store.lineage, pending.about.checkpoint or 0)
-        try:
-            (outcome,) = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
-        except Exception as error:
-            outcome = error
-        yield pending, f"failed: {outcome}" if isinstance(outcome, Exception) else _text_of(outcome)
-
-
-def _abort(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
-    with progress("abort", len(wanted), "transactions") as advance:
-        for pending in wanted:
+def _each(action: str, pending: Sequence[Pending], act: Callable[[Pending], str]) -> Iterator[tuple[Pending, str]]:
+    with progress(action, len(pending), "transactions") as advance:
+        for each in pending:
             try:
-                protocol.sinks[pending.sink].abort(pending.about.transaction)
-                yield pending, "aborted"
+                yield each, act(each)
             except Exception as error:
-                yield pending, f"failed: {error}"
+                yield each, f"failed: {error}"
             advance(1)
+
+
+def _commit_stranger(protocol: CheckpointProtocol, pending: Pending) -> str:
+    """Commit what no record names."""
+    committable = Committable(pending.about.transaction, sink=pending.sink, subtask=pending.about.subtask or 0)
+    about = Checkpoint(protocol.job, protocol.store.lineage, pending.about.checkpoint or 0)
+    [outcome] = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return _text_of(outcome)
+
+
+def _abort(protocol: CheckpointProtocol, pending: Pending) -> str:
+    protocol.sinks[pending.sink].abort(pending.about.transaction)
+    return "aborted"
 
 
 def _text_of(outcome: CommitOutcome) -> str:
@@ -233,13 +228,8 @@ def _names(several: Sequence[Pending]) -> str:
     )
 
 
-def _known(name: str, row: Mapping[str, Any]) -> Any:
-    return "?" if row[name] is None else row[name]
-
-
 _TRANSACTIONS: output.Columns = {
-    **{name: name for name in ("id", "sink", "decision")},
-    **{name: partial(_known, name) for name in ("checkpoint", "subtask", "generation")},
+    **{name: name for name in ("id", "sink", "decision", "checkpoint", "subtask", "generation")},
     "age": lambda row: duration(row["age"]),
     "transaction": lambda row: shown(row["transaction"]),
 }

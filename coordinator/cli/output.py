@@ -132,7 +132,8 @@ def _print(rows: Iterable[Any], columns: Columns) -> None:
         table.add_column(title, overflow="fold")
     for row in rows:
         cells = [row[column] if isinstance(column, str) else column(row) for column in columns.values()]
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells))
+        texts = ["?" if cell is None else cell for cell in cells]
+        table.add_row(*(text if isinstance(text, Text) else Text(printable(str(text))) for text in texts))
     if table.row_count:
         wide = None if sys.stdout.isatty() else 10_000  # where nobody looks nothing is folded
         Console(width=wide, highlight=False, soft_wrap=False).print(table)
