@@ -23,7 +23,7 @@ from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
 from coordinator.protocol.waiting import Clock
-from coordinator.requests import Requests, place_for
+from coordinator.requests import Requests
 from coordinator.savepoints.model import Savepoint, storage_at
 from coordinator.savepoints.take import take_savepoint
 from coordinator.spark.arrow import RowTransfer
@@ -294,9 +294,11 @@ class CheckpointCoordinator:
             confirm,
         )
 
-    def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
+    def _take_asked(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
         """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
-        place, query = place_for(target, self.config.savepoint_dir), self.query
+        place, query = self.config.savepoint_dir, self.query
+        if not place:
+            raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
 
         def begin_with_it() -> None:
             if self._lifecycle.calling is not query or not query.isActive or self.protocol.newest is None:

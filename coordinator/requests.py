@@ -25,7 +25,6 @@ from coordinator.protocol.encoding import fitting, understood
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
-from coordinator.storage.uris import redacted, within
 from sinks.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ class Request:
     """`sign`: who asks, and when. `holds`: seconds from then."""
 
     how: str
-    target: str | None
     sign: SignOfLife
     holds: float = HOLDS
 
@@ -58,7 +56,7 @@ class Request:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Request:
         with understood("the request"):
-            request = fitting(cls(body["how"], body["target"], SignOfLife(**body["sign"]), body["holds"]))
+            request = fitting(cls(body["how"], SignOfLife(**body["sign"]), body["holds"]))
             if request.how not in WAYS or not 0 <= request.holds <= LONGEST:
                 raise ValueError(f"{request.how} within {request.holds} s")
             return request
@@ -75,13 +73,13 @@ class Request:
 
 
 class Requests:
-    """The driver's side. `take`: takes a savepoint in this way and place, after it has called what it is given, with no
+    """The driver's side. `take`: takes a savepoint in this way, after it has called what it is given, with no
     batch under way. `require_newest`: raises for a driver that is superseded."""
 
     def __init__(
         self,
         store: CheckpointStore,
-        take: Callable[[str, str | None, Callable[[], None]], Mapping[str, Any]],
+        take: Callable[[str, Callable[[], None]], Mapping[str, Any]],
         require_newest: Callable[[], None],
     ) -> None:
         self._store, self._take, self._require_newest = store, take, require_newest
@@ -157,7 +155,7 @@ class Requests:
 
         logger.info("job %s: %s asks for a savepoint (%s)", self._store.job, request.sign.who, request.how)
         try:
-            return {"savepoint": self._take(request.how, request.target, begin)}
+            return {"savepoint": self._take(request.how, begin)}
         except (Superseded, StorageBehind):
             raise
         except Exception as error:
@@ -184,23 +182,12 @@ class Requests:
                     self._store.delete_note(folder, id)
 
 
-def place_for(target: str | None, savepoint_dir: str | None) -> str:
-    """The storage to open for a savepoint that somebody else asks for: `savepoint_dir`, or a folder below."""
-    if not savepoint_dir:
-        raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
-    place = savepoint_dir if target is None else within(target, [savepoint_dir])
-    if place is None:
-        wanted, allowed = redacted(str(target)), redacted(savepoint_dir)
-        raise SavepointError(f"{wanted} is not in a place that this driver may save to: {allowed}")
-    return place
-
-
 # ---------------------------------------------------------------------- the operator's side
 _INSTEAD = "For a job whose query is stopped say --checkpoint-location."
 _SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list"
 
 
-def ask_driver(store: CheckpointStore, how: str, target: str | None = None, holds: float = HOLDS) -> dict[str, Any]:
+def ask_driver(store: CheckpointStore, how: str, holds: float = HOLDS) -> dict[str, Any]:
     """Have the driver that runs take a savepoint, and wait for it: its summary. Raises SavepointError if no driver
     runs, if it refuses, or if it is gone before it has answered: what was not begun is withdrawn then."""
     driver = look_for_driver(store)
@@ -208,7 +195,7 @@ def ask_driver(store: CheckpointStore, how: str, target: str | None = None, hold
         raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
     id, sign = store.note_of_now()
     try:
-        store.put_note("request", id, Request(how, target, sign, holds).to_json())
+        store.put_note("request", id, Request(how, sign, holds).to_json())
         with progress("wait for the driver, which takes the savepoint between two batches"):
             answer = _wait(store, id, holds)
     except StorageError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -14,27 +13,15 @@ from coordinator.operate.text import ago
 from coordinator.requests import ask_driver
 from coordinator.savepoints.model import describe_savepoint, dispose_savepoint, full_address, list_savepoints
 from coordinator.savepoints.restore import restore_savepoint
-from coordinator.storage.uris import redacted, within, without_secrets
+from coordinator.storage.uris import redacted
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
 
-_VARIABLE = "COORDINATOR_SAVEPOINT_DIR"
-
-Target = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[STORAGE]",
-        envvar=_VARIABLE,
-        show_default="savepoint_dir of the job",
-        help="The storage of savepoints. Other users can see command lines: leave passwords out.",
-    ),
-]
 Address = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its id in savepoint_dir, or its URI; see `list`.")]
 
 
 @app.command()
 def trigger(
-    target: Target = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the query at the savepoint.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop the query for good.")] = False,
     location: Annotated[
@@ -61,22 +48,22 @@ def trigger(
         fail(str(error), USAGE)
     with coordinator_of(job) as coordinator:
         if location is None:
-            about = ask_driver(coordinator.protocol.store, how, without_secrets(target) if target else None, holds)
+            about = ask_driver(coordinator.protocol.store, how, holds)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
                 "fence",
                 given=yes,
             )
-            about = coordinator.trigger_savepoint(_storage(coordinator, target), location).summary()
+            about = coordinator.trigger_savepoint(_savepoint_dir(coordinator), location).summary()
         show(about, as_json, facts=about)
 
 
 @app.command("list")
-def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the complete savepoints of the job, oldest first."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        storage = _storage(coordinator, target)
+        storage = _savepoint_dir(coordinator)
         bad: list[str] = []
         of_job = [savepoint for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
         say_bad(bad)
@@ -99,7 +86,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
 def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show what is in a savepoint."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        about = describe_savepoint(full_address(savepoint, _roots(coordinator))).summary()
+        about = describe_savepoint(full_address(savepoint, coordinator.config.savepoint_dir)).summary()
         show(about, as_json, facts=about)
 
 
@@ -107,7 +94,7 @@ def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> N
 def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     """Delete a savepoint, also a damaged one."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        address = full_address(savepoint, _roots(coordinator))
+        address = full_address(savepoint, coordinator.config.savepoint_dir)
         shown = redacted(address)
         confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
         if not dispose_savepoint(address):
@@ -131,7 +118,7 @@ def restore(
 ) -> None:
     """Prepare the next start of the job, from a savepoint, in an empty checkpointLocation."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        address = full_address(savepoint, _roots(coordinator))
+        address = full_address(savepoint, coordinator.config.savepoint_dir)
         chosen = describe_savepoint(address)
         confirm(
             f"This begins a new lineage of job {coordinator.job!r} at checkpoint {chosen.checkpoint_id}, saved "
@@ -154,14 +141,8 @@ def restore(
         say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
 
 
-def _roots(coordinator: CheckpointCoordinator) -> list[str]:
-    """Storages of savepoints whose passwords are known."""
-    known = (os.environ.get(_VARIABLE), coordinator.config.savepoint_dir)
-    return [root for root in known if root]
-
-
-def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
-    roots = _roots(coordinator)
-    if not (target or roots):
-        fail("Name a STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
-    return within(target, roots) or target if target else roots[0]
+def _savepoint_dir(coordinator: CheckpointCoordinator) -> str:
+    place = coordinator.config.savepoint_dir
+    if not place:
+        fail("Set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
+    return place

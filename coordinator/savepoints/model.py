@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,6 @@ from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.protocol.records import Record
 from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
-from coordinator.storage.uris import within
 
 logger = logging.getLogger(__package__)
 
@@ -152,14 +151,13 @@ def address_of(storage_uri: str, id: str) -> str:
     return f"{base.rstrip('/')}/{id}{mark}{options}"
 
 
-def full_address(address: str, roots: Sequence[str]) -> str:
-    """The URI of a savepoint that is given by its id alone, in the first of `roots`, or by the URI that is shown of it,
-    in one of them: their passwords are filled in. Raises SavepointError for what is neither."""
-    if re.fullmatch(_ID, address) and roots:
-        return address_of(roots[0], address)
-    storage, id = _parts(address)
-    root = within(storage, roots)
-    return address_of(root, id) if root else address
+def full_address(address: str, savepoint_dir: str | None) -> str:
+    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`."""
+    if savepoint_dir and re.fullmatch(_ID, address):
+        return address_of(savepoint_dir, address)
+    if "***" in address:
+        raise SavepointError("the URI is shown without its password: name the savepoint by its id, in savepoint_dir")
+    return address
 
 
 @contextmanager

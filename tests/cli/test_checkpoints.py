@@ -168,15 +168,21 @@ def test_a_storage_that_is_not_there_is_named_and_not_made(file_job: Job, storag
 
 def test_savepoints_and_doctor_do_without_the_storage_and_do_not_make_it(file_job: Job) -> None:
     file_job.run(1)
-    place = f"{file_job.folder}/savepoints"
-    taken = file_job.json("savepoint", "trigger", place, "--checkpoint-location", f"{file_job.folder}/query", "--yes")
+    text = file_job.file.read_text()
+
+    def save_to(folder: Path) -> None:
+        file_job.file.write_text(text.replace("[checkpointing]", f'[checkpointing]\nsavepoint_dir = "{folder}"'))
+
+    save_to(file_job.folder / "savepoints")
+    taken = file_job.json("savepoint", "trigger", "--checkpoint-location", f"{file_job.folder}/query", "--yes")
     shutil.rmtree(file_job.folder / "checkpoints")
-    (listed,) = file_job.json("savepoint", "list", place)
+    (listed,) = file_job.json("savepoint", "list")
     assert listed["id"] == taken["id"]
     assert file_job.json("savepoint", "show", taken["uri"])["checkpoint"] == 0
     assert "no such directory; the first start" in " ".join(file_job.cli("doctor", code=None).stdout.split())
     elsewhere = file_job.folder / "elsewhere"
-    assert "There is no savepoint" in file_job.cli("savepoint", "list", str(elsewhere)).stderr
+    save_to(elsewhere)
+    assert "There is no savepoint" in file_job.cli("savepoint", "list").stderr
     assert not elsewhere.exists()
     assert not (file_job.folder / "checkpoints").exists()
     file_job.cli("savepoint", "restore", taken["uri"], f"{file_job.folder}/restored", "--yes")
