@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, Location, coordinator_of, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, say, show
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
@@ -31,7 +31,9 @@ _DRIVERS = ("SQLAlchemy", "psycopg", "pgpq", "PyMySQL", "confluent-kafka", "kafk
 
 def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
-    location: Location = None,
+    location: Annotated[
+        str | None, typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare it as well.")
+    ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:

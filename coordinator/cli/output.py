@@ -41,10 +41,6 @@ Job = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of tables.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")]
-Location = Annotated[
-    str | None,
-    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare it as well."),
-]
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _PATIENCE = 8.0

@@ -17,7 +17,6 @@ from coordinator.cli.output import (
     AsJson,
     Columns,
     Job,
-    Location,
     coordinator_of,
     fail,
     say,
@@ -25,7 +24,6 @@ from coordinator.cli.output import (
     show,
 )
 from coordinator.heartbeat import Driver, look_for_driver
-from coordinator.operate.memories import side_by_side
 from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
 from coordinator.statistics.model import PHASES, Activity, Status, load_history, summarized
@@ -100,15 +98,12 @@ def _seconds(phase: str, each: dict[str, Any]) -> str:
 @checkpoints.command("show")
 def show_(
     checkpoint: Annotated[int | None, typer.Argument(help="Its number; the newest if left out.")] = None,
-    location: Location = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Show one checkpoint: input, participants, transactions, replay rounds. Also compare what storage, Spark's
-    checkpointLocation and the external systems remember."""
+    """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        memories = list(side_by_side(store, coordinator.sinks, location))
         history = store.history(lambda id: id == checkpoint)
         rounds = next((each for each in history if checkpoint in (None, each[0].checkpoint_id)), None)
         if rounds is None:
@@ -124,14 +119,11 @@ def show_(
                 for committable in record.committables
             ],
             "accepted": losses_of(rounds),
-            "memories": [vars(memory) | {"shown": memory.shown} for memory in memories],
         }
         facts = {name: value for name, value in about.items() if value and name not in ("checkpoint_id", *_TABLES)}
         show(about, as_json, facts=facts, **_TABLES)
         for replay in rounds[1:]:
             say(f"Round {replay.round}, by generation {replay.generation}: {len(replay.committables)} written again.")
-        if not all(memory.agrees for memory in memories):
-            raise typer.Exit(FINDING)
 
 
 LOSSES: Columns = {
@@ -181,6 +173,5 @@ _TABLES: dict[str, Columns] = {
         "hash": lambda row: row["fingerprint"]["hash"],
         "transaction": lambda row: shown(row["transaction"]),
     },
-    "memories": {"memory": "name", "newest checkpoint": "shown", "compared with storage": "verdict"},
     "accepted": LOSSES,
 }

@@ -22,16 +22,9 @@ __all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage"
 _make: ContextVar[bool] = ContextVar("make", default=True)
 
 # Hadoop's file systems without an atomic put-if-absent, and what reaches the same data with one.
-_INSTEAD = {
-    "s3a": "s3://BUCKET/PREFIX",
-    "s3n": "s3://BUCKET/PREFIX",
-    "abfs": "az://CONTAINER/PREFIX",
-    "abfss": "az://CONTAINER/PREFIX",
-    "wasb": "az://CONTAINER/PREFIX",
-    "wasbs": "az://CONTAINER/PREFIX",
-    "webhdfs": "hdfs://HOST:PORT/PATH",
-    "swebhdfs": "hdfs://HOST:PORT/PATH",
-}
+_INSTEAD = dict.fromkeys(("s3a", "s3n"), "s3://BUCKET/PREFIX")
+_INSTEAD |= dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), "az://CONTAINER/PREFIX")
+_INSTEAD |= dict.fromkeys(("webhdfs", "swebhdfs"), "hdfs://HOST:PORT/PATH")
 
 
 def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
