@@ -70,7 +70,7 @@ class Savepoint:
         own = {name: value for name, value in vars(self).items() if name not in ("records", "size", "chunks")}
         of_record = {name: getattr(self.record, name) for name in ("job", "lineage", "query_id", "partitions", "mode")}
         more = {"checkpoint": self.checkpoint_id, "offsets": list(self.record.offsets), "bytes": self.size}
-        return own | of_record | more
+        return of_record | more | own
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"records": [record.to_json() for record in self.records]}
