@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,18 @@ from coordinator.cli.output import FINDING, USAGE, fail, say
 _SKELETON = Path(__file__).parent / "skeleton"
 
 
+class Also(str, Enum):
+    """Of `sinks.optional`, what the skeleton has for those who ask."""
+
+    VALIDATING = "Validating"
+    AUDITABLE = "Auditable"
+
+
 def new_sink(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the system: redis, audit-log, EventStore, …")],
+    also: Annotated[
+        list[Also] | None, typer.Option("--with", help="An optional class of sinks.optional; may be repeated.")
+    ] = None,
     folder: Annotated[Path, typer.Option("--folder", help="Where to write the two files.")] = Path(),
 ) -> None:
     """Write a working sink to start from, NAME_sink.py, and its conformance test, test_NAME_sink.py."""
@@ -28,7 +40,7 @@ def new_sink(
         fail(f"{' and '.join(there)} exists already; nothing was written. Choose another name or --folder", FINDING)
     for file, template in files.items():
         text = (_SKELETON / template).read_text(encoding="utf-8").replace("coordinator.cli.skeleton.sink", module)
-        text = text.replace("SkeletonSink", class_name).replace("Skeleton", plain.capitalize())
+        text = _with(text, also or []).replace("SkeletonSink", class_name).replace("Skeleton", plain.capitalize())
         try:
             with file.open("x", encoding="utf-8") as new:
                 new.write(text.replace("skeleton", "-".join(words)))
@@ -37,6 +49,18 @@ def new_sink(
     sink, test = files
     say(f"Wrote {sink} and {test}. The test passes as it is, and needs the extras testing and spark:")
     typer.echo(f"python -m pytest {test}")
+
+
+def _with(text: str, also: Sequence[Also]) -> str:
+    """Without the sections of other optional classes, and what only these import."""
+    for other in set(Also).difference(also):
+        text = re.sub(rf"    # -+ {other.value}\n.*?(?=    # -+ )", "", text, flags=re.S)
+        text = re.sub(rf"\b{other.value}\[TextIO\], ", "", text)
+    for line in re.findall(r"^from (?!__future__)\S+ import .*\n", text, re.M):
+        start, names = line.rstrip().split(" import ")
+        used = [name for name in names.split(", ") if len(re.findall(rf"\b{name}\b", text)) > 1]
+        text = text.replace(line, f"{start} import {', '.join(used)}\n" if used else "")
+    return re.sub(r"class SkeletonSink\(\n\s+(.{,90})\n\):", r"class SkeletonSink(\1):", text)
 
 
 def _words(name: str) -> list[str]:

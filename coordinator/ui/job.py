@@ -21,7 +21,7 @@ from coordinator.operate.balance import Balance, take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
-from coordinator.protocol.records import Acceptance, CheckpointStore, Record
+from coordinator.protocol.records import Acceptance, CheckpointStore, Record, jobs_in
 from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError
@@ -155,6 +155,11 @@ class JobView:
     def newest(self, _: list[str]) -> Sequence[Record]:
         """The newest complete checkpoint's records."""
         return self.store.load_newest()
+
+    @_good_for(30)
+    def jobs(self, _: list[str]) -> list[str]:
+        """All that the storage holds."""
+        return jobs_in(self.storage)
 
     @_good_for(30)
     def given_up(self, bad: list[str]) -> list[Acceptance]:

@@ -34,6 +34,7 @@ TABS = {
     "balance": "Balance",
     "guarantee": "Guarantee",
     "configuration": "Configuration",
+    "jobs": "All jobs",
 }
 """By path."""
 

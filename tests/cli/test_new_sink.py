@@ -19,7 +19,8 @@ def new_sink(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.large)], ids=["short", "whole"])
 def test_the_skeleton_passes_its_test(tmp_path: Path, whole: bool) -> None:
-    result = new_sink("AuditLog", "--folder", str(tmp_path))
+    also = [] if whole else ["Validating", "Auditable"]
+    result = new_sink("AuditLog", "--folder", str(tmp_path), *(f"--with={one}" for one in also))
     assert result.exit_code == 0
     assert {file.name for file in tmp_path.iterdir()} == {"audit_log_sink.py", "test_audit_log_sink.py"}
     texts = [file.read_text() for file in tmp_path.iterdir()]
@@ -29,8 +30,12 @@ def test_the_skeleton_passes_its_test(tmp_path: Path, whole: bool) -> None:
     run_kit(tmp_path, test.name, whole=whole)
 
 
-def test_what_is_written_has_the_form_of_this_repository(tmp_path: Path) -> None:
-    assert new_sink("redis", "--folder", str(tmp_path)).exit_code == 0
+@pytest.mark.parametrize("also", [[], ["Auditable"], ["Validating"], ["Validating", "Auditable"]], ids="-".join)
+def test_a_sink_has_the_optional_classes_that_were_asked_for(also: list[str], tmp_path: Path) -> None:
+    assert new_sink("redis", "--folder", str(tmp_path), *(f"--with={one}" for one in also)).exit_code == 0
+    text = (tmp_path / "redis_sink.py").read_text()
+    assert [one for one in ("Auditable", "Validating") if one in text] == also[::-1]
+    assert ("def audit" in text, "def validate_all" in text) == ("Auditable" in also, "Validating" in also)
     ruff = [sys.executable, "-m", "ruff"]
     config = Path(__file__).parents[2] / "pyproject.toml"
     for check in (["check", "--ignore=I001"], ["format", "--check"]):

@@ -170,6 +170,18 @@ def test_a_job_whose_driver_ended(job: Job) -> None:
         assert "it is gone with the driver&#39;s process" in pages["guarantee"]
 
 
+def test_all_jobs_of_the_storage(job: Job) -> None:
+    job.run(2)
+    CheckpointStore(job.storage, "broken").claim_generation()
+    key = next(key for key in job.storage.list("") if key.startswith("broken") and "generation" in key)
+    job.storage.delete(key)
+    job.storage.put_if_absent(key, b"evil")
+    with seen_from_outside(job) as browser:
+        text = browser.see("/jobs")
+    assert "<td>job " in text
+    assert re.search(r"<td>broken-\w+ \(its claim cannot be read\)", text)
+
+
 def test_places_are_shown_without_their_passwords(job: Job) -> None:
     with job.coordinator() as coordinator:
         view = JobView(coordinator)

@@ -3,28 +3,29 @@
 It works as it is, with folders as the system: a transaction is a file of JSON lines, and its folder is its state.
 `rename` makes a change of state atomic, because two processes cannot both move one file. Replace the methods one by one
 with calls of your system, and run the test after each. The docstrings of sinks.TwoPhaseCommitSink, and
-docs/custom-sinks.md, say what each method has to do; sinks.optional has what a sink may do besides.
+docs/custom-sinks.md, say what each method has to do.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.audit import Audit, Holding, Part
 from sinks.errors import BadValue, CommittedError, SinkError
-from sinks.optional import DirectCommitting
+from sinks.optional import Auditable, Diagnosable, DirectCommitting, Validating
 from sinks.transaction import TransactionId, token
 
 OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
 
 
-class SkeletonSink(DirectCommitting[TextIO]):
+class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]):
     """`folder` is reached by the driver and all executors. The handle of a transaction is its open file."""
 
     system = "Skeleton"  # as messages call it
@@ -92,6 +93,24 @@ class SkeletonSink(DirectCommitting[TextIO]):
             for name, id in self._names(state, checkpoint.job, checkpoint.lineage).items():
                 if id.checkpoint < checkpoint.oldest_retained:
                     (self.folder / state / name).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ Validating
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        names = [committable.transaction["name"] for committable in committables]
+        if missing := [name for name in names if not self._is(name, PRE_COMMITTED)]:
+            raise SinkError(f"{', '.join(missing)} is not in {self.folder / PRE_COMMITTED}; was it deleted?")
+
+    # ------------------------------------------------------------------ Auditable
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        return Audit([Holding(rows=sum(map(self._count, part.committables))) for part in parts])
+
+    def _count(self, committable: Committable) -> int:
+        file = self.folder / COMMITTED / committable.transaction["name"]
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    # ------------------------------------------------------------------ Diagnosable
+    def probe_schema(self) -> pa.Schema:
+        return pa.schema([("id", pa.int64())])
 
     # ------------------------------------------------------------------ the system that you replace
     def _seal(self, transaction: TextIO) -> str:
