@@ -152,11 +152,12 @@ def address_of(storage_uri: str, id: str) -> str:
 
 
 def full_address(address: str, savepoint_dir: str | None) -> str:
-    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`."""
+    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`. Raises SavepointError for others."""
     if savepoint_dir and re.fullmatch(_ID, address):
         return address_of(savepoint_dir, address)
     if "***" in address:
         raise SavepointError("the URI is shown without its password: name the savepoint by its id, in savepoint_dir")
+    _parts(address)
     return address
 
 
