@@ -434,7 +434,7 @@ class MySQLBackend(PooledServer, Backend):
         second session has them locked meanwhile."""
         with self.lend() as watch:
             watch.defer("START TRANSACTION")
-            changed = self._lock_after(proof["session"], watch, ledger, proof["table"], proof["written"])
+            changed = self._lock_after(proof, watch, ledger)
             ended = not changed and xa.end(connection, ledger.schema, "COMMIT", identity)
             watch.defer("COMMIT")
             committed = ledger.states(watch, [key]).get(key)
@@ -453,17 +453,16 @@ class MySQLBackend(PooledServer, Backend):
             )
         return ended
 
-    def _lock_after(
-        self, session: object, connection: Connection, ledger: Ledger, table: str, written: Sequence[str]
-    ) -> str:
-        """Wait for the end of a session, and lock target and ledger until the end of the running transaction. Returns
-        why XA COMMIT would lose rows."""
-        names = [table, ledger.name, ledger.witness.name]
-        connection.defer(catalog.locking(quoted(ledger.schema, table), written))
+    def _lock_after(self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger) -> str:
+        """Wait for the end of the session of a branch, and lock ledger and target, unless nobody knows which that is,
+        until the end of the running transaction. Returns why XA COMMIT would lose rows."""
+        names = [proof.get("table", ""), ledger.name, ledger.witness.name]
+        if "table" in proof:
+            connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))
         connection.defer(f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0")
         engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names])
         try:
-            xa.await_session(connection, session)
+            xa.await_session(connection, proof.get("session"))
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise
