@@ -1,4 +1,4 @@
-"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's questions."""
+"""One set of options, by Kafka's own names, for the producer of the tasks and for the driver's questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinks.errors import ConfigurationError
-from sinks.kafka.record_batch import NAMES, Compression
+from sinks.kafka.record_batch import CODECS
 
 _OURS = {
     "transactional.id": "it is made from the names of job and sink",
@@ -18,7 +18,6 @@ _OURS = {
     "acks": "a transaction needs all",
     "partitioner": "keys go by Java's murmur2; for another way, give rows a column `partition`",
 }
-
 _CLIENT = {
     "client.id": "client_id",
     "security.protocol": "security_protocol",
@@ -29,7 +28,6 @@ _CLIENT = {
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
 }
 _SECURITY = (
-    *_CLIENT,
     "oauth_cb",
     "sasl.oauthbearer.config",
     "ssl.ca.location",
@@ -42,31 +40,13 @@ _SECURITY = (
 )
 _FILES = ("ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location")
 
-_NUMBERS = {
-    "batch.size": 1_000_000,
-    "message.max.bytes": 1_000_000,
-    "queue.buffering.max.kbytes": 65_536,
-}
-_COMPRESSION = ("compression.type", "compression.codec", "compression.level")
-_USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION)
-
-_IGNORED = (
-    *("linger.ms", "queue.buffering.max.", "batch.num.messages", "sticky.partitioning.", "delivery.report."),
-    *("message.timeout.ms", "delivery.timeout.ms", "request.timeout.ms", "max.in.flight.", "retries", "retry.backoff."),
-    *("message.send.max.retries", "socket.", "reconnect.", "broker.", "connections.", "topic.metadata.", "metadata."),
-    *("api.version.", "client.dns.", "log", "debug", "statistics.", "stats_cb", "error_cb"),
-)
-"""Beginnings of librdkafka's options that change nothing."""
-IGNORED = (
-    "it is librdkafka's. Here a record batch goes out when it is full (batch.size) or has the last row, a task tries "
-    "as long as transaction_timeout says, connections are kafka-python's (client_options={…} takes its options), "
-    "and the loggers sinks.kafka and kafka tell of them"
-)
+_NUMBERS = {"batch.size": 1_000_000, "message.max.bytes": 1_000_000, "queue.buffering.max.kbytes": 65_536}
+_KNOWN = (*_CLIENT, *_SECURITY, *_FILES, *_NUMBERS, "compression.type")
 
 
 @dataclass(frozen=True)
 class ProducerOptions:
-    compression: Compression
+    compression: str
     batch_bytes: int
     """Of a record batch."""
     largest: int
@@ -78,46 +58,25 @@ class ProducerOptions:
 
 def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> Iterable[str]:
     """What is wrong with them: those that the sink sets itself, that nobody knows, and values that cannot be."""
-    yield from (f"the option {name} is not to be set: {why}" for name, why in _OURS.items() if name in options)
     for name in options:
-        if name not in (*_USED, *_OURS) and not is_ignored(name):
-            known = ", ".join(sorted(_USED))
+        if name in _OURS:
+            yield f"the option {name} is not to be set: {_OURS[name]}"
+        elif name not in _KNOWN:
+            known = ", ".join(sorted(_KNOWN))
             yield f"there is no option {name}: there are {known}, and kafka-python's, which client_options={{…}} takes"
     for name in _NUMBERS:
         if name in options and not (str(options[name]).isdecimal() and int(options[name]) > 0):
             yield f"the option {name} is a whole number above 0, not {options[name]!r}"
-    if (compression := _compression(options)) not in NAMES:
-        yield f"compression.type is one of {', '.join(NAMES)}, not {compression!r}"
-    lowest, highest = _LEVELS.get(compression, (-1, 12))
-    level = str(options.get("compression.level", -1))
-    if not level.removeprefix("-").isdecimal() or not lowest <= int(level) <= highest:
-        yield f"compression.level of {compression} is from {lowest} to {highest}, not {level!r}"
+    if (compression := options.get("compression.type", "none")) not in CODECS:
+        yield f"compression.type is one of {', '.join(CODECS)}, not {compression!r}"
     if transaction_timeout < 1:
         yield "transaction_timeout is in seconds and at least 1"
 
 
-def is_ignored(name: str) -> bool:
-    return name not in _USED and name.startswith(_IGNORED)
-
-
-_LEVELS = {"gzip": (-1, 9), "lz4": (-1, 12), "zstd": (-1, 22)}
-"""-1: the codec's own."""
-
-
-def _compression(options: Mapping[str, Any]) -> str:
-    return str(options.get("compression.type", options.get("compression.codec", "none")))
-
-
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:
-    numbers = {name: int(options.get(name, default)) for name, default in _NUMBERS.items()}
-    name, level = _compression(options), options.get("compression.level")
-    return ProducerOptions(
-        Compression(name, None if level is None or int(level) < 0 or name not in _LEVELS else int(level)),
-        numbers["batch.size"],
-        numbers["message.max.bytes"],
-        numbers["queue.buffering.max.kbytes"] << 10,
-        int(transaction_timeout * 1000),
-    )
+    batch, message, kilobytes = (int(options.get(name, default)) for name, default in _NUMBERS.items())
+    compression = options.get("compression.type", "none")
+    return ProducerOptions(compression, batch, message, kilobytes << 10, int(transaction_timeout * 1000))
 
 
 def consumer_options(bootstrap: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +86,7 @@ def consumer_options(bootstrap: str, options: Mapping[str, Any]) -> dict[str, An
         **{
             name: value if callable(value) else str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
-            if name in (*_SECURITY, *_FILES)
+            if name in (*_CLIENT, *_SECURITY, *_FILES)
         },
     }
 

@@ -1,4 +1,5 @@
-"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per record.
+"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per record; and which
+partition a record goes to.
 
 The records of a batch are, one after another, a few numbers, the key, a number, the value, and the headers. Arrow puts
 these columns together row by row; the data of the column that comes of it is what a batch holds.
@@ -7,14 +8,15 @@ these columns together row by row; the data of the column that comes of it is wh
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
+from kafka.partitioner.default import murmur2 as murmur2_of_key
 
 from sinks.kafka.row_bytes import Numbers, Part, binary, ends_of, lengths_of, rows_of, size, varints
 
@@ -122,32 +124,7 @@ def _records(rows: Rows, deltas: Numbers | None) -> list[Any]:
 
 
 # ---------------------------------------------------------------------- batches
-@dataclass(frozen=True)
-class Compression:
-    """By one of Kafka's names for it; `level` None is the codec's own."""
-
-    name: str = "none"
-    level: int | None = None
-
-    @property
-    def number(self) -> int:
-        return NAMES.index(self.name)
-
-    def of(self, pieces: list[Any]) -> list[Any]:
-        if self.name == "none":
-            return pieces
-        data = b"".join(pieces)
-        if self.name == "snappy":
-            return list(_snappy(data, self._codec("snappy")))
-        if self.name == "lz4":
-            return list(_lz4(data, self._codec("lz4_raw")))
-        return [self._codec(self.name).compress(data)]
-
-    def _codec(self, name: str) -> Any:
-        return pa.Codec(name, compression_level=self.level)
-
-
-NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+CODECS: Sequence[str] = ("none", "gzip", "snappy", "lz4", "zstd")
 """By their numbers in a batch."""
 
 _SNAPPY_BLOCK = 32 << 10
@@ -159,20 +136,29 @@ Arrow's own frames have."""
 _LZ4_RAW = 1 << 31
 
 
-def _snappy(data: Any, codec: Any) -> Iterator[bytes]:
+def _compressed(codec: str, pieces: list[Any]) -> list[Any]:
+    if codec == "none":
+        return pieces
+    data = b"".join(pieces)
+    if codec in _FRAMED:
+        return list(_FRAMED[codec](data))
+    return [pa.compress(data, codec)]
+
+
+def _snappy(data: bytes) -> Iterator[bytes]:
     """In the frame of Java's library."""
     yield _XERIAL
     for at in range(0, len(data), _SNAPPY_BLOCK):
-        block = codec.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], asbytes=True)
+        block = pa.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], "snappy", asbytes=True)
         yield struct.pack(">i", len(block))
         yield block
 
 
-def _lz4(data: Any, codec: Any) -> Iterator[bytes]:
+def _lz4(data: bytes) -> Iterator[bytes]:
     yield _LZ4_FRAME
     for at in range(0, len(data), _LZ4_BLOCK):
         block = memoryview(data)[at : at + _LZ4_BLOCK]
-        compressed = codec.compress(block, asbytes=True)
+        compressed = pa.compress(block, "lz4_raw", asbytes=True)
         if len(compressed) < len(block):
             yield struct.pack("<I", len(compressed))
             yield compressed
@@ -180,6 +166,9 @@ def _lz4(data: Any, codec: Any) -> Iterator[bytes]:
             yield struct.pack("<I", len(block) | _LZ4_RAW)
             yield bytes(block)
     yield struct.pack("<I", 0)
+
+
+_FRAMED = {"snappy": _snappy, "lz4": _lz4}
 
 
 class Origin(NamedTuple):
@@ -193,10 +182,9 @@ class Origin(NamedTuple):
 _PLAIN = Origin(-1, -1, -1)
 
 
-def record_batch(rows: Rows, now: int, compression: Compression | None = None, origin: Origin | None = None) -> bytes:
+def record_batch(rows: Rows, now: int, codec: str = "none", origin: Origin | None = None) -> bytes:
     """One batch of at least one row: columns `value`, `key` (string or binary), `headers`, `timestamp`, each optional.
     `now` is the timestamp of rows without one, in milliseconds. With an `origin` it is part of a transaction."""
-    compression = compression or Compression()
     first = last = now
     deltas = None
     if "timestamp" in rows.schema.names:
@@ -204,13 +192,67 @@ def record_batch(rows: Rows, now: int, compression: Compression | None = None, o
         first, last = int(moments[0]), int(moments.max())
         deltas = moments - first
     plain = _records(rows, deltas)
-    pieces = compression.of(plain)
+    pieces = _compressed(codec, plain)
     if sum(map(len, pieces)) > sum(map(len, plain)):  # of random bytes, which `bounds` has no room for
-        compression, pieces = Compression(), plain
-    attributes = compression.number | (_TRANSACTIONAL if origin else 0)
+        codec, pieces = "none", plain
+    attributes = CODECS.index(codec) | (_TRANSACTIONAL if origin else 0)
     count = rows.num_rows
     rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
     crc, length = crc32c(rest), 9 + len(rest) + sum(map(len, pieces))
     for piece in pieces:
         crc = crc32c(piece, crc)
     return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))
+
+
+# ---------------------------------------------------------------------- partitions
+_SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
+_LONG = 4096
+"""Bytes of a key that is hashed by itself: a column is hashed in as many steps as its longest key has words."""
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """Of a binary column without nulls, as of the Java clients, and so of Spark's own sink."""
+    ends = ends_of(keys).astype(np.int64)
+    lengths = np.diff(ends)
+    order = np.argsort(-lengths, kind="stable")
+    order = order[np.searchsorted(-lengths[order], -_LONG) :]
+    start, length = ends[:-1][order], lengths[order]
+    data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
+    words = np.ndarray((max(0, len(data) - 3),), "<u4", data, strides=(1,))
+    hashes = _SEED ^ length.astype(np.uint32)
+    whole = length // 4
+    for at in range(int(whole[0]) if len(whole) else 0):
+        longer = int(np.searchsorted(-whole, -at))
+        word = words[start[:longer] + 4 * at] * _FACTOR
+        hashes[:longer] = hashes[:longer] * _FACTOR ^ (word ^ word >> np.uint32(24)) * _FACTOR
+    rest, tail = length % 4, start + 4 * whole
+    for nth in (2, 1, 0):
+        some = rest > nth
+        hashes[some] ^= data[tail[some] + nth].astype(np.uint32) << np.uint32(8 * nth)
+    hashes[rest > 0] *= _FACTOR
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= _FACTOR
+    hashes ^= hashes >> np.uint32(15)
+    of_keys = np.zeros(len(keys), np.uint32)
+    of_keys[order] = hashes
+    for long in np.flatnonzero(lengths >= _LONG).tolist():
+        of_keys[long] = murmur2_of_key(keys[long].as_py()) & 0xFFFFFFFF
+    of_keys &= np.uint32(0x7FFFFFFF)
+    return of_keys
+
+
+FREE = -1
+"""No partition: the producer chooses."""
+
+
+def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
+    """Of each row, by its column `partition`, or by its key; or `FREE`."""
+    partitions = np.full(rows.num_rows, FREE, np.int64)
+    if "key" in rows.schema.names and rows["key"].null_count < rows.num_rows:
+        keys = rows["key"].cast(pa.binary())
+        hashes = murmur2(pc.fill_null(keys, b"")).astype(np.int64)
+        partitions = np.where(keys.is_null().to_numpy(zero_copy_only=False), FREE, hashes % count)
+    if "partition" in rows.schema.names:
+        wanted = pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
+        partitions = np.where(wanted == FREE, partitions, wanted)
+    return partitions

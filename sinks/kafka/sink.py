@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ from sinks.kafka.commit import (
 )
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
-from sinks.kafka.options import IGNORED, client_options, consumer_options, is_ignored, option_problems, producer_options
+from sinks.kafka.options import client_options, consumer_options, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
 from sinks.kafka.serialization import SchemaEvolution
@@ -62,8 +61,6 @@ from sinks.transaction import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-
-logger = logging.getLogger(__name__)
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
@@ -117,8 +114,8 @@ class KafkaSink(
         """Set up the sink; nothing is connected yet.
 
         * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the sink's uid.
-        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md
-          has all).
+        * `options`: by Kafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md has
+          all).
         * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
           open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
           transaction.max.timeout.ms (15 minutes by default).
@@ -180,9 +177,6 @@ class KafkaSink(
             problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
-        for option in options or {}:
-            if is_ignored(option):
-                logger.warning("sink %r: the option %s changes nothing: %s", self.name, option, IGNORED)
         self._producer_options = producer_options(options or {}, transaction_timeout)
         self._options, self._client_options = dict(options or {}), dict(client_options or {})
         self._largest = self._producer_options.largest

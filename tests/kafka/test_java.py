@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 
-from sinks.kafka.record_batch import NAMES
+from sinks.kafka.record_batch import CODECS
 from sinks.testing.servers.common import java
 from sinks.testing.servers.kafka import JARS, VERSION, KafkaService
 from sinks.testing.servers.maven import maven_jars
@@ -44,7 +44,7 @@ def console_consumer(kafka: KafkaService, topic: str, count: int) -> list[str]:
 def test_every_compression_key_header_and_tombstone(kafka: KafkaService, kafka_topic: str) -> None:
     """More than one block of Snappy and LZ4, and a batch that does not get smaller."""
     expected = list[str]()
-    for name in NAMES:
+    for name in CODECS:
         keys = [None if n % 7 == 0 else f"{name} {n}" for n in range(3000)]
         values = [None if n % 5 == 0 else f"{name} value {n} {'x' * (n % 90)}" for n in range(3000)]
         headers = [[("h", str(n).encode()), ("empty", b""), ("null", None)] if n % 3 == 0 else [] for n in range(3000)]

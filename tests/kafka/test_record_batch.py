@@ -15,14 +15,15 @@ from kafka.codec import has_gzip
 from kafka.partitioner.default import murmur2 as murmur2_of_key
 from kafka.record import MemoryRecords
 
-from sinks.kafka.partitions import FREE, murmur2, partitions_of
 from sinks.kafka.record_batch import (
+    CODECS,
+    FREE,
     HEADER,
-    NAMES,
-    Compression,
     Origin,
     bounds,
     by_topic,
+    murmur2,
+    partitions_of,
     record_batch,
     sizes,
 )
@@ -108,9 +109,9 @@ def test_a_batch_that_is_compressed(name: str, count: int) -> None:
     """Others are read by a consumer of librdkafka (test_sink.py), since kafka-python needs a library for each."""
     assert has_gzip()
     values = [f"value {n}" for n in range(count)]
-    made = record_batch(pa.RecordBatch.from_pydict({"value": values}), NOW, Compression(name))
+    made = record_batch(pa.RecordBatch.from_pydict({"value": values}), NOW, name)
     assert [record.value.decode() for record in decoded(made)] == values
-    assert made[22] & 7 == (NAMES.index(name) if count > 1 else 0)  # what does not get smaller stays as it is
+    assert made[22] & 7 == (CODECS.index(name) if count > 1 else 0)  # what does not get smaller stays as it is
 
 
 def test_elements_of_lists_that_are_null_are_none() -> None:
