@@ -279,19 +279,37 @@ class Faults(SinkTests):
                 driver, stop, partial(self.ask, driver, *made), partial(other.abort, made[-1].transaction)
             )
             self.close(driver, other)
-            both = answer == COMMITTED and aborted is None
-            assert not both, Clause.ABORT_OR_COMMIT.broken(
-                f"while a commit is stopped at {stop}, an abort returns, and so does the commit, with COMMITTED"
-            )
-            finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
-            expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
-            expected -= {CommitState.COMMITTED} if aborted is None else set()
-            assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
-                f"stopped at {stop}, commit answered {answer}; an abort then {aborted or 'returned'}; commit again "
-                f"answers {finals[-1]}"
-            )
-            done += [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
+            done += self._decided(sink, made, tables, answer, aborted, f"a commit is stopped at {stop}")
             self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort while a commit is stopped at {stop}", *done)
+
+    def test_a_commit_beside_an_abort(self, sink: Sink) -> None:
+        """A driver commits while another, which aborts the same, is stopped at any line: one of them has its way."""
+        trial, driver = self.pre_committed(sink, rows(800_000, 1)), self.elsewhere(sink)
+        done: list[pa.Table] = []
+        for stop in lines(driver, partial(driver.abort, trial.transaction), 2 * self.stops):
+            self.close(driver)
+            table = rows(100 * stop.number, 2)
+            made, driver, other = self.pre_committed(sink, table), self.elsewhere(sink), self.elsewhere(sink)
+            abort, commit = partial(driver.abort, made.transaction), partial(self.ask, other, made)
+            aborted, (answer,) = meet(driver, stop, abort, commit)
+            self.close(other)
+            when = f"an abort is stopped at {stop}"
+            done += self._decided(sink, [made], [table], answer, aborted, when)
+            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with a commit while {when}", *done)
+
+    def _decided(
+        self, sink: Sink, made: list[Committable], tables: list[pa.Table], answer: Any, aborted: Any, when: str
+    ) -> list[pa.Table]:
+        """Those that are visible, after a commit of these answered so for the last, and an abort of that ended so."""
+        both = answer == COMMITTED and aborted is None
+        assert not both, Clause.ABORT_OR_COMMIT.broken(f"while {when}, abort returns, and commit answers COMMITTED")
+        finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
+        expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
+        expected -= {CommitState.COMMITTED} if aborted is None else set()
+        assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
+            f"while {when}, commit answers {answer}; the abort {aborted or 'returned'}; commit again: {finals[-1]}"
+        )
+        return [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
 
     def test_an_abort_beside_a_pre_commit(self, sink: Sink) -> None:
         """Another driver aborts the transaction before its task pre-commits, or while it is stopped at any line."""

@@ -100,6 +100,7 @@ class TwoPhases(SinkTests):
         driver = self.elsewhere(sink)  # stays open
         self.sealed(sink, self.written(sink, rows(0, 2)), 2)
         before = len(list(driver.in_doubt(self.job)))
+        assert before == 1, Clause.PRE_COMMIT.broken(f"pre_commit has returned, and `in_doubt` lists {before}")
         call()
         after = len(list(driver.in_doubt(self.job)))
         assert before == after, clause.broken(

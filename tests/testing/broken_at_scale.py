@@ -15,6 +15,7 @@ import pyarrow as pa
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.audit import Audit, Holding, Part
 from sinks.diagnosis import SchemaDiff
+from sinks.errors import CommittedError
 from sinks.testing import SCHEMA, Clause
 from sinks.transaction import TransactionId, token
 from tests.testing.broken_drivers import DIES, ONCE, PURGED, REMEMBERED, SILENT
@@ -358,3 +359,24 @@ class RemembersTheNewestTenCommits(_ForgetsAllButTheNewest):
 @breaks(Clause.PURGE, "many_commit_at_once")
 class RemembersTheNewestTenAborts(_ForgetsAllButTheNewest):
     states = ("gone",)
+
+
+@breaks(Clause.ABORT_OR_COMMIT, "a_commit_beside_an_abort")
+class LooksBeforeItAborts(Shelf):
+    def abort(self, transaction: Identity) -> None:
+        name = transaction["name"]
+        if self.path(name, "done").exists():
+            raise CommittedError(f"{name} is committed")
+        self.path(name, "ready").unlink(missing_ok=True)
+        self.path(name, "gone").touch()
+
+
+@breaks(Clause.PRE_COMMIT, "a_sink_that_opens_elsewhere_touches_no_transaction")
+class IsSlowerThanItSays(Shelf):
+    """What it pre-commits is listed when it is asked again."""
+
+    asked = False
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        asked, self.asked = self.asked, True
+        return super().in_doubt(job) if asked else []
