@@ -104,7 +104,8 @@ def abort(
     as_json: AsJson = False,
 ) -> None:
     """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
-    which shuts that driver out. Aborting a decided one, which a record names, loses rows, so the command asks first."""
+    which shuts that driver out. Aborting a decided one, which a record names, loses
+    decided rows until they are replayed, so the command asks first."""
     _require_choice(chosen, all_orphans)
     with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
@@ -295,11 +296,13 @@ def resolve(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Show lost and unknown transactions of the newest complete checkpoint, and go on without them.
+    """Commit what is decided, then show lost and unknown transactions. Only --accept-loss gives rows up.
 
-    This first commits decided transactions, as the next start of the query would. That start writes lost rows again
+    It commits the newest complete checkpoint, as the next start of the query would. That start writes lost rows again
     if the source still gives the same ones. Use this command if it does not (ReplayMismatch), or if the outcome of a
     transaction is unknown (InDoubtError)."""
+    if accept_loss and not why:
+        fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         if not store.load_newest():
@@ -309,8 +312,6 @@ def resolve(
         assert complete
         was_set_back = say_set_back(coordinator)
         if accept_loss:
-            if not why:
-                fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
             chosen = _chosen(complete, accept_loss)

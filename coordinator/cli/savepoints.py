@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, say_bad, show
+from coordinator.cli.output import (
+    JOB_FILE,
+    USAGE,
+    AsJson,
+    Job,
+    Yes,
+    confirm,
+    coordinator_of,
+    fail,
+    runnable,
+    say,
+    say_bad,
+    show,
+)
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago
@@ -56,7 +69,9 @@ def trigger(
                 given=yes,
             )
             about = coordinator.trigger_savepoint(_savepoint_dir(coordinator), location).summary()
-        show(about, as_json, facts=about)
+        show(about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "uri")})
+        command = f"coordinator savepoint restore {about['id']} NEW_LOCATION"
+        say(f"Restore it: {runnable(command)}")
 
 
 @app.command("list")
@@ -137,7 +152,9 @@ def restore(
         )
         lineage = coordinator.protocol.store.newest_claim().lineage
         about = restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}
-        show(about, as_json, facts=about)
+        show(
+            about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "lineage", "checkpoint_location")}
+        )
         say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
 
 

@@ -68,7 +68,7 @@ def verify(
         say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare. See coordinator status.")
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
-    show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "": verdict})
+    show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "verdict": verdict})
     _say_differences(balance)
     if balance.verdict in _CODES:
         raise typer.Exit(_CODES[balance.verdict])

@@ -162,13 +162,13 @@ def remedies(seen: Seen) -> list[Remedy]:
             "coordinator in-doubt abort --all-orphans",
         ),
         Decision.STRANDED: (
-            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks "
-            "until a start of the query aborts them; at once",
+            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks: "
+            "start the query again, which settles them; only if it is not to run",
             fenced,
         ),
         Decision.OPEN: (
             f"of the newest driver, whose last sign of life came {silence} ago: it completes or aborts them, unless it "
-            "has died since. If it has, or is stuck, stop it, and",
+            "has died since. If it has, or is stuck, stop it and start the query again; only if it is not to run",
             fenced,
         ),
     }

@@ -109,7 +109,8 @@ class CheckpointStatistics:
         """One line for a person."""
         phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
         said = [f"checkpoint {self.checkpoint_id} {self.status.value} in {self.duration:.3f} s ({phases})"]
-        said += ["rows: " + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
+        label = "rows, written before: " if self.status is Status.RESTORED else "rows: "
+        said += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
         transactions = sum(self.transactions.values())
         said += [f"{transactions} transactions"] if transactions else []
         return "; ".join([*said, self.remarks] if self.remarks else said)

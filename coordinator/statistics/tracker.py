@@ -227,7 +227,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
             return "wrote no checkpoint"
         text = f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {_into(self.rows)}"
         if self.restored:
-            text += f"; restored checkpoint {self.restored.checkpoint_id}; rows: {_into(self.restored.rows)}"
+            before = f"checkpoint {self.restored.checkpoint_id} was complete before"
+            text += f"; {before}, and only committed again; its rows: {_into(self.restored.rows)}"
         return text
 
 

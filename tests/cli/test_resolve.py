@@ -142,3 +142,7 @@ def test_a_driver_that_runs_stops_and_keeps_to_the_decision(file_job: Job, file_
         LocalQuery(file_job.folder / "query", INPUT).run(coordinator)
     file_job.run()
     assert file_rows() == without(0)
+
+
+def test_a_missing_reason_is_told_before_anything_is_asked_or_claimed(file_job: Job) -> None:
+    assert "Give the reason" in file_job.cli("resolve", "--accept-loss", "all", code=2).stderr
