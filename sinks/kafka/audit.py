@@ -16,9 +16,8 @@ from kafka.errors import OffsetOutOfRangeError, for_code
 from kafka.record import MemoryRecords
 
 from sinks.audit import Audit, Holding, Part
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.cluster import Cluster, Where
 from sinks.kafka.commit import made_anew, topics_of
-from sinks.kafka.connection import Where
 from sinks.progress import progress
 from sinks.transaction import Committable
 

@@ -1,19 +1,38 @@
 """What the brokers of a cluster are asked and told: by a task that writes a transaction, and by the driver, which ends
-those that other processes began, and asks what became of them."""
+those that other processes began, and asks what became of them. And which broker to ask: who coordinates a transactional
+id or a group, and who leads a partition.
+
+kafka-python's admin client carries it (connections, security, wire messages). It has no call for Produce and
+Fetch, for FindCoordinator and for transactions, so those messages go to its `_manager`: the one use of a private
+attribute.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
+import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from logging import getLogger
+from threading import Lock
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from kafka.admin import ConfigResource, OffsetSpec
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import (
+    CoordinatorNotAvailableError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    NotCoordinatorError,
+    RequestTimedOutError,
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
     UnknownBrokerIdError,
@@ -28,7 +47,8 @@ from kafka.protocol.admin.transactions import (
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
-from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType
+from kafka.protocol.data_container import DataContainer
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
@@ -38,9 +58,14 @@ from kafka.protocol.producer.transaction import (
     TxnOffsetCommitRequest,
 )
 
-from sinks.kafka.connection import Connection, Where, by_topic, raised
-from sinks.kafka.memory import PARTITION, GroupOffsets, Mark
 from sinks.transaction import Identity
+
+getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+Where = tuple[str, int]
+"""Topic and partition."""
 
 READ_COMMITTED = 1
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
@@ -49,6 +74,10 @@ _PLAIN, _FENCING = 4, 5
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
+_NOT_THE_COORDINATOR = {CoordinatorNotAvailableError.errno, NotCoordinatorError.errno}
+_NOT_ATTEMPTED = 55
+_UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
+_SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
 
 _TRANSACTION, _GROUP = CoordinatorType.TRANSACTION, CoordinatorType.GROUP
@@ -58,6 +87,52 @@ States = dict[str, tuple[Identity, str]]
 """By transactional id."""
 
 
+# ---------------------------------------------------------------------- what the brokers remember
+# Each participant's transaction carries an offset of a consumer group of the job's own, which becomes the group's if,
+# and only if, the records of the transaction become visible.
+PARTITION = 0
+_METADATA = re.compile(r"lineage=(\w*)(?: round=(\d+))?")
+
+GroupOffsets = Mapping[tuple[str, int], tuple[int, str]]
+"""By topic and partition, offset and metadata."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The checkpoint, and the replay (above 0) of it, that a transaction is a part of, as an offset of partition
+    `PARTITION` of a topic of the job."""
+
+    group: str
+    lineage: str
+    checkpoint: int
+    round: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The next one to be committed, as with any consumer group."""
+        return self.checkpoint + 1
+
+    @property
+    def metadata(self) -> str:
+        return f"lineage={self.lineage}" + (f" round={self.round}" if self.round else "")
+
+    @classmethod
+    def of(cls, group: str, offset: int, metadata: str) -> Mark | None:
+        """None for an offset that somebody else has set."""
+        match = _METADATA.fullmatch(metadata.rstrip("\0"))  # confluent-kafka writes a NUL behind it
+        return cls(group, match[1], offset - 1, int(match[2] or 0)) if match else None
+
+
+def newest_marks(group: str, offsets: GroupOffsets) -> dict[str, tuple[int, int]]:
+    """By lineage, the newest checkpoint that the group has an offset of, and the round of that."""
+    marks: dict[str, tuple[int, int]] = {}
+    for offset, metadata in offsets.values():
+        if mark := Mark.of(group, offset, metadata):
+            marks[mark.lineage] = max((mark.checkpoint, mark.round), marks.get(mark.lineage, (-1, 0)))
+    return marks
+
+
+# ---------------------------------------------------------------------- the brokers
 class Place(NamedTuple):
     """A topic as it is now: the cluster, its id, and the node that leads each partition, -1 for none."""
 
@@ -75,16 +150,20 @@ class Logs(NamedTuple):
 
 
 class Cluster:
-    """The brokers of one cluster. Each call raises what keeps them from answering. `options` are kafka-python's;
-    `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more."""
+    """The brokers of one cluster: connects at its first use; one connection for each broker, shared by all threads.
+    Each call raises what keeps them from answering. `options` are kafka-python's; `timeout` in seconds; `reached_by`:
+    time.monotonic() from which on the first answer is waited for no more.
+
+    Coroutines run in kafka-python's thread, by `_ask`. A call asks once; `errors.patiently` asks again."""
 
     def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
-        self._connection = Connection(options, timeout, reached_by)
-        self.close = self._connection.close
-
-    @property
-    def _admin(self) -> Any:
-        return self._connection.admin
+        self._options = dict(options)
+        self._timeout_ms = int(timeout * 1000)
+        self._reached_by = reached_by
+        self._lock = Lock()
+        self._client: KafkaAdminClient | None = None
+        self._coordinators: dict[tuple[CoordinatorType, str], Any] = {}
+        """Their nodes."""
 
     # ------------------------------------------------------------------ the end of transactions
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
@@ -113,41 +192,42 @@ class Cluster:
     def fences(self) -> bool:
         """Whether the end of a transaction raises the epoch, and what is sent to a partition adds it (KIP-890). What
         brokers can and what the cluster may do differ: an operator may raise the latter, and lower it, at any time."""
-        return self._connection.ask(self._fences)
+        return self._ask(self._fences)
 
     async def _fences(self) -> bool:
         request = ApiVersionsRequest(client_software_name="exactly-once", client_software_version="1", min_version=3)
-        levels = (await self._connection.request(request)).finalized_features or ()
+        levels = (await self._request(request)).finalized_features or ()
         return any(level.name == "transaction.version" and level.max_version_level >= 2 for level in levels)
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
-        """Ask for each, and again for those that have been ended just before, whose markers are on their way."""
+        """Ask for each, and again for those that have been ended just before, whose markers are on their way, and where
+        the coordinator has moved."""
+        again = {_CONCURRENT, *_NOT_THE_COORDINATOR}
         answers = self._end_each(identities, request)
         pause = 0.005
-        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
+        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer in again]):
             time.sleep(pause)
             pause *= 2
-            again = self._end_each([identities[at] for at in busy], request)
-            for at, answer in zip(busy, again, strict=True):
+            for at, answer in zip(busy, self._end_each([identities[at] for at in busy], request), strict=True):
                 answers[at] = answer
         return answers
 
     def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         names = [identity["transactional_id"] for identity in identities]
-        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at[0]]))
-        answers = self._connection.ask(ask)
-        return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
+        ask = partial(self._ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at[0]]))
+        answers = self._ask(ask)
+        return [self._explained(each) if isinstance(each, Exception) else each.error_code for each in answers]
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:
         """The newest transaction of each transactional id that its coordinator knows, and its state there."""
         names = list(transactional_ids)
-        return self._connection.ask(lambda: self._states(names)) if names else {}
+        return self._ask(lambda: self._states(names)) if names else {}
 
     async def _states(self, names: Sequence[str]) -> States:
         states: States = {}
         for name, answer in (await self._described(names)).items():
-            about = raised(answer)
+            about = _raised(answer)
             if about.error_code == TransactionalIdNotFoundError.errno:
                 continue
             if about.error_code:
@@ -166,7 +246,7 @@ class Cluster:
         def request(places: list[int]) -> Any:
             return DescribeTransactionsRequest(transactional_ids=[names[at] for at in places])
 
-        answers = await self._connection.ask_coordinators(_TRANSACTION, names, request, together=True)
+        answers = await self._ask_coordinators(_TRANSACTION, names, request, together=True)
         described: dict[str, Any] = dict(zip(names, answers, strict=True))
         for answer in {id(answer): answer for answer in answers if not isinstance(answer, Exception)}.values():
             described |= {about.transactional_id: about for about in answer.transaction_states}
@@ -182,7 +262,7 @@ class Cluster:
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
         now = time.time()
-        described = self._connection.ask(lambda: self._described(transactional_ids))
+        described = self._ask(lambda: self._described(transactional_ids))
         begun = [getattr(described[name], "transaction_start_time_ms", -1) for name in transactional_ids]
         return [None if began < 0 else now - began / 1000 for began in begun]
 
@@ -193,14 +273,14 @@ class Cluster:
 
     def listed(self, prefix: str, state: str) -> list[str]:
         """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
-        return sorted(name for name in self._connection.ask(lambda: self._listed(state)) if name.startswith(prefix))
+        return sorted(name for name in self._ask(lambda: self._listed(state)) if name.startswith(prefix))
 
     async def _listed(self, state: str) -> set[str]:
         """Of all brokers at once: KafkaAdminClient asks them in turn."""
-        brokers = [broker.node_id for broker in self._connection.manager.cluster.brokers()]
+        brokers = [broker.node_id for broker in self._manager.cluster.brokers()]
         requests = [ListTransactionsRequest(state_filters=[state], producer_id_filters=[]) for _ in brokers]
-        sent = self._connection.send(zip(requests, brokers, strict=True))
-        answers = [raised(await self._connection.answer(answer)) for answer in sent]
+        sent = self._send(zip(requests, brokers, strict=True))
+        answers = [_raised(await self._answer(answer)) for answer in sent]
         if codes := [answer.error_code for answer in answers if answer.error_code]:
             raise for_code(codes[0])(f"list of transactions in state {state}")
         return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
@@ -210,7 +290,7 @@ class Cluster:
         there is no such group."""
         wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
-        answer = self._connection.ask(partial(self._connection.ask_coordinator, _GROUP, group, request))
+        answer = self._ask(partial(self._ask_coordinator, _GROUP, group, request))
         return {
             (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
             for topic in answer.groups[0].topics
@@ -225,9 +305,9 @@ class Cluster:
         `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        begin = partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request)
-        others = partial(self._connection.both, partial(self._place, topic), self._fences)
-        answer, (place, fences) = self._connection.ask(lambda: self._connection.both(begin, others))
+        begin = partial(self._ask_coordinator, _TRANSACTION, transactional_id, request)
+        others = partial(self._both, partial(self._place, topic), self._fences)
+        answer, (place, fences) = self._ask(lambda: self._both(begin, others))
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
 
     def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
@@ -243,7 +323,7 @@ class Cluster:
             max_version=3,
         )
         name = identity["transactional_id"]
-        self._connection.ask(partial(self._connection.ask_coordinator, _TRANSACTION, name, request))
+        self._ask(partial(self._ask_coordinator, _TRANSACTION, name, request))
 
     def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> Future[None]:
         """To the transaction, for the mark's group; `by_itself`: the group need not be added before. Does not wait."""
@@ -257,13 +337,13 @@ class Cluster:
             else:
                 done.set_result(None)
 
-        self._connection.manager.call_soon(added)
+        self._manager.call_soon(added)
         return done
 
     async def _add_offset(self, identity: Identity, mark: Mark, topic: str, by_itself: bool) -> None:
         if not by_itself:
             add = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
-            await self._connection.ask_coordinator(_TRANSACTION, identity["transactional_id"], add)
+            await self._ask_coordinator(_TRANSACTION, identity["transactional_id"], add)
         offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         partition = offsets.TxnOffsetCommitRequestPartition(
             partition_index=PARTITION, committed_offset=mark.offset, committed_metadata=mark.metadata
@@ -274,7 +354,7 @@ class Cluster:
             max_version=5 if by_itself else 3,
             **identity,
         )
-        await self._connection.ask_coordinator(_GROUP, mark.group, request)
+        await self._ask_coordinator(_GROUP, mark.group, request)
 
     def produce(
         self,
@@ -302,60 +382,57 @@ class Cluster:
             ],
             **({"min_version": 12, "max_version": 12} if adds else {"max_version": 11}),
         )
-        connection = self._connection
-        manager = connection.manager
+        manager = self._manager
 
         async def exchange() -> None:
-            answer = await connection.answer(*connection.send([(request, node)]))
+            answer = await self._answer(*self._send([(request, node)]))
             if isinstance(answer, UnknownBrokerIdError):
                 manager.cluster.request_update()
-            answered(answer)
+            answered(self._explained(answer))
 
         manager.call_soon(exchange)
 
     # ------------------------------------------------------------------ topics
     def place(self, topic: str) -> Place | None:
         """None if there is no such topic."""
-        return self._connection.ask(lambda: self._place(topic))
+        return self._ask(lambda: self._place(topic))
 
     async def _place(self, topic: str | None) -> Place | None:
         if topic is None:
             return None
-        about = await self._connection.metadata([topic])
+        about = await self._metadata([topic])
         (described,), id = about.topics, _ids(about)[topic]
         leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
         return Place(about.cluster_id, id, leaders) if id else None
 
     def cluster_id(self) -> str:
-        return str(self._connection.ask(lambda: self._connection.metadata(())).cluster_id)
+        return str(self._ask(lambda: self._metadata(())).cluster_id)
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
         """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
-        return _ids(self._connection.ask(lambda: self._connection.metadata(names)))
+        return _ids(self._ask(lambda: self._metadata(names)))
 
     def logs(self, places: Iterable[Where]) -> Logs:
-        return self._connection.ask(lambda: self._logs(places))
+        return self._ask(lambda: self._logs(places))
 
     async def _logs(self, places: Iterable[Where]) -> Logs:
         starts = partial(self._offsets, places, OffsetSpec.EARLIEST)
-        both = self._connection.both(
-            partial(_empty_if_hidden, partial(self._open_in, places)), partial(_empty_if_hidden, starts)
-        )
+        both = self._both(partial(_empty_if_hidden, partial(self._open_in, places)), partial(_empty_if_hidden, starts))
         return Logs(*await both)
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
         states, logs = partial(self._states, transactional_ids), partial(self._logs, places)
-        return self._connection.ask(lambda: self._connection.both(states, logs))
+        return self._ask(lambda: self._both(states, logs))
 
     def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
         """The cluster's id, the topics', and the logs."""
-        metadata, logs_of = partial(self._connection.metadata, names), partial(self._logs, places)
-        about, logs = self._connection.ask(lambda: self._connection.both(metadata, logs_of))
+        metadata, logs_of = partial(self._metadata, names), partial(self._logs, places)
+        about, logs = self._ask(lambda: self._both(metadata, logs_of))
         return about.cluster_id, _ids(about), logs
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
         """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
-        (about,) = self._admin.describe_topics([name])
+        (about,) = self._call(lambda admin: admin.describe_topics([name]))
         if about["error_code"] == UnknownTopicOrPartitionError.errno:
             return None
         if about["error_code"]:
@@ -369,16 +446,17 @@ class Cluster:
 
     def brokers(self) -> list[int]:
         """Their ids."""
-        return sorted(broker["broker_id"] for broker in self._admin.describe_cluster()["brokers"])
+        return sorted(broker["broker_id"] for broker in self._call(KafkaAdminClient.describe_cluster)["brokers"])
 
     def version(self) -> str:
         """The release that the API versions of a broker are of, as far as the client knows releases."""
-        return ".".join(map(str, self._connection.manager.broker_version_data.broker_version))
+        return ".".join(map(str, self._manager.broker_version_data.broker_version))
 
     def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
         """Settings in force. Empty without such a resource, or the right to ask."""
         of = ConfigResource(kind, name, dict.fromkeys(names))
-        settings = self._admin.describe_configs([of], config_filter="all")[kind.lower()][name]
+        described = self._call(lambda admin: admin.describe_configs([of], config_filter="all"))
+        settings = described[kind.lower()][name]
         return {setting: str(settings[setting]["value"]) for setting in names if setting in settings}
 
     def may_lose(self, topic: str) -> list[str]:
@@ -399,7 +477,7 @@ class Cluster:
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
-        self._admin.create_topics([name], raise_errors=False)
+        self._call(lambda admin: admin.create_topics([name], raise_errors=False))
 
     async def _open_in(self, places: Iterable[Where]) -> dict[Where, set[tuple[int, int]]]:
         def described(of: Mapping[str, list[int]]) -> Any:
@@ -408,7 +486,7 @@ class Cluster:
             ]
             return DescribeProducersRequest(topics=wanted)
 
-        answers = await self._connection.ask_leaders(places, described)
+        answers = await self._ask_leaders(places, described)
         return {
             place: {
                 (producer.producer_id, producer.producer_epoch)
@@ -420,12 +498,12 @@ class Cluster:
 
     def starts(self, places: Iterable[Where]) -> dict[Where, int]:
         """The offset that each topic and partition begins with."""
-        return self._connection.ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
+        return self._ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
 
     def ends(self, places: Iterable[Where], *, committed: bool) -> dict[Where, int]:
         """The offset after the last record; or after what readers of what is `committed` get."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._connection.ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
+        return self._ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
 
     async def _offsets(
         self, places: Iterable[Where], spec: OffsetSpec, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
@@ -441,7 +519,7 @@ class Cluster:
             ]
             return ListOffsetsRequest(isolation_level=level, topics=topics, min_version=2)
 
-        answers = await self._connection.ask_leaders(places, listed)
+        answers = await self._ask_leaders(places, listed)
         return {place: int(about.offset) for place, about in answers.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
@@ -469,10 +547,205 @@ class Cluster:
             max_version=12,  # from 13 on topics go by their ids
         )
         leader = place.leaders.get(partition, -1)
-        answer = self._connection.ask(lambda: self._connection.request(request, leader))
+        answer = self._ask(lambda: self._request(request, leader))
         if answer.error_code:
             raise for_code(answer.error_code)(f"fetch from {topic}-{partition}")
         return answer.responses[0].partitions[0]
+
+    # ------------------------------------------------------------------ the connection
+    @property
+    def _admin(self) -> KafkaAdminClient:
+        with self._lock:
+            if self._client is None:
+                left = max(_SHORTEST_TRY, self._reached_by - time.monotonic())
+                ours = {
+                    "bootstrap_timeout_ms": min(self._timeout_ms, left * 1000),
+                    "request_timeout_ms": self._timeout_ms,
+                    "reconnect_backoff_max_ms": 1000,
+                    "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
+                }
+                self._client = KafkaAdminClient(**ours | self._options)
+            return self._client
+
+    @property
+    def _manager(self) -> Any:
+        return self._admin._manager
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _call(self, question: Callable[[KafkaAdminClient], Any]) -> Any:
+        try:
+            return question(self._admin)
+        except KafkaError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, answer: Any) -> Any:
+        """kafka-python's own errors say nothing but which connection failed. Of the same type, which tells whether to
+        ask again."""
+        if not isinstance(answer, _UNANSWERED):
+            return answer
+        servers, text = ", ".join(self._options["bootstrap_servers"]), ", ".join(map(str, answer.args))
+        return type(answer)(
+            f"{text}. A Kafka broker at {servers} does not answer: check that all of them run, and that this machine "
+            "reaches them"
+        )
+
+    def _ask(self, question: Callable[[], Awaitable[First]]) -> First:
+        answer: First = self._call(lambda admin: admin._manager.run(question))
+        return answer
+
+    async def _both(
+        self, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
+    ) -> tuple[First, Second]:
+        """At once."""
+        under_way = self._manager.call_soon(second)
+        return await first(), await under_way
+
+    def _send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
+        """Each to its node (None: any), at once. An exception in place of one is the answer."""
+        sent, client = [], self._client
+        for request, node in requests:
+            try:
+                if client is None:
+                    raise KafkaConnectionError("the sink was closed")
+                sent.append(node if isinstance(node, Exception) else client._manager.send(request, node_id=node))
+            except KafkaError as error:
+                sent.append(error)
+        return sent
+
+    async def _answer(self, sent: Any) -> Any:
+        """The response, or why there is none."""
+        try:
+            return sent if isinstance(sent, Exception) else await sent
+        except Exception as error:
+            return error
+
+    async def _request(self, request: Any, node: int | None = None) -> Any:
+        """The response. Raises why there is none."""
+        return _raised(await self._answer(*self._send([(request, node)])))
+
+    async def _metadata(self, topics: Iterable[str]) -> Any:
+        """`cluster_id`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
+        return await self._request(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10))
+
+    # ------------------------------------------------------------------ the broker that knows
+    async def _ask_coordinators(
+        self,
+        kind: CoordinatorType,
+        names: Sequence[str],
+        request: Callable[[list[int]], Any],
+        *,
+        together: bool = False,
+    ) -> list[Any]:
+        """One request for each transactional id (or group), made of its place among `names`, which may have one twice;
+        or, `together`, for all of a coordinator. A response or an exception each. A broker that answers that it is not
+        the one, or not at all, is looked for anew the next time."""
+        failed = await self._look_for_coordinators(
+            kind, {name for name in names if (kind, name) not in self._coordinators}
+        )
+        gone = CoordinatorNotAvailableError("it has moved")
+        nodes = [failed.get(name) or self._coordinators.get((kind, name), gone) for name in names]
+        asked: defaultdict[Any, list[int]] = defaultdict(list)
+        for at, node in enumerate(nodes):
+            asked[repr(node) if together else at].append(at)  # kafka-python's errors have no hash
+        requests = self._send((request(places), nodes[places[0]]) for places in asked.values())
+        answers: dict[int, Any] = {}
+        for places, sent in zip(asked.values(), requests, strict=True):
+            answer = await self._answer(sent)
+            moved = isinstance(answer, Exception) or not _NOT_THE_COORDINATOR.isdisjoint(_codes(answer))
+            for at in places:
+                answers[at] = answer
+                if moved:
+                    self._coordinators.pop((kind, names[at]), None)
+        return [answers[at] for at in range(len(names))]
+
+    async def _look_for_coordinators(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Exception]:
+        """Those that were not found, and why."""
+        if not (keys := sorted(names)):
+            return {}
+        request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
+        try:
+            answer = await self._request(request)
+        except KafkaError as error:
+            return dict.fromkeys(keys, error)
+        failed: dict[str, Exception] = {}
+        for broker in answer.coordinators:
+            if broker.error_code:
+                failed[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
+            else:
+                node = self._manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
+                self._coordinators[kind, broker.key] = node
+        return failed
+
+    async def _ask_coordinator(self, kind: CoordinatorType, name: str, request: Any) -> Any:
+        """Raises what keeps it from answering, or an error of those in its answer."""
+        (answer,) = await self._ask_coordinators(kind, [name], lambda _: request)
+        for code in sorted(_codes(_raised(answer)), key=lambda code: code == _NOT_ATTEMPTED):
+            if code:
+                raise for_code(code)(name)
+        return answer
+
+    async def _ask_leaders(
+        self, places: Iterable[Where], request: Callable[[Mapping[str, list[int]]], Any]
+    ) -> dict[Where, Any]:
+        """What the leader of each partition answers about it; `request` is made for topics and their partitions. Raises
+        for a topic, or a partition, that is not there, or has no leader."""
+        wanted, by_node = sorted(places), defaultdict[int, list[Where]](list)
+        about = await self._metadata({topic for topic, _ in wanted})
+        leaders = {
+            (topic.name, partition.partition_index): partition.leader_id
+            for topic in about.topics
+            if not _raised(_error(topic, topic.name))
+            for partition in topic.partitions
+        }
+        for topic, number in wanted:
+            if (leader := leaders.get((topic, number))) is None:
+                raise UnknownTopicOrPartitionError(f"{topic}-{number}")
+            if leader < 0:
+                raise LeaderNotAvailableError(f"{topic}-{number}")
+            by_node[leader].append((topic, number))
+        answers: dict[Where, Any] = {}
+        for sent in self._send((request(by_topic(its)), node) for node, its in by_node.items()):
+            for topic in _raised(await self._answer(sent)).topics:
+                for partition in topic.partitions:
+                    _raised(_error(partition, f"{topic.name}-{partition.partition_index}"))
+                    answers[topic.name, partition.partition_index] = partition
+        return answers
+
+
+def by_topic(places: Iterable[Where]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for topic, number in places:
+        numbers.setdefault(topic, []).append(number)
+    return numbers
+
+
+def _raised(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _error(about: Any, what: str) -> Exception | None:
+    error: type[Exception] = for_code(about.error_code)
+    return error(what) if about.error_code else None
+
+
+def _codes(answer: DataContainer) -> Iterator[int]:
+    """Of errors, wherever it has them; 0 is none."""
+    for name in answer.fields:
+        value = getattr(answer, name)
+        if name.endswith("error_code"):
+            yield value
+        elif isinstance(value, list):
+            for part in value:
+                if isinstance(part, DataContainer):
+                    yield from _codes(part)
 
 
 def _id(topic_id: object) -> str:

@@ -24,20 +24,12 @@ from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = logging.getLogger(__name__)
 
-INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 47, 48, 49
-PRODUCER_FENCED, TRANSACTIONAL_ID_NOT_FOUND = 90, 105
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 53, 31
-
-ASK_THE_WITNESS = {
-    INVALID_PRODUCER_EPOCH,
-    INVALID_TXN_STATE,
-    INVALID_PRODUCER_ID_MAPPING,
-    PRODUCER_FENCED,
-    TRANSACTIONAL_ID_NOT_FOUND,
-}
-"""The coordinator has ended this transaction, either way, or forgotten it."""
-
-NOT_ALLOWED = {TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED}
+INVALID_TXN_STATE = 48
+ASK_THE_WITNESS = {47, INVALID_TXN_STATE, 49, 90, 105}
+"""Invalid epoch, state or mapping, fenced, not found: the coordinator has ended this transaction, either way, or
+forgotten it."""
+_NOT_ALLOWED = {53, 31}
+"""On the transactional id, or the cluster."""
 
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
@@ -200,7 +192,7 @@ def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> Com
     if answer == 0:
         return CommitOutcome.COMMITTED
     name = committable.transaction["transactional_id"]
-    if answer in NOT_ALLOWED:
+    if answer in _NOT_ALLOWED:
         return CommitOutcome.unknown(
             f"the driver's principal may not end transaction {name} ({for_code(answer).message}): give it the ACLs "
             "Write and Describe on transactional ids with the prefix 'tpc.', and start the query again"

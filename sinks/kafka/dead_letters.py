@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import TopicAuthorizationFailedError
 
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.cluster import Cluster, Where
 from sinks.kafka.columns import refusals
 from sinks.kafka.record_batch import by_topic, sizes
-from sinks.progress import progress
 
 RECORDS = pa.schema(
     [
@@ -47,12 +47,14 @@ _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
 _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
 
+Ends = Mapping[Where, int]
+"""Offsets by partition."""
+
 _HELD_UP = 5.0
 """Seconds that the end of a transaction is waited for that holds readers up."""
 _PAUSE = 0.05
 _WINDOW = 2_000
 """Offsets of a partition that are looked at first for the newest letters; then ten times as many, and so on."""
-_TOGETHER = 500
 
 
 def records(letters: pa.RecordBatch) -> pa.RecordBatch:
@@ -70,10 +72,9 @@ def records(letters: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS)
 
 
-def letter_of(message: Message) -> dict[str, Any] | None:
+def letter_of(record: Any) -> dict[str, Any] | None:
     """The columns of the letter that a record is; None for one that is none."""
-    pairs: Any = message.headers() or ()
-    headers = {name: value or b"" for name, value in pairs}
+    headers = {name: value or b"" for name, value in record.headers}
     if not _HEADERS.keys() <= headers.keys():
         return None
     letter: dict[str, Any] = {
@@ -81,10 +82,10 @@ def letter_of(message: Message) -> dict[str, Any] | None:
     }
     letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
     letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
-    schema, value = headers.get(_ROW_SCHEMA), message.value() or b""
+    schema, value = headers.get(_ROW_SCHEMA), record.value or b""
     row = headers.get(_ROW, value).decode(*_ANY).encode("utf-8", "backslashreplace").decode()
-    raw = message.value() if _ROW in headers else None
-    return letter | {"key": message.key(), "value": raw, "row": row, "row_schema": schema and schema.decode()}
+    raw = record.value if _ROW in headers else None
+    return letter | {"key": record.key, "value": raw, "row": row, "row_schema": schema and schema.decode()}
 
 
 def refused(
@@ -121,38 +122,35 @@ def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Ca
 
 
 # ---------------------------------------------------------------------- read again
-Ends = Mapping[int, int]
-"""By partition."""
-
-
 def read_dead_letters(
     cluster: Cluster, options: Mapping[str, Any], topic: str, of: tuple[str, str], most: int, timeout: float
 ) -> DeadLetters:
-    """Those `of` a job and a sink, the last `most` of each partition. `options` are librdkafka's; `timeout`: seconds
+    """Those `of` a job and a sink, the last `most` of each partition. `options` are kafka-python's; `timeout`: seconds
     without any answer."""
     if (about := cluster.topic(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
-    starts, ends, gaps = _stable(cluster, topic, [partition["partition_index"] for partition in about["partitions"]])
+    places = [TopicPartition(topic, partition["partition_index"]) for partition in about["partitions"]]
+    starts, ends, gaps = _stable(cluster, places)
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
+    own = {"isolation_level": "read_committed", "enable_auto_commit": False, "allow_auto_create_topics": False}
     window = _WINDOW
-    with closing(_consumer(options)) as consumer:
+    with closing(KafkaConsumer(**{**options, **own})) as consumer:
         while True:
-            firsts = {at: max(starts[at], end - window) for at, end in ends.items()}
-            newest: dict[int, deque[Mapping[str, Any]]] = {at: deque(maxlen=most) for at in ends}
-            for message in _read(consumer, topic, firsts, ends, timeout):
-                letter = letter_of(message)
+            firsts = {place: max(starts[place], end - window) for place, end in ends.items()}
+            newest: dict[Where, deque[Mapping[str, Any]]] = {place: deque(maxlen=most) for place in places}
+            for record in _read(consumer, firsts, ends, timeout):
+                letter = letter_of(record)
                 if letter is not None and (letter["job"], letter["sink"]) == of:
-                    newest[message.partition() or 0].append(letter)
-            if all(firsts[at] == starts[at] or len(newest[at]) == most for at in ends):
+                    newest[record.topic, record.partition].append(letter)
+            if all(firsts[place] == starts[place] or len(newest[place]) == most for place in places):
                 return DeadLetters([letter for letters in newest.values() for letter in letters], tuple(gaps))
             window *= 10
 
 
-def _stable(cluster: Cluster, topic: str, partitions: list[int]) -> tuple[Ends, Ends, list[str]]:
+def _stable(cluster: Cluster, places: Sequence[Where]) -> tuple[Ends, Ends, list[str]]:
     """The first offset of each partition; where readers stop now; and what they do not get: what was removed, and what
     comes before the end as it was at first."""
-    places = [(topic, at) for at in partitions]
     ends, deadline = cluster.ends(places, committed=False), time.monotonic() + _HELD_UP
     stable = cluster.ends(places, committed=True)
     while any(stable[place] < ends[place] for place in places) and time.monotonic() < deadline:
@@ -160,58 +158,34 @@ def _stable(cluster: Cluster, topic: str, partitions: list[int]) -> tuple[Ends, 
         stable = cluster.ends(places, committed=True)
     starts = cluster.starts(places)
     gaps = [
-        f"{topic}-{at} begins at offset {start}: retention, or somebody, has removed records"
-        for (_, at), start in starts.items()
+        f"{topic}-{number} begins at offset {start}: retention, or somebody, has removed records"
+        for (topic, number), start in starts.items()
         if start
     ]
     gaps += [
-        f"readers of {topic}-{at} are held up at offset {stable[topic, at]} by a transaction that is open"
-        for (_, at), end in ends.items()
-        if stable[topic, at] < end
+        f"readers of {topic}-{number} are held up at offset {stable[topic, number]} by a transaction that is open"
+        for (topic, number), end in ends.items()
+        if stable[topic, number] < end
     ]
-    return {at: starts[topic, at] for at in partitions}, {at: stable[topic, at] for at in partitions}, gaps
+    return starts, stable, gaps
 
 
-def _read(consumer: Consumer, topic: str, firsts: Ends, ends: Ends, timeout: float) -> Iterator[Message]:
-    """Committed records of these offsets. Markers and what was aborted are in between, so the end is told by what comes
-    after it, or by the end of the partition. Raises `SinkError` if nothing comes."""
-    left = {at for at, end in ends.items() if firsts[at] < end}
-    consumer.assign([TopicPartition(topic, at, firsts[at]) for at in left])
-    heard, last = time.monotonic(), None
-    with progress(f"read topic {topic}", sum(ends[at] - firsts[at] for at in left), "offsets") as advance:
-        while left:
-            for message in consumer.consume(_TOGETHER, timeout=_PAUSE):
-                error, at, offset = message.error(), message.partition(), message.offset()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    last = error
-                    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                        raise SinkError(f"the principal may not read topic {topic!r} (ACL: Read on the topic)")
-                    continue
-                heard = time.monotonic()
-                if at not in left or offset is None:
-                    continue
-                if error is None and offset < ends[at]:
-                    yield message
-                if offset + (error is None) >= ends[at]:
-                    left.discard(at)
-                    advance(ends[at] - firsts[at])
-                    consumer.incremental_unassign([TopicPartition(topic, at)])
-            if time.monotonic() - heard > timeout:
-                at, why = min(left), f": {last}" if last else ""
-                raise SinkError(f"{topic}-{at} could not be read to offset {ends[at]} in time{why}")
-    consumer.unassign()
-
-
-def _consumer(options: Mapping[str, Any]) -> Consumer:
-    return Consumer(
-        {
-            **options,
-            "group.id": "tpc.dead-letters",  # of no member, and nothing is committed to it: no right is needed for it
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 20,
-            "log_level": 0,
-        }
-    )
+def _read(consumer: KafkaConsumer, firsts: Ends, ends: Ends, timeout: float) -> Iterator[Any]:
+    """Committed records of these offsets. Raises `SinkError` if nothing comes."""
+    places = {TopicPartition(*place): end for place, end in ends.items()}
+    consumer.assign(list(places))
+    for place in places:
+        consumer.seek(place, firsts[place])
+    heard, before = time.monotonic(), 0
+    while left := {place: end - consumer.position(place) for place, end in places.items()}:
+        places = {place: end for place, end in places.items() if left[place] > 0}
+        if (now := sum(left[place] for place in places)) != before:
+            heard, before = time.monotonic(), now
+        elif time.monotonic() - heard > timeout:
+            topic, number = min(places)
+            raise SinkError(f"{topic}-{number} could not be read to offset {places[min(places)]} in time")
+        try:
+            polled = consumer.poll(1000 * _PAUSE)
+        except TopicAuthorizationFailedError as error:
+            raise SinkError(f"the principal may not read topic {error} (ACL: Read on the topic)") from error
+        yield from (record for place, its in polled.items() for record in its if record.offset < ends[place])

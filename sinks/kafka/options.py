@@ -79,18 +79,6 @@ def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> 
     return ProducerOptions(compression, batch, message, kilobytes << 10, int(transaction_timeout * 1000))
 
 
-def consumer_options(bootstrap: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """librdkafka's configuration of a consumer: who we are and whom we trust."""
-    return {
-        "bootstrap.servers": bootstrap,
-        **{
-            name: value if callable(value) else str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in options.items()
-            if name in (*_CLIENT, *_SECURITY, *_FILES)
-        },
-    }
-
-
 def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """kafka-python's configuration: who we are and whom we trust; `own` goes on top."""
     made: dict[str, Any] = {"bootstrap_servers": bootstrap.split(",")}

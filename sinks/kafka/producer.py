@@ -30,9 +30,8 @@ from kafka.errors import (
 )
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import Cluster, Place
+from sinks.kafka.cluster import Cluster, Mark, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
-from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.record_batch import FREE, HEADER, Origin, bounds, by_topic, partitions_of, record_batch, sizes
 from sinks.kafka.row_bytes import Numbers

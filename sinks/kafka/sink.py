@@ -19,9 +19,9 @@ from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
-from sinks.kafka import columns, dead_letters, doctor, memory
+from sinks.kafka import columns, dead_letters
 from sinks.kafka.audit import audit
-from sinks.kafka.cluster import COMMITTED_STATES, Cluster
+from sinks.kafka.cluster import COMMITTED_STATES, Cluster, Mark, newest_marks
 from sinks.kafka.commit import (
     ASK_THE_WITNESS,
     INVALID_TXN_STATE,
@@ -33,8 +33,7 @@ from sinks.kafka.commit import (
     topics_of,
 )
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
-from sinks.kafka.memory import Mark
-from sinks.kafka.options import client_options, consumer_options, option_problems, producer_options
+from sinks.kafka.options import client_options, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
 from sinks.kafka.serialization import SchemaEvolution
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
 Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
+_COPIES = "transaction.state.log.replication.factor", "transaction.state.log.min.isr"
 _OVERHEAD = 128
 """Bytes of a record batch of one record, beside key, value and headers, at most."""
 
@@ -462,7 +462,7 @@ class KafkaSink(
         if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):
             raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
         group = _group(job, self.name)
-        return memory.newest(group, self._brokers.group_offsets(group))
+        return newest_marks(group, self._brokers.group_offsets(group))
 
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:
@@ -478,9 +478,15 @@ class KafkaSink(
                 return
         else:
             yield Finding.ok("a transaction was begun and aborted")
-        yield from doctor.of_brokers(self._brokers, self._producer_options.transaction_timeout_ms)
-        if self.topic:
-            yield from doctor.of_topic(self._brokers, self.topic)
+        brokers = self._brokers.brokers()
+        yield Finding.ok(f"{len(brokers)} broker(s), Kafka {self._brokers.version()}")
+        copies = self._brokers.configs("BROKER", str(brokers[0]), _COPIES)
+        if min(map(int, copies.values()), default=2) < 2:
+            of = ", ".join(f"{setting} = {value}" for setting, value in copies.items())
+            yield Finding.warning(
+                f"the transaction log has one copy ({of}): the loss of one disk may lose decided transactions",
+                "3 replicas, and 2 in sync",
+            )
         yield from self._schemas.diagnose()
         yield from super().diagnose(job)
 
@@ -509,7 +515,7 @@ class KafkaSink(
         """Of what a consumer gets of the topic now, from its end on."""
         if self.topic is None:
             return None
-        options = consumer_options(self.bootstrap_servers, self._options)
+        options = client_options(self.bootstrap_servers, self._options, self._client_options)
         return dead_letters.read_dead_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
 
     # ------------------------------------------------------------------ life
@@ -548,6 +554,8 @@ _TRANSFORMS: Mapping[str | None, Transform] = {
     "json": columns.with_json,
     "avro": columns.with_value,
 }
+
+
 _GONE: Mapping[str | None, str] = {
     "protobuf": "value_format='protobuf' is gone. Leave out value_format, schema_registry, subject and "
     "schema_evolution, and give a value_serializer with the class that protoc makes of your .proto file "

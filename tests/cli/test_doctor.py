@@ -183,12 +183,10 @@ def test_kafka(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     told = about(findings, f"sink {kafka_topic}")
     assert "a transaction was begun and aborted" in told
     assert "1 broker(s), Kafka 4" in told
-    assert "the brokers allow" in told
-    assert "has 1 replica(s)" in about(findings, f"sink {kafka_topic}", "warning")
+    assert "the transaction log has one copy" in about(findings, f"sink {kafka_topic}", "warning")
     findings = Job(tmp_path, section + "transaction_timeout = 90000").json("doctor", code=1)
     errors = about(findings, f"sink {kafka_topic}", "error")
-    assert "transaction_timeout is 90000000 ms, and the brokers allow 900000 ms" in errors
-    assert "transaction_timeout = 900 in the sink" in errors
+    assert "the sink's transaction_timeout is above the broker's transaction.max.timeout.ms: lower it" in errors
     findings = Job(tmp_path, section.replace(kafka_topic, "no-such-topic")).json("doctor", code=1)
     assert "there is no topic 'no-such-topic'" in about(findings, "sink no-such-topic", "error")
 

@@ -258,6 +258,5 @@ def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
     request = FindCoordinatorRequest(
         key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
     )
-    connection = sink._brokers._connection
-    answer = connection.ask(lambda: connection.request(request))
+    answer = sink._brokers._ask(lambda: sink._brokers._request(request))
     return int(answer.coordinators[0].node_id)

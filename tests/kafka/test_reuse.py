@@ -88,7 +88,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
 def test_a_connection_that_no_task_takes_is_closed(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resting, "REST_SECONDS", 0.2)
     cluster, committable = in_a_task(sink, "1")
-    eventually(lambda: cluster._connection._client is None)
+    eventually(lambda: cluster._client is None)
     assert in_a_task(sink, "1")[0] is not cluster
     sink.abort(committable.transaction)
 

@@ -112,7 +112,7 @@ def test_a_right_that_lacks_is_told_late(secured: KafkaServer, monkeypatch: pyte
     add_offset = Cluster._add_offset
 
     async def late(cluster: Cluster, *arguments: Any) -> None:
-        await cluster._connection.manager._net.sleep(1)
+        await cluster._manager._net.sleep(1)
         await add_offset(cluster, *arguments)
 
     monkeypatch.setattr(Cluster, "_add_offset", late)

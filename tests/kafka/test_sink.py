@@ -20,7 +20,6 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, producer
 from sinks.kafka.cluster import Cluster
-from sinks.kafka.connection import Connection
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import CODECS
@@ -325,6 +324,12 @@ def test_options_that_cannot_be(option: str, value: object, reason: str) -> None
         KafkaSink("localhost:9092", "t", options={option: value})
 
 
+def test_certificates_that_cannot_be_read() -> None:
+    sink = KafkaSink("localhost:9092", "t", options={"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"})
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*No such file"):
+        sink.check(TEXTS)
+
+
 def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
     sink = KafkaSink("h:1", "t", options={"sasl.password": "secret"})
     assert "secret" not in repr(sink)
@@ -332,9 +337,9 @@ def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
 
 def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    connected = Connection({"bootstrap_servers": ["127.0.0.1:1"], "sasl_plain_password": "secret"}, 1)
+    connected = Cluster({"bootstrap_servers": ["127.0.0.1:1"], "sasl_plain_password": "secret"}, 1)
     with pytest.raises(KafkaError):
-        _ = connected.admin
+        connected.cluster_id()
     assert "secret" not in caplog.text
 
 

@@ -1224,13 +1224,6 @@ MUTANTS = (
         KAFKA_REUSE,
     ),
     Mutant(
-        "Kafka: a leader that moved is asked again and again",
-        "sinks/kafka",
-        "self._leaders.pop(place, None)",
-        "pass",
-        KAFKA_REUSE,
-    ),
-    Mutant(
         "Kafka: the next task has the connection of one that failed",
         "sinks/kafka",
         "            transaction.close()\n            self._disconnect()",
@@ -1382,8 +1375,8 @@ MUTANTS = (
     Mutant(
         "Kafka: letters that a transaction holds up are passed over",
         "sinks/kafka",
-        "if stable[topic, at] < end\n",
-        "if stable[topic, at] < 0\n",
+        "if stable[topic, number] < end\n",
+        "if stable[topic, number] < 0\n",
         LETTERS,
     ),
     Mutant(
@@ -1396,15 +1389,15 @@ MUTANTS = (
     Mutant(
         "Kafka: letters of aborted transactions are shown",
         "sinks/kafka",
-        '"isolation.level": "read_committed",\n            "auto',
-        '"isolation.level": "read_uncommitted",\n            "auto',
+        '"isolation_level": "read_committed"',
+        '"isolation_level": "read_uncommitted"',
         LETTERS,
     ),
     Mutant(
         "Kafka: the oldest letters are taken for the newest",
         "sinks/kafka",
-        "deque(maxlen=most) for at in ends}",
-        "deque() for at in ends}",
+        "deque(maxlen=most) for place in places}",
+        "deque() for place in places}",
         LETTERS,
     ),
     # ------------------------------------------------------------------ partitions and schemas of Kafka
