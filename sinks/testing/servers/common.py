@@ -144,6 +144,16 @@ class Unmanaged(Service):
         """Nothing to release."""
 
 
+class InContainer(Unmanaged):
+    """What runs in a Docker container, through testcontainers."""
+
+    unmanaged = "it runs in a container: stop and kill are for the embedded one"
+    _container: Any
+
+    def close(self) -> None:
+        self._container.stop()
+
+
 class Watchdog:
     """Sees to it that servers die with this process, even when that gets SIGKILL, and that their folder goes too.
 
@@ -376,6 +386,17 @@ def freeze(pid: int) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"process {pid} does not stop")
         time.sleep(0.01)
+
+
+def docker_answers() -> bool:
+    """Whether testcontainers is installed and reaches a Docker engine."""
+    try:
+        import docker
+
+        return bool(docker.from_env(timeout=5).ping())
+    except Exception as error:
+        logger.debug("no Docker engine: %s", error)
+        return False
 
 
 def free_port() -> int:

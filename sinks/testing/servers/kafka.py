@@ -4,7 +4,8 @@ Apache Kafka in KRaft mode runs from its jars of Maven Central (`sinks.testing.s
 with one broker or with several. Each broker can be stopped, crashed, frozen and started again on the same data and the
 same ports, and all die with the process that started them, even when that gets SIGKILL.
 
-`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead.
+`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead, or a container where
+a Docker engine answers.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports 
 
 from sinks.testing.servers.common import (
     START_TIMEOUT,
+    InContainer,
     OneProcess,
     Service,
     Unmanaged,
     Watchdog,
+    docker_answers,
     free_port,
     java,
     log_in,
@@ -577,12 +580,46 @@ class ExternalKafka(KafkaService, Unmanaged):
         self.admin().list_topics(timeout=START_TIMEOUT)
 
 
+class ContainerKafka(InContainer, ExternalKafka):
+    """One broker in a container."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, image: str = f"apache/kafka:{VERSION}") -> None:
+        from testcontainers.core.container import DockerContainer
+
+        port = free_port()  # the same inside, since the broker tells it to its clients
+        self._container = DockerContainer(image).with_bind_ports(port, port)
+        host = self._container.get_container_host_ip()
+        everything = _settings(1) | _listeners({"CLIENT": port, "INTERNAL": 19092, "CONTROLLER": 19093}, secured=False)
+        everything |= {
+            "node.id": "1",
+            "controller.quorum.voters": "1@localhost:19093",
+            "listeners": f"CLIENT://:{port},INTERNAL://:19092,CONTROLLER://:19093",
+            "advertised.listeners": f"CLIENT://{host}:{port},INTERNAL://localhost:19092",
+        }
+        for name, value in (everything | dict(settings or {})).items():
+            self._container.with_env(f"KAFKA_{name.upper().replace('.', '_')}", value)
+        self._container.start()
+        super().__init__(f"{host}:{port}")
+
+    def start(self) -> None:
+        _wait_until(self._answers, f"the container did not answer at {self.bootstrap}")
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.admin().list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
+
+
 def kafka_service(settings: Mapping[str, str] | None = None) -> KafkaService:
-    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else an embedded broker."""
+    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else a container, where a Docker
+    engine answers; else an embedded broker."""
     bootstrap = os.environ.get("TEST_KAFKA_BOOTSTRAP")
     if bootstrap:
         external = ExternalKafka(bootstrap)
         if external.has(settings or {}):
             return external
         logger.warning("TEST_KAFKA_BOOTSTRAP does not run with %s: another broker takes its place", settings)
+    if docker_answers():
+        return ContainerKafka(settings)
     return KafkaServer(settings)

@@ -25,7 +25,7 @@ import pymysql
 from sinks.mysql import xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query, quoted
 from sinks.testing.servers import debian
-from sinks.testing.servers.common import DatabaseServer, Service, Unmanaged, run
+from sinks.testing.servers.common import DatabaseServer, InContainer, Service, Unmanaged, docker_answers, run
 from sinks.testing.servers.maven import lock
 
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
@@ -191,14 +191,32 @@ class ExternalMySQL(MySQLService, Unmanaged):
         self.connect().close()
 
 
+class ContainerMySQL(InContainer, ExternalMySQL):
+    """MySQL in a container."""
+
+    def __init__(self, image: str = "mysql:8.4") -> None:
+        from testcontainers.community.mysql import MySqlContainer
+
+        # the default plugin gives the whole password, which takes verified TLS
+        native = "--mysql-native-password=ON --authentication-policy=mysql_native_password,,"
+        self._container = MySqlContainer(image, username="root", password="tester").with_command(
+            f"--local-infile=1 {native}"
+        )
+        self._container.start()
+        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(3306)
+        super().__init__(f"mysql://root:tester@{host}:{port}/")
+
+
 def mysql_can_be_had() -> bool:
     """Whether `mysql_service` finds a server."""
-    return bool(os.environ.get("TEST_MYSQL_DSN")) or debian.available()
+    return bool(os.environ.get("TEST_MYSQL_DSN")) or debian.available() or docker_answers()
 
 
 def mysql_service(settings: Mapping[str, str] | None = None) -> MySQLService:
-    """The server that TEST_MYSQL_DSN names, else MySQL with these settings, from Debian's package. Raises RuntimeError
-    where there is neither."""
+    """The server that TEST_MYSQL_DSN names, else MySQL with these settings: from Debian's package, or in a container.
+    Raises RuntimeError where there is none of them."""
     if dsn := os.environ.get("TEST_MYSQL_DSN"):
         return ExternalMySQL(dsn)
+    if not debian.available() and docker_answers():
+        return ContainerMySQL()
     return MySQLServer(settings)

