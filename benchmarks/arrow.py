@@ -1,5 +1,5 @@
-"""The way of rows into Python, with nothing behind it: under Spark's limit on record batches, as the coordinator bounds
-them, and without any bound: `python -m benchmarks.arrow [--rows 1000000] [--runs 5] [--shapes plain,wide]`.
+"""The way of rows into Python, with nothing behind it: under Spark's limit on record batches, and without, as small
+rows come: `python -m benchmarks.arrow [--rows 1000000] [--runs 5] [--shapes plain,wide]`.
 
 Then the largest record batch, by the size of rows. The tables that are printed are Markdown.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 import pyarrow as pa
@@ -19,15 +19,14 @@ from benchmarks.bench import Bench, command_line, heading, report, say, tell, wo
 from benchmarks.measure import Contender, rounds, table
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.spark import CORES
-from coordinator.spark import arrow
-from coordinator.spark.arrow import RowTransfer
+from coordinator.spark.batch import MAX_BYTES, UNLIMITED, setting
 from sinks.row_hash import with_row_hash
 
 SECTIONS = ("throughput", "memory")
-SPARKS, OURS, NONE = "Spark's limit", "bounded by the coordinator", "no bound"
+SPARKS, NONE = "Spark's limit", "no limit"
 
-Way = Callable[[DataFrame], AbstractContextManager[DataFrame]]
-"""What to hand to Python of a DataFrame with hashes, while it lasts."""
+Way = Callable[[DataFrame], AbstractContextManager[None]]
+"""How a DataFrame with hashes is handed to Python while it lasts."""
 
 SIZES = pa.schema([("rows", pa.int64()), ("bytes", pa.int64())])
 
@@ -41,23 +40,12 @@ ROWS = {
 
 
 @contextmanager
-def under_sparks_limit(df: DataFrame) -> Iterator[DataFrame]:
-    yield df
+def without_limit(df: DataFrame) -> Iterator[None]:
+    with setting(df.sparkSession, MAX_BYTES, UNLIMITED):
+        yield
 
 
-@contextmanager
-def bounded(df: DataFrame) -> Iterator[DataFrame]:
-    with RowTransfer().frames({"": df}, allowed=True) as frames:
-        yield frames[""]
-
-
-@contextmanager
-def without_bound(df: DataFrame) -> Iterator[DataFrame]:
-    with arrow.setting(df.sparkSession, arrow.MAX_BYTES, arrow.UNLIMITED):
-        yield df
-
-
-WAYS: dict[str, Way] = {SPARKS: under_sparks_limit, OURS: bounded, NONE: without_bound}
+WAYS: dict[str, Way] = {SPARKS: lambda df: nullcontext(), NONE: without_limit}
 
 
 def record_batches(df: DataFrame) -> list[tuple[int, int]]:
@@ -77,19 +65,16 @@ class ArrowBench(Bench):
 
         def run(way: Way) -> float:
             start = time.perf_counter()
-            with way(df) as handed:
-                arrived = sum(rows for rows, _ in record_batches(handed))
+            with way(df):
+                arrived = sum(rows for rows, _ in record_batches(df))
             if arrived != rows:
                 raise AssertionError(f"{arrived} rows arrived in Python, not {rows}")
             return time.perf_counter() - start
 
         by_name = {name: Contender(name, partial(run, way)) for name, way in WAYS.items()}
         rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
-        ours, sparks, none = by_name[OURS], by_name[SPARKS], by_name[NONE]
-        aims = [
-            ("over Spark's limit", ours, sparks, 1.5),
-            ("over no bound", ours, none, 0.9),
-        ]
+        sparks, none = by_name[SPARKS], by_name[NONE]
+        aims = [("over Spark's limit", none, sparks, 1.5)]
         report(f"{shape.name}, {rows:,} rows", rows, list(by_name.values()), [("Spark's limit", sparks)], aims)
 
     def memory(self) -> None:
@@ -97,12 +82,12 @@ class ArrowBench(Bench):
         for name, value in ROWS.items():
             df = with_row_hash(self.spark.range(0, 5100, 1, 1).selectExpr("id", f"{value} AS v"))
             largest = []
-            for way in (SPARKS, OURS):
-                with WAYS[way](df) as handed:
-                    largest.append(max(size for _, size in record_batches(handed)) / 2**20)
+            for way in WAYS.values():
+                with way(df):
+                    largest.append(max(size for _, size in record_batches(df)) / 2**20)
             lines.append([name, *(f"{size:.1f}" for size in largest)])
         say("\n## The largest record batch, MiB\n")
-        say(table(["rows of", SPARKS, OURS], lines))
+        say(table(["rows of", *WAYS], lines))
 
 
 def main(arguments: list[str] | None = None) -> None:

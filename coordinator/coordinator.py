@@ -26,7 +26,7 @@ from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests
 from coordinator.savepoints.model import Savepoint, storage_at
 from coordinator.savepoints.take import take_savepoint
-from coordinator.spark.arrow import RowTransfer
+from coordinator.spark.batch import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers

@@ -81,13 +81,6 @@ class TransactionEnded(SinkError):
     retryable = True
 
 
-class LargeRow(SinkError):
-    """A row is too large for its record batch, and came without its contents (`coordinator.spark.arrow`). The
-    coordinator tries again with smaller batches."""
-
-    retryable = True
-
-
 class CommittedError(SinkError):
     """`abort` found the transaction committed."""
 

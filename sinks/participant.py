@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from sinks.base import Sink
 from sinks.dead_letters import Recorded, Refusal, letters, most_in_task, shortened, too_many, without
-from sinks.errors import LargeRow
 from sinks.optional import Auditable, DeadLettering, commit_now
 from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
@@ -34,17 +33,17 @@ class SinkTransaction:
     committable: Committable | None = None
     refused: list[Refused] = field(default_factory=list)
     """What its rows were refused for, if they are dead letters."""
-    _opened: bool = False
+    _is_open: bool = False
     _begun: bool = False
     _transaction: Any = None
 
     def open(self) -> None:
-        if not self._opened:
-            self._opened = True
+        if not self._is_open:
+            self._is_open = True
             self.sink.open()
 
     def close(self) -> None:
-        if self._opened:
+        if self._is_open:
             try:
                 self.sink.close()
             except Exception:
@@ -169,11 +168,6 @@ class ReplayWrite:
 def split_hash_column(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     """Rows and their hashes."""
     last = batch.num_columns - 1
-    if batch.column(last).null_count:
-        raise LargeRow(
-            "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
-            "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
-        )
     return batch.remove_column(last), batch.column(last)
 
 

@@ -31,25 +31,22 @@ def with_row_hash(df: DataFrame) -> DataFrame:
     take."""
     if HASH_COLUMN in map(str.lower, df.columns):
         raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
-    return df.withColumn(HASH_COLUMN, _hash(df.schema, columns_of(df)))
-
-
-def columns_of(df: DataFrame) -> object:
-    """What the same `Column` can be used with again: each call that makes one is a question to the JVM."""
     from pyspark.sql import is_remote
 
-    return None if is_remote() else df.sparkSession.sparkContext
+    return df.withColumn(HASH_COLUMN, _hash(df.schema, None if is_remote() else df.sparkSession.sparkContext))
 
 
 @lru_cache
 def _hash(schema: StructType, used_with: object) -> Column:
-    """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
+    """The same `Column` can be used again in one SparkContext: each call that makes one is a question to the JVM.
+
+    Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
     collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
     flag for each value that may be NULL, and the columns' names and types."""
     from pyspark.sql import functions
 
     columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
-    parts = [part for field in schema for part in _parts(column(field.name), field.dataType)]
+    parts = [part for field in schema for part in _parts(_column(field.name), field.dataType)]
     return functions.xxhash64(functions.lit(columns), *parts)
 
 
@@ -120,7 +117,7 @@ _JSON = {
 """To the microsecond, and the same in every session."""
 
 
-def column(name: str) -> Column:
+def _column(name: str) -> Column:
     """Of whichever DataFrame it is used with."""
     from pyspark.sql import functions
 

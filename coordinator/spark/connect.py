@@ -19,11 +19,9 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import MicroBatch, Sink
-from coordinator.spark.arrow import RowTransfer
+from coordinator.protocol.batch import Query, Sink, TopicIds
+from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
-from coordinator.spark.classic import SparkBatch
-from coordinator.spark.dataframe import DataFrameBatch
 from sinks.row_hash import with_row_hash
 from sinks.task import SinkTask
 
@@ -38,7 +36,7 @@ _home: SparkSession | None = None
 knows of no query."""
 
 
-def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool) -> MicroBatch:
+def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool) -> SparkBatch:
     """The batch, in the kind of session that this process has. `location`: the query's checkpointLocation."""
     from pyspark.sql import is_remote
 
@@ -47,7 +45,7 @@ def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTr
     return SparkBatch(df, batch_id, transfer, shared=shared)
 
 
-class ConnectBatch(DataFrameBatch):
+class ConnectBatch(SparkBatch):
     """A batch of a streaming query of a Spark Connect session, in the server's worker for foreachBatch.
 
     The query is the one whose id is in the checkpointLocation's `metadata`; offsets are read from its offset log, where
@@ -58,12 +56,15 @@ class ConnectBatch(DataFrameBatch):
     def __init__(
         self, df: DataFrame, batch_id: int, location: str, transfer: RowTransfer, *, shared: bool = False
     ) -> None:
+        self.location = location
+        super().__init__(df, batch_id, transfer, shared=shared)
+
+    def _find_query(self, batch_id: int) -> None:
         from pyspark.errors import AnalysisException
 
-        super().__init__(df, transfer, shared=shared)
-        session = df.sparkSession
+        location, session = self.location, self._df.sparkSession
         try:
-            metadata, log = _read(df, location, "metadata", f"offsets/{batch_id}")
+            metadata, log = _read(session, location, "metadata", f"offsets/{batch_id}")
         except AnalysisException as error:
             why = f"metadata or offsets/{batch_id} is not there"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why)) from error
@@ -72,21 +73,23 @@ class ConnectBatch(DataFrameBatch):
         if query is None:
             why = f"it belongs to query {query_id}, which does not run in this session"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
-        self.run_id: str = query.runId
-        self.location = location
+        self.run_id, self._query = query.runId, query
         self.facts = facts_in(log, batch_id, query_id)
-        self.query = query
 
     @property
     def active(self) -> bool:
-        return bool(self.query.isActive)
+        return self._query.isActive
+
+    @property
+    def query(self) -> Query:
+        return self._query
 
     def raise_stopped(self) -> NoReturn:
         raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return len(with_row_hash(self._written(sink)).mapInArrow(_one_row, "one int").collect())
+            return len(with_row_hash(self._written(sink)).mapInArrow(_single_row, "one int").collect())
 
     def cancel(self) -> None:
         self._df.sparkSession.interruptTag(self.run_id)
@@ -94,9 +97,12 @@ class ConnectBatch(DataFrameBatch):
     def weaknesses(self, *, recomputed: bool) -> list[str]:
         plan = io.StringIO()
         with redirect_stdout(plan):
-            self.query.explain(extended=True)
+            self._query.explain(extended=True)
         socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
         return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
+
+    def topic_ids(self) -> TopicIds:
+        return ()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
         return False  # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
@@ -122,15 +128,15 @@ _NOT_THE_LOCATION = (
 )
 
 
-def _read(df: DataFrame, location: str, *files: str) -> list[str]:
+def _read(session: SparkSession, location: str, *files: str) -> list[str]:
     """The texts of files in a folder that the server can reach; its name may hold what Spark takes for a pattern."""
     folder = re.sub(r"([\\*?\[\]{}])", r"\\\1", location.rstrip("/"))
     paths = [f"{folder}/{file}" for file in files]
-    rows = df.sparkSession.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
+    rows = session.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
     return [next(row.value for row in rows if row.file_path.endswith(f"/{file}")) for file in files]
 
 
-def _one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
     yield pa.RecordBatch.from_pylist([{"one": 1}], schema=pa.schema([("one", pa.int32())]))

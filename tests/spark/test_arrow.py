@@ -1,10 +1,10 @@
-"""Rows reach Python without Spark's limit on record batches, which stay bounded."""
+"""Small rows reach Python without Spark's limit on record batches, and each with its hash."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.types import StructType
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
-from coordinator.spark import arrow
-from coordinator.spark.arrow import RowTransfer
+from coordinator.spark import batch as spark_batch
+from coordinator.spark.batch import MAX_BYTES, MAX_RECORDS, SMALL_BATCH, UNLIMITED, RowTransfer, setting
 from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, letters
 from sinks.errors import SchemaMismatch
@@ -27,55 +27,6 @@ from sinks.row_hash import HASH_COLUMN, with_row_hash
 from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
 from tests.spark.test_spark import visible
-
-ALL_TYPES = """
-    id long, flag boolean, tiny byte, small short, number int, real float, amount double, price decimal(12,2), day date,
-    at timestamp, plain timestamp_ntz, wait interval day to second, name string, raw binary,
-    address struct<city: string, zip: int, inner: struct<raw: binary>>, tags array<string>, scores array<double>,
-    lines array<struct<item: string, parts: array<binary>>>, counts map<string, int>, links map<string, array<string>>,
-    `a.b ``c` string
-"""
-REQUIRED = [
-    "id",
-    "named_struct('s', 'x', 'n', 1) AS s",
-    "'x' AS t",
-    "array('a') AS a",
-    "X'00' AS b",
-    "map(1, 'a') AS m",
-]
-
-
-def batches_of(df: DataFrame) -> list[tuple[int, int]]:
-    """Rows and bytes of the record batches that Python gets."""
-
-    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [(batch.num_rows, batch.nbytes) for batch in batches]
-        yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in found], schema=SIZES)
-
-    return [(row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()]
-
-
-SIZES = pa.schema([("rows", pa.int64()), ("bytes", pa.int64())])
-
-
-def test_rows_of_all_types_arrive_as_they_are(spark: SparkSession) -> None:
-    parts = [None, *(json.loads(row) for row in (FULL, EMPTY))]
-    values = spark.createDataFrame([(None if p is None else json.dumps(p),) for p in parts], "text string")
-    df = values.select(functions.from_json("text", ALL_TYPES).alias("all")).select("all.*")
-    hashed = with_row_hash(df)
-    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
-        assert spark.conf.get(arrow.MAX_BYTES) == arrow.UNLIMITED
-        assert frames["sink"].collect() == hashed.collect()
-    assert spark.conf.get(arrow.MAX_BYTES, None) is None
-
-
-FULL = """{"id": 1, "flag": true, "tiny": 1, "small": 2, "number": 3, "real": 1.5, "amount": 2.5, "price": 1.25,
-    "day": "2026-01-01", "at": "2026-01-01T00:00:00Z", "plain": "2026-01-01T00:00:00", "name": "é",
-    "raw": "AAEC", "address": {"city": "Ulm", "zip": 89073, "inner": {"raw": "AA=="}}, "tags": ["a", null, "b"],
-    "scores": [1.5, null], "lines": [{"item": "a", "parts": ["AA==", null]}, null], "counts": {"a": 1, "b": null},
-    "links": {"a": ["b", null], "c": null}, "a.b `c": "x"}"""
-EMPTY = '{"name": "", "raw": "", "address": {"city": null}, "tags": [], "scores": [], "lines": [], "counts": {}}'
-
 
 DIFFERENT = {
     "nulls change places": ("7, cast(NULL AS int)", "cast(NULL AS int), 7"),
@@ -134,8 +85,8 @@ def test_a_hash_does_not_depend_on_the_session(spark: SparkSession) -> None:
     row = "timestamp_micros(1) AS a, array(timestamp_micros(1)) AS b, named_struct('n', cast(NULL AS int)) AS c"
     usual = hash_of(spark, row)
     with (
-        arrow.setting(spark, "spark.sql.session.timeZone", "America/St_Johns"),
-        arrow.setting(spark, "spark.sql.jsonGenerator.ignoreNullFields", "false"),
+        setting(spark, "spark.sql.session.timeZone", "America/St_Johns"),
+        setting(spark, "spark.sql.jsonGenerator.ignoreNullFields", "false"),
     ):
         assert hash_of(spark, row) == usual
 
@@ -147,73 +98,36 @@ def hash_of(spark: SparkSession, row: str) -> int:
     return int(found[0])
 
 
-def test_columns_that_are_never_null_stay_so(spark: SparkSession) -> None:
-    hashed = with_row_hash(spark.range(3).selectExpr(*REQUIRED))
-    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
-        assert frames["sink"].drop(HASH_COLUMN).schema == hashed.drop(HASH_COLUMN).schema
-
-
 @pytest.mark.parametrize(
-    "large",
+    ("row_size", "own", "limit"),
     [
-        "repeat('x', 1000000) AS v",
-        "array_repeat('0123456789', 100000) AS v",
-        "array_repeat(id, 100000) AS v",
-        "array(named_struct('a', 1, 'b', cast(repeat('x', 1000000) AS binary))) AS v",
-        "map('a', repeat('x', 1000000)) AS v",
+        (SMALL_BATCH / 10_000, {}, UNLIMITED),
+        (SMALL_BATCH / 10_000 + 1, {}, None),
+        (None, {}, None),
+        (1.0, {MAX_BYTES: "1m"}, "1m"),
+        (1.0, {MAX_RECORDS: "0"}, None),
+        (1000.0, {MAX_RECORDS: "20000"}, None),
     ],
+    ids=["small", "larger", "not known", "limit of the user", "no number of rows", "more rows"],
 )
-def test_large_rows_leave_their_contents_behind(spark: SparkSession, large: str) -> None:
-    """Each of 1 MB: in one record batch of 10,000 rows they would be 1 GB."""
-    hashed = with_row_hash(spark.range(0, 1000, 1, 1).selectExpr("id", large))
-    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
-        [(rows, size)] = batches_of(frames["sink"])
-        assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 1000
-    assert rows == 1000
-    assert size < 100_000
-
-
-def test_rows_just_small_enough_fill_a_record_batch(spark: SparkSession) -> None:
-    share = arrow.BATCH_BYTES // 10_000
-    hashed = with_row_hash(spark.range(0, 10_000, 1, 1).selectExpr("id", f"repeat('x', {share - 8 - 8 - 4}) AS v"))
-    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
-        [(rows, size)] = batches_of(frames["sink"])
-        assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 0
-    assert rows == 10_000
-    assert size <= arrow.BATCH_BYTES * 1.01
-
-
-@pytest.mark.parametrize(
-    "df",
-    [
-        lambda spark: spark.sql("SELECT parse_json('1') AS v"),
-        lambda spark: spark.sql("SELECT array(named_struct('a', parse_json('1'))) AS v"),
-        lambda spark: spark.range(1).select(*(functions.col("id").alias(f"c{i}") for i in range(500))),
-    ],
-    ids=["variant", "variant inside", "many columns"],
-)
-def test_rows_whose_size_cannot_be_told_keep_sparks_limit(
-    spark: SparkSession, df: Callable[[SparkSession], DataFrame]
+def test_the_limit_is_off_for_small_rows(
+    spark: SparkSession, row_size: float | None, own: dict[str, str], limit: str | None
 ) -> None:
-    hashed = with_row_hash(df(spark))
-    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
-        assert spark.conf.get(arrow.MAX_BYTES, None) is None
-        assert frames["sink"] is hashed
-
-
-@pytest.mark.parametrize(("key", "value"), [(arrow.MAX_BYTES, "1m"), (arrow.MAX_RECORDS, "0")])
-def test_what_users_have_set_stays(spark: SparkSession, key: str, value: str) -> None:
-    hashed = with_row_hash(spark.range(3))
-    with arrow.setting(spark, key, value):
-        before = spark.conf.get(arrow.MAX_BYTES)
-        with RowTransfer().frames({"sink": hashed}, allowed=True):
-            assert spark.conf.get(arrow.MAX_BYTES) == before
+    transfer = RowTransfer()
+    transfer.row_size = row_size
+    with ExitStack() as settings:
+        for key, value in own.items():
+            settings.enter_context(setting(spark, key, value))
+        with transfer.limited(spark, lambda: True):
+            assert spark.conf.get(MAX_BYTES, None) == limit
+        assert spark.conf.get(MAX_BYTES, None) == own.get(MAX_BYTES)
+    assert transfer.row_size is None, "what comes after a failure is as unknown"
 
 
 # ---------------------------------------------------------------------- in a query
 @pytest.fixture(autouse=True)
 def _no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "FEW_ROWS", 0)
+    monkeypatch.setattr(spark_batch, "FEW_ROWS", 0)
 
 
 class NotingSink(FileSink):
@@ -223,7 +137,7 @@ class NotingSink(FileSink):
         task = TaskContext.get()
         assert task is not None
         with (self.folder.parent / f"limits-{self.name}").open("a") as notes:
-            notes.write(f"{context.checkpoint_id} {task.getLocalProperty(arrow.MAX_BYTES)}\n")
+            notes.write(f"{context.checkpoint_id} {task.getLocalProperty(MAX_BYTES)}\n")
         with (self.folder.parent / f"descriptions-{self.name}").open("a") as notes:
             notes.write(f"{task.getLocalProperty('spark.job.description')}\n")
         return super().begin_transaction(context)
@@ -260,7 +174,7 @@ def run(
         def each(df: DataFrame, n: int) -> None:
             if n < 3:
                 coordinator(df, n)
-                assert df.sparkSession.conf.get(arrow.MAX_BYTES, None) is None, "it was not put back"
+                assert df.sparkSession.conf.get(MAX_BYTES, None) is None, "it was not put back"
                 done.append(n)
 
         query = writer.foreachBatch(each).option("checkpointLocation", f"{folder}/spark").start()
@@ -272,7 +186,7 @@ def run(
 
 def test_the_limit_is_off_in_a_query(spark: SparkSession, tmp_path: Path) -> None:
     [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "'x' AS name"))
-    assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
+    assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {UNLIMITED}, {UNLIMITED}]
     assert sorted(row["id"] for row in visible(sink)) == list(range(30))
 
 
@@ -282,35 +196,26 @@ def test_the_limit_stays_after_few_rows(spark: SparkSession, tmp_path: Path, mon
     def a_large_one(df: DataFrame) -> DataFrame:
         return df.selectExpr("id", "explode(if(id BETWEEN 10 AND 19, sequence(1, 100), array(0))) AS part")
 
-    monkeypatch.setattr(arrow, "FEW_ROWS", 10)
+    monkeypatch.setattr(spark_batch, "FEW_ROWS", 10)
     [sink] = run(spark, tmp_path, a_large_one)
-    assert [set(limits(sink)[n]) for n in range(3)] == [{arrow.UNLIMITED}, {"None"}, {arrow.UNLIMITED}]
+    assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {"None"}, {UNLIMITED}]
     assert len(visible(sink)) == 1020
 
 
 def test_two_sinks_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
     for sink in run(spark, tmp_path, lambda df: df, names=("a", "b")):
-        assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
+        assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {UNLIMITED}, {UNLIMITED}]
         assert sorted(row["id"] for row in visible(sink)) == list(range(30))
     descriptions = (tmp_path / "descriptions-a").read_text()
     for n in range(3):  # after Spark's own, with the ids of query and run
         assert f"batch = {n}<br/>checkpoint {n}: pre-commit a, b" in descriptions
 
 
-def test_a_large_row_has_its_checkpoint_written_again(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "repeat('x', if(id = 13, 1000000, 10)) AS v"))
+def test_rows_that_have_grown_bring_the_limit_back(spark: SparkSession, tmp_path: Path) -> None:
+    [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "repeat('x', if(id < 10, 10, 10000)) AS v"))
     rows = sorted((row["id"], len(row["v"])) for row in visible(sink))
-    assert rows == [(id, 1_000_000 if id == 13 else 10) for id in range(30)]
-    assert (
-        "checkpoint 1 failed, trying again: LargeRow: a row takes more than its share of a record batch" in caplog.text
-    )
-    found = limits(sink)
-    assert set(found[0]) == {arrow.UNLIMITED}
-    assert found[1].count("None") == 2, "the second attempt is to run under Spark's limit"
-    assert set(found[2]) == {"None"}
+    assert rows == [(id, 10 if id < 10 else 10_000) for id in range(30)]
+    assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {UNLIMITED}, {"None"}]
 
 
 @pytest.mark.parametrize("where", ["query", "transform"])
@@ -346,16 +251,10 @@ def test_a_later_query_of_the_same_coordinator_that_runs_python(spark: SparkSess
         return df.mapInArrow(lambda batches: batches, df.schema)
 
     checkpoint(lambda df: df)
+    checkpoint(lambda df: df)
     checkpoint(in_python)
     coordinator.close()
-    assert set(limits(sink)[0]) == {arrow.UNLIMITED}
-    assert set(limits(sink)[1]) == {"None"}
-
-
-def test_at_least_once_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
-    """What is written again there is doubled."""
-    [sink] = run(spark, tmp_path, lambda df: df, mode="at_least_once")
-    assert {limit for each in limits(sink).values() for limit in each} == {"None"}
+    assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {"None"}, {"None"}]
 
 
 def test_a_column_is_not_replaced_by_the_hash(spark: SparkSession) -> None:
@@ -365,7 +264,7 @@ def test_a_column_is_not_replaced_by_the_hash(spark: SparkSession) -> None:
 
 # ---------------------------------------------------------------------- values of Kafka as JSON
 def test_json_of_kafka_keeps_microseconds(spark: SparkSession) -> None:
-    with arrow.setting(spark, "spark.sql.session.timeZone", "Europe/Berlin"):
+    with setting(spark, "spark.sql.session.timeZone", "Europe/Berlin"):
         df = spark.sql(
             "SELECT timestamp_micros(1) AS at, TIMESTAMP_NTZ'2026-01-02 03:04:05.678901' AS wall,"
             " TIMESTAMP'1890-01-01 00:00:00' AS old, 1 AS n, cast(NULL AS int) AS none"

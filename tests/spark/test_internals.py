@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator.errors import UnsupportedSpark
 from coordinator.spark import internals
-from coordinator.spark.arrow import runs_python
+from coordinator.spark.batch import runs_python
 from coordinator.spark.internals import StreamExecution
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coordinator.spark.arrow import RowTransfer
-from coordinator.spark.classic import SparkBatch
+from coordinator.spark.batch import RowTransfer, SparkBatch
 from examples.custom_sink import FileSink
 from sinks.task import SinkTask
 from tests.spark.job import wait_for

@@ -1,0 +1,312 @@
+"""One micro-batch as Spark hands it to foreachBatch in a classic session, and how sinks are run over its rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+
+from coordinator import guarantee
+from coordinator.errors import CheckpointError
+from coordinator.protocol.batch import Acks, MicroBatch, Query, Sink, TopicIds
+from coordinator.spark.checkpoint_location import facts_in, open_location
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
+from sinks.errors import SinkError
+from sinks.row_hash import ROW_HASH, with_row_hash
+from sinks.task import Ack, SinkTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+UNLIMITED = "2147483647"
+"""With this limit, and no other, Spark does not sum up the size of the record batch before each row, which takes longer
+than all else on the way into Python (`BatchedPythonArrowInput.writeSizedBatch`, 4.0 to 4.3)."""
+SMALL_BATCH = 16 * 2**20
+"""Bytes of a record batch of as many rows as Spark puts in one, for whose rows its limit of bytes is lifted: a quarter
+of that limit, since they may grow."""
+FEW_ROWS = 10_000
+"""Of a batch, after which the next is expected to be as small: then it costs more to lift the limit than to keep it."""
+
+_DESCRIPTION = "spark.job.description"
+_COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
+_NO_OFFSET = "-"
+"""Of a source that has none yet, in Spark's offset log."""
+_NO_ID = "A" * 22
+"""Kafka's text for zeros."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Py4J logs the stack of whatever leaves foreachBatch, also where it only tells Spark of a clean stop. Errors of
+    ours stop the query with their text, which Spark logs and raises."""
+    return not (record.exc_info and isinstance(record.exc_info[1], (CheckpointError, SinkError)))
+
+
+logging.getLogger("py4j.clientserver").addFilter(_is_news)
+
+
+class RowTransfer:
+    """The way of one query's rows into Python: without Spark's limit of bytes where the batch before had small rows."""
+
+    def __init__(self) -> None:
+        self.execution: StreamExecution | None = None
+        """That of the batch before, in a classic session."""
+        self.row_size: float | None = None
+        """Bytes of a row of the batch before, on average, in the sink with the largest; None if it had few rows, or
+        failed."""
+
+    @contextmanager
+    def limited(self, session: SparkSession, may_lift: Callable[[], bool]) -> Iterator[None]:
+        row_size, self.row_size = self.row_size, None
+        if row_size is not None and _are_small(session, row_size) and may_lift():
+            with setting(session, MAX_BYTES, UNLIMITED):
+                yield
+        else:
+            yield
+
+    def note(self, acks: Sequence[Ack]) -> None:
+        """What its tasks have written."""
+        written = Acks(acks)
+        sizes = [written.bytes[sink] / rows for sink, rows in written.rows.items() if rows]
+        self.row_size = max(sizes) if sum(written.rows.values()) > FEW_ROWS else None
+
+
+def _are_small(session: SparkSession, row_size: float) -> bool:
+    """Not where users have set the limit."""
+    records = int(session.conf.get(MAX_RECORDS) or 0)
+    return records > 0 and row_size * records <= SMALL_BATCH and session.conf.get(MAX_BYTES, None) is None
+
+
+class SparkBatch(MicroBatch):
+    """A batch of a streaming query. A sink is run over its DataFrame by `mapInArrow`.
+
+    The query is found through the local properties that Spark's stream execution sets on its thread; offsets are read
+    from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
+    """
+
+    row_hash = ROW_HASH
+    rows: int | None = None
+
+    def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
+        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
+        `transfer`: of all batches of the run."""
+        self._df, self._transfer, self._shared = df, transfer, shared
+        self._find_query(batch_id)
+
+    def _find_query(self, batch_id: int) -> None:
+        """Sets `facts`, `run_id` and `location`."""
+        execution = StreamExecution.calling(self._df.sparkSession, self._transfer.execution)
+        if execution is None:
+            raise CheckpointError(
+                "the coordinator has to be called by a running streaming query: "
+                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
+            )
+        if execution is not self._transfer.execution:
+            self._transfer.execution, self._transfer.row_size = execution, None
+        self._execution, self._job_tag = execution, f"checkpoint-{batch_id}-{uuid.uuid4()}"
+        self.run_id, self.location = execution.run_id, execution.location
+        try:
+            log = b"".join(open_location(self.location).read(f"offsets/{batch_id}")).decode()
+        except Exception:
+            if self.active:
+                raise
+            self.raise_stopped()
+        self.facts = facts_in(log, batch_id, execution.query_id)
+
+    @property
+    def active(self) -> bool:
+        return self._execution.active
+
+    @property
+    def query(self) -> Query:
+        return self._execution.query
+
+    def raise_stopped(self) -> NoReturn:
+        raise CheckpointError(INTERRUPTED) from None
+
+    def schema(self, sink: Sink) -> pa.Schema:
+        return arrow_schema(self._written(sink))
+
+    def partitions(self, sink: Sink) -> int:
+        with self._computed_once():
+            return partition_count(self._written(sink))
+
+    # ------------------------------------------------------------------ its rows
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
+        with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
+            if any(task.replay and task.replay.spooled for task in tasks.values()):
+                return self._side_by_side([partial(_collect, self._df, task, ended) for task in tasks.values()])
+            if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
+                self.rows = self._df.count()
+            hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
+            with self._transfer.limited(self._df.sparkSession, partial(self._may_lift_limit, tasks)):
+                calls = [partial(_collect, hashed[name], task, ended) for name, task in tasks.items()]
+                acks = self._side_by_side(calls)
+            self._transfer.note(acks)
+            if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
+                self.rows = sum(ack.fingerprint.rows for ack in acks)
+            return acks
+
+    def drain(self) -> None:
+        self._df.write.format("noop").mode("overwrite").save()
+
+    def same_rows(self, other: SparkBatch) -> bool:
+        return self._df.sameSemantics(other._df)
+
+    def _written(self, sink: Sink) -> DataFrame:
+        return sink.transform(self._df) if sink.transform else self._df
+
+    def _computed_once(self) -> AbstractContextManager[None]:
+        return _persisted(self._df) if self._shared else nullcontext()
+
+    def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
+        """Whether nobody else's rows go into Python in these jobs, in record batches under the same limit
+        (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …)."""
+        if self._execution.runs_python is None:
+            plans = [self._execution.executed_plan]
+            plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]
+            self._execution.runs_python = any(runs_python(plan) for plan in plans)
+        return not self._execution.runs_python
+
+    def _side_by_side(self, calls: Sequence[Callable[[], list[Ack]]]) -> list[Ack]:
+        """Run several calls in threads of their own. Raises the first error after all have ended."""
+        if len(calls) == 1:
+            return calls[0]()
+        acks: list[Ack] = []
+        errors: list[BaseException] = []
+
+        def run(call: Callable[[], list[Ack]]) -> None:
+            try:
+                acks.extend(call())
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [self._thread(run, call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return acks
+
+    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+        """Its Spark jobs are cancelled with those of the thread that starts it."""
+        from pyspark import InheritableThread
+
+        return InheritableThread(target=target, args=args)
+
+    @contextmanager
+    def _tagged(self, doing: str) -> Iterator[None]:
+        """`cancel` reaches the Spark jobs that this thread begins. `doing`: for Spark's UI."""
+        context = self._df.sparkSession.sparkContext
+        of_batch = context.getLocalProperty(_DESCRIPTION) or ""
+        context.addJobTag(self._job_tag)
+        context.setLocalProperty(_DESCRIPTION, f"{of_batch}<br/>checkpoint {self.facts.checkpoint_id}: {doing}")
+        try:
+            yield
+        finally:
+            context.setLocalProperty(_DESCRIPTION, of_batch)
+            context.removeJobTag(self._job_tag)
+
+    def cancel(self) -> None:
+        self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
+
+    # ------------------------------------------------------------------ its source
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
+        weaknesses = guarantee.of_checkpoint_location(self.location)
+        for source in self._execution.sources:
+            weaknesses += guarantee.of_source(*source)
+        deterministic = self._execution.is_deterministic(self._df)
+        weaknesses += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
+        return weaknesses + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
+
+    def _shuffles_are_checked(self) -> bool:
+        try:
+            return all(self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES)
+        except Exception:  # this Spark does not know them
+            return False
+
+    def topic_ids(self) -> TopicIds:
+        kinds = [kind for kind, _ in self._execution.sources]
+        sources = zip(kinds, self.facts.offsets, strict=True)
+        return [
+            self._ids(at, offsets) if kind.startswith("Kafka") else {} for at, (kind, offsets) in enumerate(sources)
+        ]
+
+    def _ids(self, source: int, offsets: str) -> dict[str, str]:
+        topics = json.loads(offsets) if offsets != _NO_OFFSET else {}
+        ids = self._execution.topic_ids(source, topics)
+        if _NO_ID in ids.values():
+            raise CheckpointError("Kafka before 2.8 has no such ids")
+        return ids
+
+
+def runs_python(plan: str) -> bool:
+    """Whether a physical plan hands rows to Python in record batches."""
+    return re.search(r"Arrow|Pandas|PySpark", plan) is not None
+
+
+def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
+    rows, replay = hashed, task.replay
+    if replay and replay.spooled:
+        subtasks = 1 + max(replay.lost)
+        rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
+    elif replay and replay.whole:
+        rows = hashed.coalesce(1)
+    acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, _ack_schema()).collect()]
+    ended(task.sink.name)
+    return acks
+
+
+@cache
+def _ack_schema() -> StructType:
+    """A text in its place is three questions to the JVM."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType().add("ack", StringType())
+
+
+@contextmanager
+def _persisted(df: DataFrame) -> Iterator[None]:
+    """Computed once, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF reads columns
+    from there."""
+    with setting(df.sparkSession, _COLUMNAR, "false"):
+        if df.storageLevel.useMemory or df.storageLevel.useDisk:  # by the user, who may want to read it afterwards
+            yield
+            return
+        df.persist()
+        try:
+            yield
+        finally:
+            df.unpersist()
+
+
+@contextmanager
+def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
+    """`value` in the block, then what was there before. The session keeps that too: with Spark Connect (up to 4.2) it
+    is the user's own, and outlives a worker that is killed in the block."""
+    conf, saved = session.conf, f"spark.coordinator.before.{key}"
+    before = conf.get(saved, None)
+    if before is None:
+        before = conf.get(key, None) or ""
+        conf.set(saved, before)
+    conf.set(key, value)
+    try:
+        yield
+    finally:
+        if before:
+            conf.set(key, before)
+        else:
+            conf.unset(key)
+        conf.unset(saved)
