@@ -99,13 +99,6 @@ MUTANTS = (
         ("tests/ui/test_page.py",),
     ),
     Mutant(
-        "a place for savepoints may be anywhere",
-        "coordinator",
-        "place = savepoint_dir if target is None else within(target, [savepoint_dir])",
-        "place = target or savepoint_dir",
-        REQUESTS,
-    ),
-    Mutant(
         "a stop that a dead driver had begun stops the next one",
         "coordinator",
         'if request.how != "trigger" and id not in self._answers and self._store.note("begun", id) is not None:',
