@@ -6,6 +6,7 @@ import os
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import copysign, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,18 @@ class FailsOnNul(_Alters):
 class TakesColumnsByTheirPlace(AnyShelf):
     def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
         self.put(transaction, [dict(zip(SCHEMA.names, row.values(), strict=False)) for row in batch.to_pylist()])
+
+
+@breaks(Clause.WRITE, "columns_in_another_order")
+class TakesColumnsInTheOrderOfItsTable(AnyShelf):
+    def check(self, schema: pa.Schema) -> None:
+        super().check(schema)
+        with suppress(FileExistsError), (self.folder / "columns").open("x") as file:
+            file.write(" ".join(schema.names))
+
+    def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
+        columns = (self.folder / "columns").read_text().split()
+        self.put(transaction, [dict(zip(columns, row.values(), strict=False)) for row in batch.to_pylist()])
 
 
 # ---------------------------------------------------------------------- evolution
