@@ -275,7 +275,8 @@ def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("claim", "message"), [(b"", "truncated"), (seal({"job": "job"}), r"lacks or misuses a field: KeyError\('sign'\)")]
+    ("claim", "message"),
+    [(b"", "truncated"), (seal({"job": "job"}), r"lacks or misuses a field: KeyError\('lineage'\)")],
 )
 def test_an_empty_claim_is_damaged_and_not_a_listing_that_lags(job: Job, claim: bytes, message: str) -> None:
     job.run()

@@ -141,11 +141,13 @@ class PostgresServer(PostgresService, DatabaseServer):
     def pause(self) -> None:
         super().pause()
         for process in psutil.Process(self.pid).children(recursive=True):
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def resume(self) -> None:
         for process in psutil.Process(self.pid).children(recursive=True):
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
         super().resume()
 
     def close(self) -> None:
