@@ -435,10 +435,10 @@ def require_no_more(
     other, newest = later
     if other == lineage and other in known:
         why = (
-            f"storage is older by {newest - known[other]:g} checkpoint(s), or another driver, with a copy of it, runs "
-            "at the same time. Stop the other driver, and go on with the newer storage and its checkpointLocation. If "
-            "that is gone, set the target back to the same checkpoint. If the copy is for another job, give that job "
-            "another name."
+            f"storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver, with a copy of it, "
+            "runs at the same time. Stop the other driver, and go on with the newer storage and its "
+            "checkpointLocation. If that is gone, set the target back to the same checkpoint. If the copy is for "
+            "another job, give that job another name."
         )
     elif other in known:
         why = (
@@ -452,7 +452,7 @@ def require_no_more(
             "writes there. Restore the newer storage and its checkpointLocation, or give the second job another name. "
             "To process the input from its start into these targets all the same, give the job a new name."
         )
-    has = f"has none after {known[other]:g}" if known.get(other, -1) >= 0 else "holds none of it"
+    has = f"has none after {known[other]:.0f}" if known.get(other, -1) >= 0 else "holds none of it"
     raise StorageBehind(
         f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and checkpoint storage "
         f"{storage} {has}. Going on would write rows again: {why} Nothing of this start was made visible."

@@ -13,6 +13,7 @@ from coordinator.errors import (
     QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
+    StorageBehind,
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
@@ -23,6 +24,7 @@ from coordinator.protocol.decisions import (
     on_call,
     refused_again,
     require_known,
+    require_no_more,
     require_none_lost,
     require_same_layout,
     require_same_offsets,
@@ -176,6 +178,12 @@ def test_an_unknown_outcome_halts_and_names_the_transaction():
 def test_held_without_a_lost_sibling_halts():
     with pytest.raises(InDoubtError, match="defect of the sink"):
         require_known(Complete((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED}))
+
+
+def test_a_sink_that_is_ahead_is_told_by_whole_numbers():
+    with pytest.raises(StorageBehind, match=r"older by 1234567 checkpoint\(s\)") as error:
+        require_no_more("s", {"aa": 3_234_567}, {"aa": 2_000_000}, "aa", "memory:x")
+    assert "has none after 2000000." in str(error.value)
 
 
 def test_running_out_of_time_names_the_transactions_and_their_causes():
