@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import (
+    ConcurrentTransactionsError,
     CoordinatorNotAvailableError,
     KafkaConnectionError,
     KafkaError,
@@ -32,6 +33,7 @@ from kafka.errors import (
     LeaderNotAvailableError,
     NodeNotReadyError,
     NotCoordinatorError,
+    OperationNotAttemptedError,
     RequestTimedOutError,
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
@@ -73,9 +75,9 @@ _PLAIN, _FENCING = 4, 5
 """Versions of EndTxn. With that of KIP-890 the broker raises the epoch, so that whoever still holds the id is fenced.
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
-_CONCURRENT = 51
+_CONCURRENT = ConcurrentTransactionsError.errno
 _NOT_THE_COORDINATOR = {CoordinatorNotAvailableError.errno, NotCoordinatorError.errno}
-_NOT_ATTEMPTED = 55
+_NOT_ATTEMPTED = OperationNotAttemptedError.errno
 _UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 _SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
@@ -318,7 +320,7 @@ class Cluster:
             v3_and_below_producer_epoch=identity["producer_epoch"],
             v3_and_below_topics=[
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=its)
-                for name, its in by_topic(places).items()
+                for name, its in _partitions_by_topic(places).items()
             ],
             max_version=3,
         )
@@ -710,7 +712,7 @@ class Cluster:
                 raise LeaderNotAvailableError(f"{topic}-{number}")
             by_node[leader].append((topic, number))
         answers: dict[Where, Any] = {}
-        for sent in self._send((request(by_topic(its)), node) for node, its in by_node.items()):
+        for sent in self._send((request(_partitions_by_topic(its)), node) for node, its in by_node.items()):
             for topic in _raised(await self._answer(sent)).topics:
                 for partition in topic.partitions:
                     _raised(_error(partition, f"{topic.name}-{partition.partition_index}"))
@@ -718,7 +720,7 @@ class Cluster:
         return answers
 
 
-def by_topic(places: Iterable[Where]) -> dict[str, list[int]]:
+def _partitions_by_topic(places: Iterable[Where]) -> dict[str, list[int]]:
     numbers: dict[str, list[int]] = {}
     for topic, number in places:
         numbers.setdefault(topic, []).append(number)

@@ -14,7 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.errors import OffsetOutOfRangeError, for_code
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    TransactionalIdAuthorizationFailedError,
+    TransactionalIdNotFoundError,
+    for_code,
+)
 from kafka.record import MemoryRecords
 
 from sinks.kafka.cluster import Answer, Cluster, Logs
@@ -24,12 +34,16 @@ from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = logging.getLogger(__name__)
 
-INVALID_TXN_STATE = 48
-ASK_THE_WITNESS = {47, INVALID_TXN_STATE, 49, 90, 105}
-"""Invalid epoch, state or mapping, fenced, not found: the coordinator has ended this transaction, either way, or
-forgotten it."""
-_NOT_ALLOWED = {53, 31}
-"""On the transactional id, or the cluster."""
+INVALID_TXN_STATE = InvalidTxnStateError.errno
+ASK_THE_WITNESS = {
+    INVALID_TXN_STATE,
+    InvalidProducerEpochError.errno,
+    InvalidProducerIdMappingError.errno,
+    ProducerFencedError.errno,
+    TransactionalIdNotFoundError.errno,
+}
+"""The coordinator has ended this transaction, either way, or forgotten it."""
+_NOT_ALLOWED = {TransactionalIdAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
 
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""

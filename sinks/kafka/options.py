@@ -1,4 +1,4 @@
-"""One set of options, by Kafka's own names, for the producer of the tasks and for the driver's questions."""
+"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's questions."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class KafkaSink(
         """Set up the sink; nothing is connected yet.
 
         * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the sink's uid.
-        * `options`: by Kafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md has
-          all).
+        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md
+          has all).
         * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
           open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
           transaction.max.timeout.ms (15 minutes by default).
