@@ -59,17 +59,8 @@ class MySQLSink(TableSink):
           `connect_options`: further ones (`ssl_ca`, `read_timeout`, `unix_socket` …).
         * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special characters. `name`
           (default: `table`) is the sink's uid.
-        * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
-          `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
-          `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the
-          table has that column.
-        * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-        * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
-          else of the table is altered.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
-        * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
-          checkpoint, or, as a float, their largest share of its rows.
+        * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """

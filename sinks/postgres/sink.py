@@ -96,8 +96,7 @@ class PostgresSink(TableSink):
         * `dsn`: a libpq URL or key=value string; `connect_options`: further libpq parameters (`sslmode`, `passfile` …).
         * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`) is the sink's uid.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
-        * `mode`, `keys`, `order_by`, `delete_marker`, `keep_newer`, `create_table`, `schema_evolution`, `ledger`,
-          `dead_letters`, `max_dead_letters`: as for every table, see docs/tables.md.
+        * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """

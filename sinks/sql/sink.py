@@ -64,7 +64,22 @@ class TableSink(
 ):
     """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
     its own on the table, and `StagingTables`. What either wrote is finished by both kinds of sink, so the strategy may
-    change between two runs."""
+    change between two runs.
+
+    Options of every table:
+
+    * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
+      `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
+      `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the table
+      has that column.
+    * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
+    * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+    * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing else
+      of the table is altered.
+    * `ledger`: the name of the table, beside the target, that proves what became of each transaction.
+    * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a checkpoint, or,
+      as a float, their largest share of its rows.
+    """
 
     COMMIT_THREADS: ClassVar[int] = 16
 

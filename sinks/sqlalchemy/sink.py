@@ -103,9 +103,8 @@ class SqlAlchemySink(TableSink):
 
         * `url`: SQLAlchemy's, `sqlite:////var/lib/app.db`; `engine_options`: more for `sqlalchemy.create_engine`.
         * `table`: `orders` or `schema.orders`, as the database has it. `name` (default: `table`) is the sink's uid.
-        * `mode`, `keys`, `order_by`, `delete_marker`, `keep_newer`, `create_table`, `schema_evolution`, `ledger`,
-          `dead_letters`, `max_dead_letters`: as for every table, see docs/tables.md.
-          An upsert replaces a row as DELETE and INSERT do.
+        * The other options are those of every table: `sinks.sql.sink.TableSink`. An upsert replaces a row as DELETE and
+          INSERT do.
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
