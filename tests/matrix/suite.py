@@ -6,6 +6,7 @@ Not collected by `make test`, where the tests of each of these are more thorough
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -30,7 +31,7 @@ from tests.kafka.reading import read, settled
 from tests.mysql.play import Observer as MySQLObserver
 from tests.postgres.play import Observer
 from tests.spark.connect import ConnectJob, ConnectServer
-from tests.spark.job import KILLED, KillGroupAt, SparkJob, write_input
+from tests.spark.job import KILLED, KillGroupAt, SparkJob, cool, write_input
 from tests.spark.test_connect import CallAt
 from tests.spark.test_spark import ROCKSDB, count_by_remainder
 
@@ -104,6 +105,44 @@ def test_every_sink_over_a_kill_and_a_loss(targets: Targets, tmp_path: Path) -> 
     assert job.run(PATIENCE) == 0, job.output()
     assert targets.ids() == {sink.name: Counter(ids) for sink in job.sinks}
     assert targets.in_doubt(job.job) == {sink.name: 0 for sink in job.sinks}
+
+
+HERE = Path(pyspark.__file__).parents[1]
+
+
+def on_another_spark(job: SparkJob) -> int:
+    """By the one that comes next on the path: of the environment, and not that of this suite."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [folder for folder in sys.path if Path(folder) != HERE])
+        try:
+            return job.run(PATIENCE)
+        finally:
+            cool()
+
+
+@pytest.mark.skipif(Path(pytest.__file__).parents[1] == HERE, reason="this is the Spark of the environment")
+@pytest.mark.timeout(4 * PATIENCE)
+def test_another_spark_takes_over_and_hands_back(pg_database: str, tmp_path: Path) -> None:
+    """A query with state, killed with a decided checkpoint in either, and ended in this one."""
+    ids = write_input(tmp_path / "input", batches=4)
+
+    def job(*listeners: KillGroupAt) -> SparkJob:
+        sink = PostgresSink(pg_database, "orders", create_table=True)
+        return SparkJob(tmp_path, [sink], shape=without_doubles, listeners=listeners)
+
+    here = job(KillGroupAt(Step.COMPLETE, 1))
+    assert here.run(PATIENCE) == KILLED, here.output()
+    there = job(KillGroupAt(Step.COMPLETE, 2))
+    assert on_another_spark(there) == KILLED, there.output()
+    here = job()
+    assert here.run(PATIENCE) == 0, here.output()
+    with closing(Observer(pg_database)) as observer:
+        assert Counter(id for (id,) in observer.run("SELECT id FROM orders")) == Counter(ids)
+        assert observer.pending() == 0
+
+
+def without_doubles(df: Any) -> Any:
+    return df.dropDuplicates(["id", "name", "amount"])
 
 
 def lose_one(sink: TwoPhaseCommitSink[Any], job: str) -> None:
