@@ -33,10 +33,9 @@ SIZES = pa.schema([("rows", pa.int64()), ("bytes", pa.int64())])
 ROWS = {
     "100 bytes": "repeat('x', 100)",
     "10 kB": "repeat('x', 10000)",
-    "1 MB": "repeat('x', 1000000)",
     "100 bytes, then 1 MB": "repeat('x', if(id < 5000, 100, 1000000))",
 }
-"""Of 5,100 rows in one partition."""
+"""Of 5,100 rows in one partition. As many of 1 MB, without a limit, are more than a JVM holds, and end it."""
 
 
 @contextmanager
