@@ -71,10 +71,16 @@ class ArrowBench(Bench):
             return time.perf_counter() - start
 
         by_name = {name: Contender(name, partial(run, way)) for name, way in WAYS.items()}
-        rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
+        warm = rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
         sparks, none = by_name[SPARKS], by_name[NONE]
         aims = [("over Spark's limit", none, sparks, 1.5)]
-        report(f"{shape.name}, {rows:,} rows", rows, list(by_name.values()), [("Spark's limit", sparks)], aims)
+        report(
+            f"{shape.name}, {rows:,} rows, {self.options.runs} rounds after {warm}",
+            rows,
+            list(by_name.values()),
+            [("Spark's limit", sparks)],
+            aims,
+        )
 
     def memory(self) -> None:
         lines = []

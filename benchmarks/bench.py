@@ -93,7 +93,7 @@ class Bench:
         """What a checkpoint of few rows takes beside the first of each group."""
         runs = self.options.small
         contenders = [c for group in groups for c in group]
-        rounds(contenders, runs, 5, tell, self.server_pid)
+        warm = rounds(contenders, runs, self.options.warm, tell, self.server_pid)
         keep("small checkpoints", contenders)
         lines = []
         for base, *others in groups:
@@ -107,7 +107,7 @@ class Bench:
                 cells = [spread(times, "{:.0f}"), *tail, spread(added, "{:.0f}"), slower, spread(costs, "{:.0f}")]
                 lines.append([c.name, *cells, f"{median(c.load):.1f}"])
         aims = "times Spark's sink: PostgreSQL <= 1.0, Kafka <= 1.3; 99th percentile <= 1.5 medians"
-        say(f"\n## Small checkpoints, {runs} rounds (aims: {aims})\n")
+        say(f"\n## Small checkpoints, {runs} rounds after {warm} (aims: {aims})\n")
         percentile = ["99th percentile", "over the median"]
         header = ["what", "ms", *percentile, "ms added", "x the first's time", "CPU ms of the client", "load"]
         say(table(header, lines))
@@ -204,7 +204,8 @@ def command_line(program: str, description: str | None, sections: Sequence[str],
     parser = Parser(prog=f"python -m {program}", description=description)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5, help="rounds that count")
-    parser.add_argument("--warm", type=int, default=2, help="rounds before, that do not count")
+    help = "rounds before, that do not count; if not given, until no contender's processor time falls any more"
+    parser.add_argument("--warm", type=int, help=help)
     parser.add_argument(
         "--only", type=parser.some_of(sections), default=list(sections), help=f"of {','.join(sections)}"
     )

@@ -84,7 +84,7 @@ class KafkaBench(Bench):
             if self.options.flink and (shape, compression) == ("small", "none"):
                 peers += flink.kafka(stack, self.options.flink, self.server.bootstrap, count, topic)
             contenders += peers
-            rounds(contenders, self.options.runs, self.options.warm, tell, self.server_pid)
+            warm = rounds(contenders, self.options.runs, self.options.warm, tell, self.server_pid)
         by_name = {contender.name: contender for contender in contenders}
         ours, tuned = by_name[EXACTLY_ONCE], by_name[TUNED_SPARK]
         aims = [
@@ -97,7 +97,8 @@ class KafkaBench(Bench):
             aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.25))
             bases.append(("best Flink", best_flink))
         size = rows["value"].nbytes // count
-        title = f"{shape}, compression {compression}: {count:,} rows of {size} bytes, {self.options.runs} rounds"
+        turns = f"{self.options.runs} rounds after {warm}"
+        title = f"{shape}, compression {compression}: {count:,} rows of {size} bytes, {turns}"
         report(title, count, contenders, bases, aims)
 
     def _contenders(

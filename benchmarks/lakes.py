@@ -27,7 +27,6 @@ from sinks.testing.servers.maven import maven_jars
 from sinks.transaction import Checkpoint, Committable, Fingerprint, TransactionId
 
 DELTA_SPARK = "io.delta:delta-spark_4.2_2.13:4.4.0"
-WARM = 6
 """Batches until Java has compiled what both need."""
 COLUMNS = (
     "i AS id",
@@ -61,16 +60,16 @@ def beside_spark(rows: int, runs: int, folder: Path) -> None:
             df = spark.numbers(session, rows).selectExpr(*COLUMNS)
             streams.append(stream := spark.Stream(df, work, folder / f"query-{name}"))
             contenders.append(Contender(name, stream.run))
-        rounds(contenders, runs, WARM, print)
+        warm = rounds(contenders, runs, None, print)
         for stream in streams:
             stream.stop()
     for contender, uri in zip(contenders, (theirs, ours), strict=True):
         table = session.read.format("delta").load(uri)
         totals = table.selectExpr("count(*)", "count(DISTINCT id)", "max(at)").first()
         assert totals is not None
-        assert tuple(totals)[:2] == ((runs + WARM) * rows, rows), f"{contender.name}: {totals}"
+        assert tuple(totals)[:2] == ((runs + warm) * rows, rows), f"{contender.name}: {totals}"
         newest = table.where(f"at = timestamp_micros(1700000000000000 + {rows - 1}) AND id > {rows - 2}").count()
-        assert newest == runs + WARM, f"{contender.name}: Spark finds {newest} rows by the bounds of files"
+        assert newest == runs + warm, f"{contender.name}: Spark finds {newest} rows by the bounds of files"
         seconds = spread([1000 * one for one in contender.seconds], "{:,.0f}")
         print(f"{contender.name:12s} {rows:9,d} rows: {seconds} ms, {spread(contender.processor)} CPU s")
     session.stop()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import psutil
 
@@ -28,27 +29,59 @@ class Contender:
     """The same without the server's, which users have on another machine."""
 
 
+_STEADY, _LONGEST_WARM_UP = 3, 30
+
+
 def rounds(
-    contenders: Sequence[Contender], runs: int, warm: int, tell: Callable[[str], None], server: int | None = None
-) -> None:
+    contenders: Sequence[Contender],
+    runs: int,
+    warm: int | None,
+    tell: Callable[[str], None],
+    server: int | None = None,
+) -> int:
     """A B C … A B C …: each contender once a round, so that what else the machine does falls on all of them alike. The
-    first `warm` rounds are checked too, but not counted. `server`: the process id of what they write to."""
-    for number in range(warm + runs):
+    first `warm` rounds are checked too, but not counted: if None, as many as it takes until no contender's processor
+    time falls any more, since Java compiles what runs often. `server`: the process id of what they write to. Returns
+    how many rounds were not counted."""
+    warming: list[list[float]] = [[] for _ in contenders]
+    while len(warming[0]) < _LONGEST_WARM_UP if warm is None else len(warming[0]) < warm:
+        if warm is None and all(map(_is_steady, warming)):
+            break
+        for contender, processor in zip(contenders, warming, strict=True):
+            processor.append(_turn(contender, f"warm-up {len(processor) + 1:2d}", tell, server).processor)
+    for number in range(runs):
         for contender in contenders:
-            contender.prepare()
-            load = os.getloadavg()[0]
-            before, of_server = _processor_seconds(), _processor_seconds(server) if server else 0.0
-            seconds = contender.run()
-            of_server = _processor_seconds(server) - of_server if server else 0.0
-            processor = _processor_seconds() - before
-            contender.check()
-            if number >= warm:
-                contender.seconds.append(seconds)
-                contender.load.append(load)
-                contender.processor.append(processor)
-                contender.client.append(processor - of_server)
-            cost = f"{seconds * 1000:10.1f} ms {processor:6.2f} CPU s"
-            tell(f"round {number + 1 - warm:2d} {contender.name:45s} {cost}   load {load:.1f}")
+            turn = _turn(contender, f"round {number + 1:2d}", tell, server)
+            contender.seconds.append(turn.seconds)
+            contender.load.append(turn.load)
+            contender.processor.append(turn.processor)
+            contender.client.append(turn.processor - turn.of_server)
+    return len(warming[0])
+
+
+def _is_steady(processor: Sequence[float]) -> bool:
+    """Whether the best of the last rounds is hardly better than the best of those before."""
+    before, last = processor[:-_STEADY], processor[-_STEADY:]
+    return bool(before) and min(last) > 0.97 * min(before)
+
+
+class _Turn(NamedTuple):
+    seconds: float
+    load: float
+    processor: float
+    of_server: float
+
+
+def _turn(contender: Contender, name: str, tell: Callable[[str], None], server: int | None) -> _Turn:
+    contender.prepare()
+    load = os.getloadavg()[0]
+    before, of_server = _processor_seconds(), _processor_seconds(server) if server else 0.0
+    seconds = contender.run()
+    of_server = _processor_seconds(server) - of_server if server else 0.0
+    processor = _processor_seconds() - before
+    contender.check()
+    tell(f"{name} {contender.name:45s} {seconds * 1000:10.1f} ms {processor:6.2f} CPU s   load {load:.1f}")
+    return _Turn(seconds, load, processor, of_server)
 
 
 def _processor_seconds(pid: int | None = None) -> float:

@@ -137,7 +137,7 @@ class MySQLBench(Bench):
             target = Target(self.server, dsn, rows, self.folder, key=not self.options.keyless)
             stack.callback(target.close)
             contenders = self._spark_contenders(stack, dsn, target) + self._direct_contenders(stack, dsn, target, rows)
-            rounds(contenders, runs, self.options.warm, tell, self.server_pid)
+            warm = rounds(contenders, runs, self.options.warm, tell, self.server_pid)
         by_name = {contender.name: contender for contender in contenders}
         best_jdbc = min((c for c in contenders if c.name.startswith("Spark JDBC")), key=lambda c: median(c.seconds))
         ours = by_name[XA]
@@ -150,7 +150,7 @@ class MySQLBench(Bench):
         ]
         bases = [("best Spark JDBC", best_jdbc), ("LOAD DATA, 2 connections", by_name[LOAD_2])]
         table = "a table without a key" if self.options.keyless else "a table with a primary key"
-        report(f"plain: {count:,} rows into {table}, {runs} rounds", count, contenders, bases, aims)
+        report(f"plain: {count:,} rows into {table}, {runs} rounds after {warm}", count, contenders, bases, aims)
 
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target) -> list[Contender]:
         rows = self.options.rows

@@ -66,7 +66,7 @@ class PostgresBench(Bench):
             )
             peers = self._flink_contenders(stack, dsn, target, shape)
             contenders += peers
-            rounds(contenders, runs, self.options.warm, tell, self.server_pid)
+            warm = rounds(contenders, runs, self.options.warm, tell, self.server_pid)
             by_name = {contender.name: contender for contender in contenders}
         best_jdbc = min((c for c in contenders if c.name.startswith("Spark JDBC")), key=lambda c: median(c.seconds))
         ours = by_name[PREPARED]
@@ -84,7 +84,7 @@ class PostgresBench(Bench):
             best_flink = min(peers, key=lambda c: median(c.seconds))
             aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.0))
             bases.append(("best Flink", best_flink))
-        report(f"{shape.name}: {count:,} rows, {runs} rounds", count, contenders, bases, aims)
+        report(f"{shape.name}: {count:,} rows, {runs} rounds after {warm}", count, contenders, bases, aims)
 
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
         rows = self.options.rows

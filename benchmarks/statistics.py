@@ -176,7 +176,7 @@ class StatisticsBench(Bench):
             self._in_turns(contenders, self.options.runs, self.options.warm)
             self._report(f"A micro-batch of {self.options.rows:,} rows, Spark", contenders, own)
 
-    def _in_turns(self, contenders: list[Contender], runs: int, warm: int) -> None:
+    def _in_turns(self, contenders: list[Contender], runs: int, warm: int | None) -> None:
         """A B A B …, then B A B A …: who comes first in a round is at a disadvantage while Spark still warms up."""
         rounds(contenders, runs - runs // 2, warm, tell, self.server_pid)
         rounds(contenders[::-1], runs // 2, 0, tell, self.server_pid)

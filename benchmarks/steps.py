@@ -27,7 +27,7 @@ _STEPS = {
     Step.COMMITTED: "phase two: commit",
     Step.DONE: "purge",
 }
-_WARM, _COUNTED = 8, 10
+_COUNTED = 10
 
 
 class Steps(CheckpointListener):
@@ -59,7 +59,7 @@ def measure(bench: Bench) -> None:
         for name, stream in bench.few(stack).items():
             stream.work = watched[name] = Steps(stream.work)
             contenders.append(Contender(name, stream.run))
-        rounds(contenders, runs, _WARM, tell, bench.server_pid)
+        rounds(contenders, runs, bench.options.warm, tell, bench.server_pid)
         times = {name: steps.checkpoints[-runs:] for name, steps in watched.items() if len(steps.checkpoints[-1]) > 1}
         asked = {c.name: bench.questions(lambda c=c: [c.run() for _ in range(_COUNTED)]) for c in contenders}  # type: ignore[misc]
     base, lines = contenders[0], []
