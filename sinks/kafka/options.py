@@ -5,10 +5,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
 from sinks.errors import ConfigurationError
 from sinks.kafka.record_batch import CODECS
+
+logger = getLogger(__name__)
 
 _OURS = {
     "transactional.id": "it is made from the names of job and sink",
@@ -41,6 +44,7 @@ _SECURITY = (
 _FILES = ("ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location")
 
 _NUMBERS = {"batch.size": 1_000_000, "message.max.bytes": 1_000_000, "queue.buffering.max.kbytes": 65_536}
+_IGNORED = {"linger.ms": "a record batch is sent when it is full (batch.size) or the task ends"}
 _KNOWN = (*_CLIENT, *_SECURITY, *_FILES, *_NUMBERS, "compression.type")
 
 
@@ -61,6 +65,8 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     for name in options:
         if name in _OURS:
             yield f"the option {name} is not to be set: {_OURS[name]}"
+        elif name in _IGNORED:
+            logger.warning("the option %s changes nothing: %s", name, _IGNORED[name])
         elif name not in _KNOWN:
             known = ", ".join(sorted(_KNOWN))
             yield f"there is no option {name}: there are {known}, and kafka-python's, which client_options={{…}} takes"

@@ -313,7 +313,7 @@ def test_options_that_are_the_sinks(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("linger.ms", 1, r"there is no option linger\.ms: there are batch\.size, .* client_options={…} takes"),
+        ("retries", 1, r"there is no option retries: there are batch\.size, .* client_options={…} takes"),
         ("compression.type", "brotli", "compression.type is one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
         ("partitioner", "fnv1a", "partitioner is not to be set: .*murmur2.* a column `partition`"),
         ("batch.size", "1 MB", "batch.size is a whole number above 0"),
@@ -322,6 +322,20 @@ def test_options_that_are_the_sinks(name: str) -> None:
 def test_options_that_cannot_be(option: str, value: object, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         KafkaSink("localhost:9092", "t", options={option: value})
+
+
+def test_linger_changes_nothing_and_the_log_says_why(
+    kafka: KafkaService, kafka_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = sink_of(kafka, kafka_topic, options={"linger.ms": 5})
+    sink.check(TEXTS)
+    assert sink.commit(pre_commit(sink, texts("a"))) == CommitOutcome.COMMITTED
+    assert values(kafka, kafka_topic) == ["a"]
+    (told,) = [record for record in caplog.records if record.name == "sinks.kafka.options"]
+    assert told.getMessage() == (
+        "the option linger.ms changes nothing: a record batch is sent when it is full (batch.size) or the task ends"
+    )
+    assert told.levelno == logging.WARNING
 
 
 def test_certificates_that_cannot_be_read() -> None:
