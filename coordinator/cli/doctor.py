@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
@@ -52,7 +52,7 @@ def doctor(
         },
     )
     severities = [finding.severity for _, finding in findings]
-    say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
+    tell(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)", as_json)
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in findings):
         raise typer.Exit(FINDING)

@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli import output
-from coordinator.cli.output import FINDING, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
+from coordinator.cli.output import (
+    FINDING,
+    JOB_FILE,
+    USAGE,
+    AsJson,
+    Job,
+    Yes,
+    confirm,
+    coordinator_of,
+    fail,
+    say,
+    show,
+    tell,
+)
 from coordinator.cli.records import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
@@ -50,13 +63,14 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         _say_errors(seen)
         answered = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
         if answered and not seen.pending:
-            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}.")
+            tell(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}.", as_json)
         missing = output.of_missing_storage(coordinator)
-        say(missing or of_driver(seen.driver))
-        if not missing:
-            say(of_newest(seen.rounds))
-        say_remedies(coordinator, seen)
-        was_set_back = say_set_back(coordinator)
+        if missing:
+            say(missing)
+        else:
+            tell(f"{of_driver(seen.driver)}\n{of_newest(seen.rounds)}", as_json)
+        _tell_remedies(coordinator, seen, as_json)
+        was_set_back = _tell_set_back(coordinator, as_json)
         left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
         if missing or was_set_back or seen.errors or left:
             raise typer.Exit(FINDING)
@@ -147,7 +161,7 @@ def abort(
             )
         results = list(_each("abort", wanted, partial(_abort, protocol)))
         left = [pending for pending in seen.pending if pending not in wanted] if all_orphans else []
-        say_remedies(coordinator, replace(seen, pending=left), "Not touched: ")
+        _tell_remedies(coordinator, replace(seen, pending=left), as_json, "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if any(pending.decision is Decision.STRANDED for pending in left):
             raise typer.Exit(FINDING)
@@ -236,7 +250,7 @@ _TRANSACTIONS: output.Columns = {
 }
 
 
-def say_remedies(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:
+def _tell_remedies(coordinator: CheckpointCoordinator, seen: Seen, as_json: bool, before: str = "") -> None:
     """What becomes of each kind, and the command for it."""
     wrong = ""
     if not seen.rounds:
@@ -244,14 +258,14 @@ def say_remedies(coordinator: CheckpointCoordinator, seen: Seen, before: str = "
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""
         command = output.runnable(remedy.command)
-        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}")
+        tell(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}", as_json)
 
 
-def say_set_back(coordinator: CheckpointCoordinator) -> bool:
+def _tell_set_back(coordinator: CheckpointCoordinator, as_json: bool) -> bool:
     """Whether a sink remembers other checkpoints than storage; says which."""
     sentences = set_back(coordinator.protocol.store, coordinator.sinks)
     for sentence in sentences:
-        say(sentence)
+        tell(sentence, as_json)
     return bool(sentences)
 
 
@@ -268,7 +282,7 @@ def _report(
     left: Sequence[Pending] = (),
 ) -> None:
     if not results:
-        say(nothing)
+        tell(nothing, as_json)
     show(
         {
             "job": coordinator.job,
@@ -310,7 +324,7 @@ def resolve(
         seen = look(store, coordinator.sinks)
         complete, errors = operators.ask(coordinator.protocol)
         assert complete
-        was_set_back = say_set_back(coordinator)
+        was_set_back = _tell_set_back(coordinator, as_json)
         if accept_loss:
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
@@ -333,17 +347,17 @@ def resolve(
         about["committed_now"] = sum(complete.outcomes.get(each) == CommitOutcome.COMMITTED for each in decided)
         count, visible = len(complete.named), about["visible"]
         known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
-        say(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.")
+        tell(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.", as_json)
         if about["committed_now"]:
-            say(f"Committed {about['committed_now']} now.")
+            tell(f"Committed {about['committed_now']} now.", as_json)
         columns = {name: name for name in ("participant", "outcome", "rows", "reason")}
         show(about, as_json, given_up=LOSSES, participants=columns)
         if errors:
             say(_unanswered(coordinator, complete, errors))
         elif about["participants"]:
-            _say_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)])
+            tell(_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)]), as_json)
         undecided = [pending for pending in seen.pending if not pending.named]
-        say_remedies(coordinator, replace(seen, pending=undecided), "Not touched: ")
+        _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
         if errors or _missing(complete) or (was_set_back and not accept_loss):
             raise typer.Exit(FINDING)
 
@@ -397,7 +411,7 @@ def _chosen(complete: Complete, wanted: list[str]) -> list[Participant]:
     return [missing[text] for text in wanted]
 
 
-def _say_choices(complete: Complete, missing: Sequence[str]) -> None:
+def _choices(complete: Complete, missing: Sequence[str]) -> str:
     choices = [
         "Start the query again: it writes lost transactions again, from the same input "
         f"({', '.join(complete.record.offsets)}).",
@@ -410,4 +424,4 @@ def _say_choices(complete: Complete, missing: Sequence[str]) -> None:
         named = " ".join(f"--accept-loss {participant}" for participant in missing[:_NAMED])
         named = named if len(missing) <= _NAMED else "--accept-loss all"
         choices.append(f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}")
-    say("\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))]))
+    return "\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))])

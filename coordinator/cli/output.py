@@ -47,9 +47,14 @@ _PATIENCE = 8.0
 """Seconds in which a command has to reach a sink's system."""
 
 
+def tell(text: str, as_json: bool = False) -> None:
+    """Part of the result; beside one that is JSON, on standard error."""
+    Console(stderr=as_json, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+
+
 def say(text: str) -> None:
-    """For the person, beside the result: on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+    """For the person, beside the result, such as progress, warnings and failures: on standard error."""
+    tell(text, True)
 
 
 def say_bad(sentences: Iterable[str]) -> None:

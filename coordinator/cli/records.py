@@ -19,9 +19,9 @@ from coordinator.cli.output import (
     Job,
     coordinator_of,
     fail,
-    say,
     say_bad,
     show,
+    tell,
 )
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
@@ -44,14 +44,12 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
-    say(f"Job {store.job!r} in {store.storage.uri}")
-    say(of_driver(driver, others))
-    for sentence in Activity.of(driver).sentences:
-        say(sentence)
-    say(of_newest(newest))
+    sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]
+    sentences += [*Activity.of(driver).sentences, of_newest(newest)]
     if losses:
         rows = sum(loss["rows"] for loss in losses)
-        say(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
+        sentences.append(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
+    tell("\n".join(sentences), as_json)
     about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
     show(about | {"losses": losses}, as_json, losses=LOSSES)
     if driver is None or not driver.runs:
@@ -71,7 +69,8 @@ def history(
         tries = load_history(store, bad)[-last:]
     say_bad(bad)
     if not tries:
-        say(f"No statistics of job {store.job!r} are in {store.storage.uri}: history_size is 0, or no checkpoint yet.")
+        there = f"No statistics of job {store.job!r} are in {store.storage.uri}"
+        tell(f"{there}: history_size is 0, or no checkpoint yet.", as_json)
     about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
     about["checkpoints"] = [each.to_json() | {"remarks": each.remarks} for each in tries]
     show(
@@ -123,7 +122,8 @@ def show_(
         facts = {name: value for name, value in about.items() if value and name not in ("checkpoint_id", *_TABLES)}
         show(about, as_json, facts=facts, **_TABLES)
         for replay in rounds[1:]:
-            say(f"Round {replay.round}, by generation {replay.generation}: {len(replay.committables)} written again.")
+            rewritten = f"{len(replay.committables)} written again"
+            tell(f"Round {replay.round}, by generation {replay.generation}: {rewritten}.", as_json)
 
 
 LOSSES: Columns = {

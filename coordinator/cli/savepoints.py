@@ -16,9 +16,9 @@ from coordinator.cli.output import (
     coordinator_of,
     fail,
     runnable,
-    say,
     say_bad,
     show,
+    tell,
 )
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
@@ -71,7 +71,7 @@ def trigger(
             about = coordinator.trigger_savepoint(_savepoint_dir(coordinator), location).summary()
         show(about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "uri")})
         command = f"coordinator savepoint restore {about['id']} NEW_LOCATION"
-        say(f"Restore it: {runnable(command)}")
+        tell(f"Restore it: {runnable(command)}", as_json)
 
 
 @app.command("list")
@@ -83,7 +83,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         of_job = [savepoint for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
         say_bad(bad)
         if not of_job:
-            say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
+            tell(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.", as_json)
         show(
             [savepoint.summary() for savepoint in of_job],
             as_json,
@@ -114,7 +114,7 @@ def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
         confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
         if not dispose_savepoint(address):
             fail(f"There is no savepoint {shown}.")
-        say(f"Deleted {shown}.")
+        tell(f"Deleted {shown}.")
 
 
 @app.command()
@@ -155,7 +155,7 @@ def restore(
         show(
             about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "lineage", "checkpoint_location")}
         )
-        say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
+        tell(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).", as_json)
 
 
 def _savepoint_dir(coordinator: CheckpointCoordinator) -> str:

@@ -25,6 +25,7 @@ from coordinator.cli.output import (
     fail,
     say,
     show,
+    tell,
 )
 from coordinator.errors import CheckpointError
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
@@ -65,18 +66,22 @@ def verify(
     if not as_json:
         about["checkpoints"] += totals
     if not balance.lines:
-        say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare. See coordinator status.")
+        tell(
+            f"No checkpoint of job {store.job!r} is retained: there is nothing to compare. See coordinator status.",
+            as_json,
+        )
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
     show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "verdict": verdict})
-    _say_differences(balance)
+    for text in _differences(balance):
+        tell(text, as_json)
     if balance.verdict in _CODES:
         raise typer.Exit(_CODES[balance.verdict])
 
 
-def _say_differences(balance: Balance) -> None:
+def _differences(balance: Balance) -> Iterable[str]:
     for text in balance.findings:
-        say(f"Differs: {text}")
+        yield f"Differs: {text}"
     remarks = [
         (sink, text)
         for texts_by in (balance.unknown, balance.remarks)
@@ -87,7 +92,7 @@ def _say_differences(balance: Balance) -> None:
     for sink, text in dict.fromkeys(remarks):
         numbers = [str(line.checkpoint) for line in balance.lines if line.sink == sink and text in line.remarks]
         of = f", checkpoint{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
-        say(f"Cannot tell: sink {sink}{of}: {text}")
+        yield f"Cannot tell: sink {sink}{of}: {text}"
 
 
 def _count(rows: int | None) -> str:
@@ -165,9 +170,9 @@ def diff(
     }
     show(about, as_json, changes=_CHANGES)
     for note in about["notes"]:
-        say(f"sink {note['sink']}: {note['note']}")
+        tell(f"sink {note['sink']}: {note['note']}", as_json)
     for unfit in about["unfit"]:
-        say(f"sink {unfit['sink']}, no statement can change this: {unfit['reason']}")
+        tell(f"sink {unfit['sink']}, no statement can change this: {unfit['reason']}", as_json)
     if about["changes"] or about["unfit"]:
         raise typer.Exit(FINDING)
 

@@ -60,6 +60,10 @@ class Job:
         for sink in coordinator.sinks.values():
             sink.close()
 
+    def save_to(self, folder: Path) -> None:
+        text = self.file.read_text()
+        self.file.write_text(text.replace("[checkpointing]", f'[checkpointing]\nsavepoint_dir = "{folder}"'))
+
     def beat_fast(self) -> None:
         self.file.write_text(
             self.file.read_text().replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 0.3")

@@ -97,7 +97,7 @@ def test_what_a_driver_says_that_it_does(job: Job) -> None:
         assert "runs, or has died since its last sign of life" in job.cli("status").output
         now = CheckpointStatistics("orders", 3, triggered_at=1000, phases={"prepare": 0.5}).to_json()
         put(storage, key, altered(storage, key, {"now": {"doing": ["sink x: commit"], "checkpoint": now}}))
-        said = job.cli("status").stderr
+        said = job.cli("status").stdout
         assert "In progress: checkpoint 3, for" in said
         assert "Done: prepare 0.5 s." in said
         assert "sink x: commit" in said

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_a_replay_is_shown(file_job: Job) -> None:
     file_job.cli("in-doubt", "abort", one["id"], "--break-decision", "--yes")
     file_job.run(1)
     shown = file_job.json("checkpoints", "show", "0")
-    assert "Round 1, by generation 2: 1 written again." in file_job.cli("checkpoints", "show", "0").stderr
+    assert "Round 1, by generation 2: 1 written again." in file_job.cli("checkpoints", "show", "0").stdout
     assert [c["round"] for c in shown["committables"]] == [0, 0, 0, 1]
 
 
@@ -51,6 +52,31 @@ def test_tables_hold_what_json_holds(file_job: Job) -> None:
         about["committables"][0]["fingerprint"]["hash"],
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("status", ["Job 'orders' in file:", "Driver: ", "Newest checkpoint: 1"]),
+        ("history", ["completed"]),
+        ("checkpoints show 0", ["query_id", "exactly-once"]),
+        ("in-doubt list", ["Nothing of job 'orders' is in doubt", "Driver: ", "Newest checkpoint: 1"]),
+        ("in-doubt commit --all-decided", ["nothing was committed"]),
+        ("in-doubt abort --all-orphans", ["nothing was aborted"]),
+        ("resolve", ["3 of 3 participants are visible"]),
+        ("verify", ["checkpoint", "Cannot tell: "]),
+        ("doctor", ["put-if-absent", "0 error(s)"]),
+        ("savepoint list", ["There is no savepoint of job"]),
+        ("schema diff 'id long'", ["no columns to compare"]),
+    ],
+)
+def test_results_are_on_standard_output_and_json_is_alone_there(file_job: Job, command: str, told: list[str]) -> None:
+    file_job.save_to(file_job.folder / "savepoints")
+    file_job.run(2)
+    result = file_job.cli(*shlex.split(command), code=None)
+    assert not result.stderr
+    assert [text for text in told if text not in result.stdout] == []
+    assert file_job.json(*shlex.split(command), code=None) is not None
 
 
 # ---------------------------------------------------------------------- the three memories
@@ -129,7 +155,7 @@ def test_the_memory_that_was_set_back_is_named(db_job: Job, part: str, told: dic
     assert memories(db_job).items() >= told.items()
     assert len(doctors_errors(db_job)) == len(told)
     for command in ("in-doubt", "list"), ("resolve",):
-        said = db_job.cli(*command, code=int("sink o" in told)).stderr
+        said = db_job.cli(*command, code=int("sink o" in told)).stdout
         assert all(f"newest checkpoint {n}, {words}" in said for name, (n, words) in told.items() if name == "sink o")
 
 
@@ -177,11 +203,7 @@ def test_a_storage_that_is_not_there_is_named_and_not_made(file_job: Job, storag
 def test_savepoints_and_doctor_do_without_the_storage_and_do_not_make_it(file_job: Job) -> None:
     file_job.run(1)
     text = file_job.file.read_text()
-
-    def save_to(folder: Path) -> None:
-        file_job.file.write_text(text.replace("[checkpointing]", f'[checkpointing]\nsavepoint_dir = "{folder}"'))
-
-    save_to(file_job.folder / "savepoints")
+    file_job.save_to(file_job.folder / "savepoints")
     taken = file_job.json("savepoint", "trigger", "--checkpoint-location", f"{file_job.folder}/query", "--yes")
     shutil.rmtree(file_job.folder / "checkpoints")
     (listed,) = file_job.json("savepoint", "list")
@@ -189,8 +211,9 @@ def test_savepoints_and_doctor_do_without_the_storage_and_do_not_make_it(file_jo
     assert file_job.json("savepoint", "show", taken["uri"])["checkpoint"] == 0
     assert "no such directory; the first start" in " ".join(file_job.cli("doctor", code=None).stdout.split())
     elsewhere = file_job.folder / "elsewhere"
-    save_to(elsewhere)
-    assert "There is no savepoint" in file_job.cli("savepoint", "list").stderr
+    file_job.file.write_text(text)
+    file_job.save_to(elsewhere)
+    assert "There is no savepoint" in file_job.cli("savepoint", "list").stdout
     assert not elsewhere.exists()
     assert not (file_job.folder / "checkpoints").exists()
     file_job.cli("savepoint", "restore", taken["uri"], f"{file_job.folder}/restored", "--yes")
@@ -200,7 +223,7 @@ def test_savepoints_and_doctor_do_without_the_storage_and_do_not_make_it(file_jo
 def test_a_mistyped_job_is_told_the_jobs_of_the_storage(file_job: Job) -> None:
     file_job.run(1)
     file_job.file.write_text(file_job.file.read_text().replace('job = "orders"', 'job = "order"'))
-    assert "It holds the jobs 'orders'." in file_job.cli("status", code=1).stderr
+    assert "It holds the jobs 'orders'." in file_job.cli("status", code=1).stdout
 
 
 def test_a_driver_whose_clock_is_ahead_is_not_taken_for_one_that_runs(
@@ -209,7 +232,7 @@ def test_a_driver_whose_clock_is_ahead_is_not_taken_for_one_that_runs(
     file_job.kill(Step.PRE_COMMITTED, 1)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 86_400)
-    told = " ".join(file_job.cli("status", code=1).stderr.split())
+    told = " ".join(file_job.cli("status", code=1).stdout.split())
     assert "cannot tell whether generation 1 (" in told
     assert re.search(r"(24\.0 h|1\.0 d) ahead of the clock of this machine", told)
     assert file_job.json("status", code=1)["driver"]["state"] == "unknown"

@@ -39,7 +39,7 @@ def test_a_sound_job(file_job: Job) -> None:
     assert {one["severity"] for one in findings} == {"ok"}
     assert "one winner in each of 5 races" in about(findings, "storage file://")
     assert "an empty transaction was pre-committed and aborted" in about(findings, "sink files")
-    assert "0 error(s), 0 warning(s)" in file_job.cli("doctor").stderr
+    assert "0 error(s), 0 warning(s)" in file_job.cli("doctor").stdout
     assert open_storage((file_job.folder / "checkpoints").as_uri()).list("") == []
     assert list((file_job.folder / "rows").iterdir()) == [], "a sink's proof of the abort is purged"
 

@@ -5,7 +5,7 @@ from tests.cli.play import INPUT, Job
 
 
 def test_history(file_job: Job) -> None:
-    assert "No statistics of job 'orders'" in file_job.cli("history").stderr
+    assert "No statistics of job 'orders'" in file_job.cli("history").stdout
     file_job.run(1)
     file_job.run(2, crash=(Step.COMPLETE, 1))
     file_job.run(3)

@@ -37,9 +37,9 @@ def test_nothing_in_doubt(file_job: Job) -> None:
     told = file_job.json("in-doubt", "list")
     assert (told["transactions"], told["errors"]) == ([], {})
     assert told["newest_checkpoint"]["checkpoint"] == 0
-    assert "Nothing of job 'orders' is in doubt in files (" in file_job.cli("in-doubt", "list").stderr
-    assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stderr
-    assert "nothing was committed" in file_job.cli("in-doubt", "commit", "--all-decided").stderr
+    assert "Nothing of job 'orders' is in doubt in files (" in file_job.cli("in-doubt", "list").stdout
+    assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stdout
+    assert "nothing was committed" in file_job.cli("in-doubt", "commit", "--all-decided").stdout
 
 
 def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, pg_database: str) -> None:
@@ -133,7 +133,7 @@ def test_committing_what_no_record_names_asks(file_job: Job, file_rows: Callable
 
 def test_with_no_checkpoint_in_storage_nothing_is_called_an_orphan(pg_job: Job, pg_database: str) -> None:
     pg_job.run(crash=(Step.PRE_COMMITTED, 0))
-    told = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", code=1).stderr
+    told = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", code=1).stdout
     assert "Not touched: 3 stranded" in told
     assert f"in-doubt abort ID --fence --job {pg_job.file} (Be sure of the storage" in told
     (one, *_) = pg_job.json("in-doubt", "list", code=1)["transactions"]

@@ -31,7 +31,7 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
         assert told["driver"]["last_sign"].startswith("20")
         assert told["driver"]["age"] < 90
         assert told["newest_checkpoint"]["age"] > 0
-        left = pg_job.cli("in-doubt", "abort", "--all-orphans").stderr
+        left = pg_job.cli("in-doubt", "abort", "--all-orphans").stdout
         assert "There is no orphan" in left
         assert "Not touched: 3 open" in left
     pg_job.wait_until("silent")
@@ -41,11 +41,11 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
     assert "is dead, frozen, or cut off from checkpoint storage; last sign of life 20" in said
     assert "in-doubt abort --all-orphans --fence" in said
     assert "{'" not in said
-    said = pg_job.cli("resolve").stderr
+    said = pg_job.cli("resolve").stdout
     assert "Not touched: 3 stranded: no record names them" in said
     assert "in-doubt abort --all-orphans --fence" in said
 
-    left = pg_job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
+    left = pg_job.cli("in-doubt", "abort", "--all-orphans", code=1).stdout
     assert "Not touched: 3 stranded" in left
     assert "--fence" in left
     assert prepared(pg_database) == 3
@@ -59,7 +59,7 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
     assert pg_job.json("status", code=1)["driver"]["state"] == "none"
     pg_job.run()
     assert visible(pg_database) == ids(3)
-    ended = pg_job.cli("status", code=1).stderr
+    ended = pg_job.cli("status", code=1).stdout
     assert "the coordinator was closed" in ended or "the query was stopped" in ended  # whichever is seen first
     assert "Newest checkpoint: 2, complete 20" in ended
 
@@ -71,8 +71,8 @@ def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
         r"runs, or has died since its last sign of life: that was 20\S+, \d+\.\d s ago by .* clock\. "
         r"It is taken for dead after 1\.5 min "
     )
-    assert re.search(unsure, pg_job.cli("status").stderr)
-    told = pg_job.cli("in-doubt", "list").stderr
+    assert re.search(unsure, pg_job.cli("status").stdout)
+    told = pg_job.cli("in-doubt", "list").stdout
     assert re.search(unsure, told)
     assert re.search(
         r"3 open: of the newest driver, whose last sign of life came \d+\.\d s ago: .* unless it has died", told
@@ -90,11 +90,11 @@ def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -
 
 def test_resolve_says_what_it_commits(pg_job: Job, pg_database: str) -> None:
     pg_job.kill(Step.COMPLETE, 1)
-    said = pg_job.cli("resolve").stderr
+    said = pg_job.cli("resolve").stdout
     assert "3 of 3 participants are visible" in said
     assert "Committed 3 now." in said
     assert visible(pg_database) == ids(2)
-    assert "now" not in pg_job.cli("resolve").stderr
+    assert "now" not in pg_job.cli("resolve").stdout
     assert pg_job.json("resolve")["committed_now"] == 0
 
 
@@ -122,7 +122,7 @@ def test_resolve_with_the_database_down_cannot_tell(
         assert "No transaction was touched" in job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
         assert "cannot connect to PostgreSQL" in job.cli("doctor", code=1).stdout
         own_postgres.start()
-        assert "3 of 3 participants are visible" in job.cli("resolve").stderr
+        assert "3 of 3 participants are visible" in job.cli("resolve").stdout
         assert visible(dsn) == ids(2)
 
 
@@ -153,4 +153,4 @@ def test_what_was_given_up_is_told_for_ever(pg_job: Job, pg_database: str) -> No
     assert {key: loss[key] for key in wanted} == wanted
     told = pg_job.cli("status", code=1)
     assert "ann" in told.stdout
-    assert "Given up by operators: 1 participant" in told.stderr
+    assert "Given up by operators: 1 participant" in told.stdout

@@ -204,7 +204,7 @@ def test_open(target: Target) -> None:
 def test_the_brokers_are_down(tmp_path: Path) -> None:
     job = Job(tmp_path, 'type = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopic = "events"')
     began = time.monotonic()
-    told = job.cli("in-doubt", "list", code=1).stderr
+    told = job.cli("in-doubt", "list", code=1).output
     assert "sink 'events' cannot tell: KafkaTimeoutError: Unable to bootstrap" in told
     assert "Nothing of job" not in told
     assert "has no checkpoint" in job.cli("resolve", code=1).stderr

@@ -49,7 +49,7 @@ def test_what_is_no_schema_is_told(file_job: Job) -> None:
         "not understood from 'tags array<string>'"
         in file_job.cli("schema", "diff", "id long, tags array<string>", code=2).stderr
     )
-    assert "no columns to compare" in file_job.cli("schema", "diff", "id long").stderr
+    assert "no columns to compare" in file_job.cli("schema", "diff", "id long").stdout
 
 
 @pytest.mark.parametrize(("evolution", "automatic"), [("none", False), ("add", True)])
@@ -65,8 +65,8 @@ def test_statements_and_who_runs_them(tmp_path: Path, pg_database: str, evolutio
         assert ["amount" in each["reason"] for each in found["unfit"]] == [True]
         shown = job.cli("schema", "diff", "id bigint, amount date, note string", "--sink", "orders", code=1)
         assert "ADD COLUMN IF NOT EXISTS" in shown.stdout
-        assert 'no statement can change this: column "amount"' in shown.stderr
+        assert 'no statement can change this: column "amount"' in shown.stdout
         assert connection.execute("SELECT count(*) FROM pg_attribute WHERE attname = 'note'").fetchone() == (0,)
         for change in found["changes"]:
             connection.execute(change["statement"].encode())
-        assert "takes these rows as it is" in job.cli("schema", "diff", "id bigint, note string").stderr
+        assert "takes these rows as it is" in job.cli("schema", "diff", "id bigint, note string").stdout

@@ -72,7 +72,7 @@ def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg
     told = pg_job.json("verify", code=1)
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS TABLE tpc_ledger; TRUNCATE tpc_ledger, orders")
-        said = pg_job.cli("verify", code=1).stderr
+        said = pg_job.cli("verify", code=1).stdout
         assert "the ledger tpc_ledger is gone or was emptied" in said
         assert "Differs: sink orders: its newest checkpoint is none, older by 2" in said
     assert "its rows are there beside those of the record" in told["checkpoints"][1]["differences"][0]
@@ -130,7 +130,7 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     assert lines(job.json("verify")) == balanced(0, 1, 2)
     (tmp_path / "checkpoints").rename(tmp_path / "newer")
     (tmp_path / "older").rename(tmp_path / "checkpoints")
-    behind = job.cli("verify", "--quick", code=1).stderr
+    behind = job.cli("verify", "--quick", code=1).stdout
     assert "Differs: sink orders: its newest checkpoint is 2, newer by 1: the storage was set back" in behind
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "newer").rename(tmp_path / "checkpoints")
