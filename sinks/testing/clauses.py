@@ -12,6 +12,8 @@ from typing import Any
 from sinks.base import TwoPhaseCommitSink
 from sinks.optional import OPTIONAL
 
+__tracebackhide__ = True
+
 
 class Ability(Enum):
     """What a sink may say that it cannot do (`SinkContract.cannot`). The tests of it are skipped with its reason."""

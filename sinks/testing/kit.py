@@ -31,6 +31,8 @@ from sinks.transaction import (
 
 Row = tuple[Any, ...]
 
+__tracebackhide__ = True  # pytest shows the test that failed, not the steps that it is made of
+
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
 LINEAGE = "0badcafe"
 _TRIES = 3  # of what raises: "ask again"
@@ -76,7 +78,7 @@ def copy_of(sink: Sink) -> Sink:
     closed_later(copy)
     if id(sink) in _checked:
         _checked[id(copy)] = copy, _checked[id(sink)][1]
-    assert copy.name == sink.name, Clause.PICKLED.broken(f"it is named {copy.name!r} there and {sink.name!r} here")
+    assert copy.name == sink.name, Clause.PICKLED.broken(f"it is named {copy.name!a} there and {sink.name!a} here")
     return copy
 
 
@@ -332,7 +334,7 @@ class SinkTests:
             if len(outcomes) == len(committables):
                 return outcomes
         error = next(answer for answer in answers if isinstance(answer, Exception))
-        raise AssertionError(clause.broken(f"commit, asked {_TRIES} times, raised {_short(error)}")) from error
+        raise AssertionError(clause.broken(f"commit, asked {_TRIES} times, raised {_short(repr(error))}")) from error
 
     def commit(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT, when: str = "") -> None:
         """All have to be COMMITTED."""
@@ -435,7 +437,7 @@ def _unlike(expected: str, listed: str) -> str:
     here, there = json.loads(expected), json.loads(listed)
     unlike = [name for name in {**here, **there} if here.get(name, ...) != there.get(name, ...)]
     return ", ".join(
-        f"{name!r} is {there.get(name, 'missing')!r} instead of {here.get(name, 'missing')!r}" for name in unlike
+        f"{name!r} is {there.get(name, 'missing')!a} instead of {here.get(name, 'missing')!a}" for name in unlike
     )
 
 
@@ -443,8 +445,7 @@ def _few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:3]) + f" and {len(texts) - 3} more" * (len(texts) > 3)
 
 
-def _short(value: object, length: int = 200) -> str:
-    text = repr(value)
+def _short(text: str, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
@@ -459,5 +460,7 @@ def _difference(seen: Counter[Row], expected: Counter[Row]) -> str:
     parts = []
     for what, unequal in (("lost", list(missing)), ("visible twice", doubled), ("visible, unexpected", strange)):
         if unequal:
-            parts.append(f"{len(unequal)} rows {what}: {_short(unequal[0])}" + " and others" * (len(unequal) > 1))
+            parts.append(
+                f"{len(unequal)} rows {what}: {_short(ascii(unequal[0]))}" + " and others" * (len(unequal) > 1)
+            )
     return "; ".join(parts)

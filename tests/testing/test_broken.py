@@ -29,6 +29,15 @@ def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
     assert message.startswith(broken.clause.broken("").partition("\n")[0]), message
     assert re.search(r"\n +seen: .", message), message
     assert re.search(r"\n +contract: docstring of \w+\S*, \S+(base|optional).py:\d+", message), message
+    shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
+    assert Path(shown[-1].path).name not in ("kit.py", "clauses.py"), "pytest shows a step, and not the test"
+
+
+@pytest.mark.parametrize(("name", "unlike"), [("ComparesWithoutAccents", "j\\xf6b"), ("NormalizesTexts", "e\\u0301")])
+def test_what_looks_alike_is_told_apart(name: str, unlike: str, tmp_path: Path) -> None:
+    broken = next(broken for broken in CATALOGUE if broken.sink.__name__ == name)
+    with pytest.raises(AssertionError, match=re.escape(unlike)):
+        broken.test(Kit(), broken.sink(tmp_path), **broken.options)
 
 
 @pytest.mark.parametrize(
