@@ -98,13 +98,14 @@ def _call(sink: Sink, line: int, method: str, *arguments: Any) -> None:
 
 
 def _ask(sink: Sink, job: str, committables: Sequence[Committable], reply: Path) -> None:
-    """In a process: a driver that asks what became of transactions, and of checkpoints."""
+    """In a process: a driver that asks what became of transactions, and of checkpoints, and dies."""
     sink.open()
     memory, answers = sink.committed_checkpoints(job), list[Any]()
     for committable in committables:
         (answer,) = sink.notify_checkpoint_complete(Checkpoint(job, LINEAGE, 0), [committable])
         answers.append(repr(answer) if isinstance(answer, Exception) else answer.state.value)
     reply.write_text(json.dumps([*answers, memory]))
+    die()
 
 
 class SinkContract(Faults, Options, Values, Outcomes, TwoPhases):
@@ -156,7 +157,7 @@ class SinkConformance(SinkContract):
     def test_another_process_sees_and_commits_what_a_dead_one_pre_committed(self, sink: Sink, tmp_path: Path) -> None:
         self.checked(sink)
         committables = []
-        for subtask in range(2):
+        for subtask in range(3):
             context = self.context(sink, subtask=subtask)
             reply = tmp_path / f"reply-{subtask}"
             work = partial(_task, sink, context, rows(10 * subtask, 5), reply)
@@ -171,14 +172,16 @@ class SinkConformance(SinkContract):
         self.expect_doubts(sink, Clause.DURABLE, "when the tasks have died after pre_commit", *committables)
         self.abort(sink, committables[0], Clause.DURABLE)
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
-        self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
+        self.expect_rows(sink, Clause.DURABLE, "with one of three dead tasks' committed", rows(10, 5))
         reply = tmp_path / "reply"
         code, said = in_process(partial(_ask, sink, self.job, committables, reply), tmp_path, type(sink))
         self.unpickled(code, said)
-        assert code == 0, Clause.DURABLE.broken(f"a driver that asks what became of both ended with {code}: {said}")
-        lost, done, memory = json.loads(reply.read_text())
+        assert code == KILLED, Clause.DURABLE.broken(f"a driver that asks what became of all ended with {code}: {said}")
+        lost, done, new, memory = json.loads(reply.read_text())
         assert lost == CommitState.LOST.value, Clause.LOST.broken(f"{lost} in another process than aborted it")
         assert done == CommitState.COMMITTED.value, Clause.IDEMPOTENT.broken(f"{done} in another process")
+        assert new == CommitState.COMMITTED.value, Clause.DURABLE.broken(f"{new} in another process")
+        self.expect_rows(sink, Clause.DURABLE, "after a commit by a driver that died then", rows(10, 5), rows(20, 5))
         here = self.memory(sink)
         assert memory == here, Clause.MEMORY.broken(f"it tells {here}, and {memory} in another process")
 

@@ -25,10 +25,16 @@ _BLOCKED = 0.1  # seconds until one that waits for the other is let wait
 
 
 def meet(
-    sink: Sink, stop: Stop, call: Callable[[], Any], other: Callable[[], Any], *, ended: list[Stop] | None = None
+    sink: Sink,
+    stop: Stop,
+    call: Callable[[], Any],
+    other: Callable[[], Any],
+    *,
+    ended: list[Stop] | None = None,
+    then: Callable[[], None] | None = None,
 ) -> tuple[Any, Any]:
-    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on when the other, in a
-    thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then."""
+    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, with `then`, when the
+    other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then."""
     answers: list[Any] = [None, None]
 
     def run(number: int, of: Callable[[], Any]) -> None:
@@ -45,6 +51,8 @@ def meet(
         thread.join(_BLOCKED if stop.number else 10 * _BLOCKED)  # before the first line little is locked
         if ended is not None and not thread.is_alive():
             ended.append(stop)
+        if then is not None:
+            then()
 
     with watched(sink, at(stop.number, begin)):
         run(0, call)
@@ -91,8 +99,7 @@ class Faults(SinkTests):
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done, failing=True):
             failed, driver = f"{self.outage!r} at {stop}", self.elsewhere(sink)
-            with watched(driver, at(stop.number, self._fail)):
-                answers = self.ask(driver, *made)
+            answers = self._ask_failing(driver, stop, *made)
             self.close(driver)
             wrong = [a for a in answers if not isinstance(a, Exception) and a not in (COMMITTED, HELD)]
             assert wrong == [], Clause.ASK_AGAIN.broken(f"{failed}, and it answers {wrong}")
@@ -110,6 +117,10 @@ class Faults(SinkTests):
 
     def _fail(self) -> None:
         raise self.outage
+
+    def _ask_failing(self, driver: Sink, stop: Stop | None, *made: Committable) -> list[Any]:
+        with watched(driver, at(stop.number if stop else -1, self._fail)):
+            return self.ask(driver, *made)
 
     def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
         before, transaction = self.leftovers(sink), self.written(sink, rows(0, 5))
@@ -187,19 +198,24 @@ class Faults(SinkTests):
             self.expect_memory(sink, clause, when, memory)
             self.expect_rows(sink, clause, when, rows(0, 1))
 
-    def test_commits_side_by_side(self, sink: Sink) -> None:
-        """While one is stopped at any line, the same sink object commits another: as `commit_all` does in threads."""
+    @pytest.mark.parametrize("then", ["both go on", "the first fails", "the other fails"])
+    def test_commits_side_by_side(self, sink: Sink, then: str) -> None:
+        """While one is stopped at any line, the same sink object commits another: as `commit_all` does in threads. One
+        that fails does so at that line."""
         if type(sink).commit_all is not Sink.commit_all:
             pytest.skip("this sink overrides `commit_all`, which is called one at a time")
-        done: list[pa.Table] = []
-        for stop, tables, (first,) in self.attempts(sink, 1, done):
+        done, fail = list[pa.Table](), then != "both go on"
+        for stop, tables, (first,) in self.attempts(sink, 1, done, self.stops if fail else 0, failing=fail):
             tables.append(rows(100 * stop.number + 10, 2))
             second, driver = self.pre_committed(sink, tables[1], subtask=1), self.elsewhere(sink)
-            answers = meet(driver, stop, partial(self.ask, driver, first), partial(self.ask, driver, second))
+            other = partial(self._ask_failing, driver, stop if then == "the other fails" else None, second)
+            fails = self._fail if then == "the first fails" else None
+            answers = meet(driver, stop, partial(self.ask, driver, first), other, then=fails)
             self.close(driver)
-            self._all_committed(sink, [*chain(*answers)], [first, second], f"beside another that is stopped at {stop}")
+            when = f"beside another that is stopped at {stop} ({then})"
+            self._all_committed(sink, [*chain(*answers)], [first, second], when)
             done += tables
-        self.expect_rows(sink, Clause.THREADS, "after commits side by side", *done)
+            self.expect_rows(sink, Clause.THREADS, f"after a commit {when}", *done)
         self.expect_doubts(sink, Clause.THREADS, "after commits side by side")
 
     @together
@@ -217,6 +233,7 @@ class Faults(SinkTests):
 
     def _all_committed(self, sink: Sink, answers: list[Any], asked: list[Committable], when: str) -> None:
         """Or asked again, if none has said so of one."""
+        forget(*answers)
         wrong = [a for a in answers if isinstance(a, CommitOutcome) and a != COMMITTED]
         assert wrong == [], Clause.THREADS.broken(f"commit {when} answers {wrong}")
         done = [c for answer, c in zip(answers, asked, strict=True) if answer == COMMITTED]
@@ -258,20 +275,23 @@ class Faults(SinkTests):
         self.expect_rows(sink, Clause.THREADS, "after a sweep in another thread", rows(10, 2))
 
     def test_nothing_grows_with_each_transaction(self, sink: Sink) -> None:
-        """In a driver that stays open."""
+        """In a driver that lives on while its query starts again."""
         driver, before = copy_of(sink), dict[str, int]()
 
         def grown() -> dict[str, int]:
             held = {"open files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()}
             return {what: more for what, count in held.items() if (more := count - before.setdefault(what, count)) > 5}
 
-        for number in range(25):
-            self.commit(driver, self.pre_committed(sink, rows(2 * number, 1)))
-            if number == 4:
+        for number in range(12):
+            driver.open()
+            made = self.participants(sink, [rows(10 * number, 1), rows(10 * number + 5, 1)])
+            answers = list(driver.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
+            self._all_committed(sink, answers, made, "by `commit_all` of two")
+            if number == 1:
                 grown()
         if grown():
             gc.collect()  # takes long, and most sinks leave nothing to it
-        assert not grown(), Clause.LEAKS.broken(f"after 20 more transactions it has more: {grown()}")
+        assert not grown(), Clause.LEAKS.broken(f"opened again, and after 20 more transactions, it has more: {grown()}")
 
     @together
     def test_an_abort_beside_a_commit(self, sink: Sink, count: int) -> None:
@@ -346,6 +366,39 @@ class Faults(SinkTests):
             self.close(driver, task)
         self.expect_rows(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit", *done)
         self.sweep(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit")
+
+    @pytest.mark.parametrize("stopped", ["pre_commit", "abort"])
+    def test_a_pre_commit_beside_another_task_or_a_sweep(self, sink: Sink, stopped: str) -> None:
+        """One of these is stopped at any line, and a task goes ahead: what each pre-committed is in doubt."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        done: list[pa.Table] = []
+
+        def task(first: int) -> tuple[Sink, Callable[[], Any]]:
+            done.append(rows(first, 2))
+            copy = copy_of(sink)
+            return copy, partial(self.sealed, copy, self.written(copy, done[-1]), 2)
+
+        def other(first: int) -> tuple[Sink, Callable[[], Any]]:
+            if stopped == "pre_commit":
+                return task(first)
+            driver = self.elsewhere(sink)
+            return driver, partial(self.abort, driver, self.pre_committed(sink, rows(first, 2)))
+
+        asked, call = other(0)
+        stops = lines(asked, call, 2 * self.stops)
+        self.sweep(sink, Clause.IN_DOUBT, "of a first one")
+        done.clear()
+        for stop in stops:
+            self.close(asked)
+            (asked, call), (beside, seal) = other(20 * len(done)), task(20 * len(done) + 10)
+            answers = meet(asked, stop, call, seal)
+            self.close(beside)
+            if error := next((answer for answer in answers if isinstance(answer, Exception)), None):
+                raise error
+            made, when = [answer for answer in answers if answer], f"with a pre_commit while {stopped} is at {stop}"
+            self.expect_doubts(sink, Clause.IN_DOUBT, when, *made)
+            self.commit(sink, *made, when=when)
+        self.expect_rows(sink, Clause.COMMIT, f"after pre_commits beside {stopped}", *done)
 
     def _purge(self, sink: Sink, done: list[pa.Table]) -> tuple[Sink, Callable[[], None]]:
         """A driver that has something to purge, and its purge. `done` gets what is visible."""

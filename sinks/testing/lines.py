@@ -22,6 +22,10 @@ AtLine = Callable[[int, FrameType, int], None]
 """Gets the number of the line, from 0, the frame, and the line before in that frame."""
 
 
+_IN_STEPS = frozenset({"write_text", "write_bytes", "copyfileobj", "_fastcopy_sendfile"})
+"""Functions of `pathlib` and `shutil` in the middle of which a file is there and empty."""
+
+
 @dataclass(frozen=True)
 class Stop:
     """Before a line that a call executes."""
@@ -32,6 +36,14 @@ class Stop:
     line: int
     function: str
 
+    @classmethod
+    def of(cls, number: int, frame: FrameType) -> Stop:
+        return cls(number, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.file, self.line
+
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()
         return f"{Path(self.file).name}:{self.line} in {self.function}: `{text}`"
@@ -39,14 +51,14 @@ class Stop:
 
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
-    """Calls `at_line` before each line that this thread executes in the modules of the sink's classes, and in those
-    beside them if they are in a package. A `try:` does nothing, and the end of a `with` block is
-    no line: an error there would leave the block without its `__exit__`."""
+    """Calls `at_line` before each line that this thread executes in the modules of the sink's classes, in those beside
+    them if they are in a package, and where Python's library writes a file in steps. A `try:` does nothing, and the end
+    of a `with` block is no line: an error there would leave the block without its `__exit__`."""
     own = _own_code(sink)
     numbers = itertools.count()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if not own(frame.f_code.co_filename):
+        if not own(frame.f_code.co_filename) and not _is_in_steps(frame):
             return None
         before, structure = frame.f_lineno, _structure(frame.f_code.co_filename)
 
@@ -72,8 +84,8 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
     """Where `call` can be stopped with something done since the stop before: the first time that it comes to each line
-    and the last, or `most` of these that are spread evenly. `failing`: not where an error would skip what cleans up
-    after any error, so that a lock stays locked."""
+    and the last, or `most` of these that are spread evenly, and where a file is being written. `failing`: not where an
+    error would skip what cleans up after any error, so that a lock stays locked."""
     first: dict[tuple[str, int], Stop] = {}
     last: dict[tuple[str, int], Stop] = {}
     own = _own_code(sink)
@@ -84,15 +96,16 @@ def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, 
             return
         if failing and _cleans_up(frame, own):
             return
-        stop = Stop(number, code.co_filename, frame.f_lineno, code.co_name)
-        first.setdefault((stop.file, stop.line), stop)
-        last[stop.file, stop.line] = stop
+        stop = Stop.of(number, frame)
+        first.setdefault(stop.place, stop)
+        last[stop.place] = stop
 
     with watched(sink, seen):
         call()
     stops = sorted({*first.values(), *last.values()}, key=lambda stop: stop.number)
     count = min(most, len(stops))
-    return [stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)]
+    chosen = {stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)}
+    return [stop for stop in stops if stop in chosen or stop.function in _IN_STEPS]
 
 
 def at(number: int, hook: Callable[[], object]) -> AtLine:
@@ -150,6 +163,11 @@ def _cleans_up(frame: FrameType | None, own: Callable[[str], bool]) -> bool:
     ):
         frame = frame.f_back
     return frame is not None
+
+
+def _is_in_steps(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return frame.f_code.co_name in _IN_STEPS and module in ("pathlib", "shutil")
 
 
 def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:

@@ -24,6 +24,7 @@ EACH_PART += [{"round": 1}, {"attempt": 1}, {"task_attempt": 2}]
 NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
 NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+sink2"), ("job+s_nk", "job+sink")]
 NAMES += [("job+sink", "job +sink"), ("job+sink", "job+sink "), ("job+sink", "jöb+sink")]
+NAMES += [("job+s?n*", "job+sink"), ("j.b+s.nk", "job+sink")]
 """Pairs of job and sink."""
 
 
@@ -217,7 +218,7 @@ class Outcomes(SinkTests):
             left = self.pre_committed(named, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3)
             made.append((job, named, done, gone, left))
         for at, (job, named, _, _, left) in enumerate(made):
-            alike = f"beside job and sink {(theirs, ours)[at]!r}, for {(ours, theirs)[at]!r}"
+            alike = f"beside job and sink {(theirs, ours)[at]!a}, for {(ours, theirs)[at]!a}"
             self.expect_doubts(named, Clause.IN_DOUBT_JOB, alike, left, job=job)
             memory = self.memory(named, job)
             assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {memory}")
@@ -225,7 +226,7 @@ class Outcomes(SinkTests):
         self.commit(named, left, clause=Clause.IN_DOUBT_JOB)
         self.purge(named, 50, 50, job)
         _, other, done, gone, left = made[1]
-        when = f"after a purge for {ours!r}, of {theirs!r}"
+        when = f"after a purge for {ours!a}, of {theirs!a}"
         self.commit(other, done, left, clause=Clause.PURGE, when=when)
         self.expect_state(other, Clause.PURGE, f"{when}, that was aborted", gone)
 
@@ -366,7 +367,7 @@ class Outcomes(SinkTests):
     @pytest.mark.parametrize("lost", [0, 1])
     def test_commit_all_tells_the_outcome_of_each_in_order(self, sink: Sink, lost: int) -> None:
         """With one that is lost; its siblings are committed, or all of them are held back."""
-        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=9 + p) for p in range(3)]  # as texts: 10, 11, 9
         self.abort(sink, made[lost])
         states = [outcome.state.name for outcome in self.outcomes(sink, *made, clause=Clause.COMMIT_ALL)]
         separate = ["LOST" if p == lost else "COMMITTED" for p in range(3)]
@@ -377,7 +378,7 @@ class Outcomes(SinkTests):
         others = [rows(10 * p, 2) for p in range(3) if p != lost]
         if states == held:
             self.expect_rows(sink, Clause.AT_ONCE, "with participants that are HELD")
-            replacement = self.pre_committed(sink, rows(10 * lost, 2), subtask=lost, round=1)
+            replacement = self.pre_committed(sink, rows(10 * lost, 2), subtask=9 + lost, round=1)
             self.commit(sink, *(c for c in made if c is not made[lost]), replacement, clause=Clause.AT_ONCE)
             self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *others, rows(10 * lost, 2))
         else:

@@ -37,9 +37,12 @@ class TwoPhases(SinkTests):
 
     @at_least_once
     def test_the_sink_travels_whatever_its_transform_is(self, sink: Sink) -> None:
+        assert hasattr(sink, "transform"), Clause.PICKLED.broken("its constructor does not call `super().__init__`")
         before, sink.transform = sink.transform, lambda df: df
         try:
-            assert copy_of(sink).transform is None, Clause.PICKLED.broken("its `transform` travels")
+            assert getattr(copy_of(sink), "transform", 0) is None, Clause.PICKLED.broken(
+                "its `transform` travels, or is lost"
+            )
         finally:
             sink.transform = before
 
@@ -98,6 +101,7 @@ class TwoPhases(SinkTests):
 
     def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], object]) -> None:
         driver = self.elsewhere(sink)  # stays open
+        self.commit(driver, self.sealed(sink, self.written(sink, rows(100, 2), subtask=2), 2, 2))
         self.sealed(sink, self.written(sink, rows(0, 2)), 2)
         before = len(list(driver.in_doubt(self.job)))
         assert before == 1, Clause.PRE_COMMIT.broken(f"pre_commit has returned, and `in_doubt` lists {before}")
@@ -106,6 +110,7 @@ class TwoPhases(SinkTests):
         assert before == after, clause.broken(
             f"{before} transactions were in doubt, and {after} when a copy of the sink was {what}"
         )
+        self.expect_rows(sink, clause, f"when a copy of the sink was {what}", rows(100, 2))
         if Ability.SIDE_BY_SIDE not in self.cannot:
             transaction = self.written(sink, rows(10, 2), subtask=1)
             call()

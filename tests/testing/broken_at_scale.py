@@ -209,6 +209,14 @@ class CutsNames(Shelf):
 OPENS = "a_sink_that_opens_elsewhere_touches_no_transaction"
 
 
+@breaks(Clause.CHECK, "a_sink_that_checks_elsewhere_touches_no_transaction")
+class StartsOverWhenItChecks(Shelf):
+    def check(self, schema: pa.Schema) -> None:
+        super().check(schema)
+        for path in self.folder.glob("*.done"):
+            path.unlink()
+
+
 @breaks(Clause.OPEN_KEEPS, OPENS)
 class SweepsWhenItOpens(Shelf):
     def open(self) -> None:
@@ -227,6 +235,18 @@ class ClearsWhatIsOpenWhenItOpens(Shelf):
 class TravelsWithItsTransform(Shelf):
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
+
+
+@breaks(Clause.PICKLED, "the_sink_travels_whatever_its_transform_is")
+class SkipsTheConstructorOfTheBase(Shelf):
+    def __init__(self, folder: Path, name: str = "shelf") -> None:
+        self.folder, self.name = folder, name
+
+
+@breaks(Clause.PICKLED, "the_sink_travels_whatever_its_transform_is")
+class TravelsWithoutWhatTheBaseHas(Shelf):
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "name": self.name}
 
 
 @breaks(Clause.PICKLED, "another_process_sees_and_commits_what_a_dead_one_pre_committed")

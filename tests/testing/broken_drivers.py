@@ -299,7 +299,7 @@ class MarksBeforeItCommits(Shelf):
         return super().commit(committable)
 
 
-@breaks(Clause.THREADS, BESIDE)
+@breaks(Clause.THREADS, BESIDE, then="both go on")
 class CommitsThroughOneDraft(_Copies):
     def copy(self, ready: Path, done: Path) -> None:
         draft = self.folder / "draft"
@@ -307,7 +307,7 @@ class CommitsThroughOneDraft(_Copies):
         draft.rename(done)
 
 
-@breaks(Clause.THREADS, BESIDE)
+@breaks(Clause.THREADS, BESIDE, then="both go on")
 class KeepsTheNameInTheObject(Shelf):
     current = ""
 
@@ -321,7 +321,7 @@ class KeepsTheNameInTheObject(Shelf):
 
 
 @breaks(Clause.THREADS, "many_commit_at_once")
-@breaks(Clause.THREADS, BESIDE)
+@breaks(Clause.THREADS, BESIDE, then="both go on")
 class TakesOneRequestAtATime(Shelf):
     """As a service that mixes up what overlaps."""
 
@@ -400,7 +400,7 @@ class TellsNoError(Shelf):
         return [CommitOutcome.HELD if isinstance(answer, Exception) else answer for answer in answers]
 
 
-@breaks(Clause.AT_ONCE, "a_checkpoint_becomes_visible_as_a_whole")
+@breaks(Clause.AT_ONCE, "what_is_committed_becomes_visible_as_a_whole")
 class ShowsOneByOne(WholeShelf):
     def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         return [super(ShowsOneByOne, self).settle([committable])[0] for committable in committables]

@@ -39,9 +39,17 @@ def breaks(clause: Clause, test: str, **options: Any) -> Callable[[SinkT], SinkT
 
 
 def catalogue() -> list[Broken]:
-    from tests.testing import broken_at_scale, broken_by_others, broken_drivers, broken_restarts, broken_tasks
+    from tests.testing import (
+        broken_at_scale,
+        broken_beside,
+        broken_by_others,
+        broken_drivers,
+        broken_restarts,
+        broken_tasks,
+    )
 
     assert broken_at_scale
+    assert broken_beside
     assert broken_by_others
     assert broken_drivers
     assert broken_restarts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -132,6 +133,29 @@ def test_each_line_after_one_that_did_something_is_one_to_stop_at() -> None:
         at_line = next(n for n, text in enumerate(source, 1) if text.strip() == line and _in(source, n, function))
         assert f"test_lines.py:{at_line} in {function}: `{line}`" in stops
     assert len(stops) == 3
+
+
+class Writes:
+    def __init__(self, folder: Path) -> None:
+        self.file, self.other = folder / "file", folder / "other"
+
+    def commit(self) -> None:
+        self.file.write_text("text")
+        shutil.copyfile(self.file, self.other)
+
+
+def test_it_stops_where_a_file_of_the_library_is_there_and_empty(tmp_path: Path) -> None:
+    sink, empty = cast(Any, Writes(tmp_path)), set[str]()
+
+    def look() -> None:
+        empty.update(file.name for file in tmp_path.iterdir() if not file.stat().st_size)
+
+    for stop in lines(sink, sink.commit, 1):
+        sink.file.unlink()
+        sink.other.unlink()
+        with watched(sink, at(stop.number, look)):
+            sink.commit()
+    assert empty == {"file", "other"}
 
 
 def _in(source: list[str], line: int, function: str) -> bool:
