@@ -54,10 +54,11 @@ class Ack:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What is written of a sink again: the subtasks that lost its `own` rows, and those that lost their dead `letters`.
-    What the record says was refused, by subtask, separates rows as it was then. `whole`: all rows are to come as one
-    partition, since they were written as one. `spooled`: gives the rows of a subtask, in place of the batch."""
+class LostRows:
+    """What the tasks of one sink have to write again in a replay. `own`: the subtasks whose transactions in the sink
+    itself are lost; `letters`: those whose transactions in its sink of dead letters are. `refused`: by subtask, the
+    rows that the record names as dead letters, so that they are separated as before. `whole`: the batch was written as
+    one partition, and has to come as one again. `spooled`: gives the kept rows of a subtask, in place of the batch."""
 
     own: frozenset[int]
     letters: frozenset[int] = frozenset()
@@ -71,7 +72,7 @@ class Replay:
 
 
 _tasks: Counter[type[Sink]] = Counter()
-"""Of this worker."""
+"""How many tasks of each kind of sink this worker has begun."""
 
 
 def _freeze_imports(kind: type[Sink]) -> None:
@@ -87,7 +88,8 @@ class SinkTask:
     """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
 
     A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
-    With `replay`, all partitions but those that it names are drained.
+    With `replay`, all partitions but those that it names are drained. `attempt`: how many tries of the checkpoint have
+    failed before. `exactly_once` is False in at-least-once mode: the task commits by itself.
     """
 
     sink: Sink
@@ -98,9 +100,9 @@ class SinkTask:
     round: int = 0
     attempt: int = 0
     exactly_once: bool = True
-    replay: Replay | None = None
+    replay: LostRows | None = None
     spooling: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
-    """Keeps the rows of a subtask, in an attempt, as they pass."""
+    """Called with the rows, the subtask and the attempt: keeps the rows in the spool, and yields them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -12,7 +12,7 @@ from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.optional import DeadLettering, DirectCommitting
-from sinks.task import Ack, Replay, SinkTask, _freeze_imports
+from sinks.task import Ack, LostRows, SinkTask, _freeze_imports
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
 from sinks.transaction import Refused
@@ -200,7 +200,7 @@ def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
     table = pa.concat_tables([rows(0, 40), rows(1, 1)])
     hashes = [hash for batch in with_row_hash(table) for hash in batch.columns[-1].to_pylist()]
     refused = {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]}
-    replay = Replay(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
+    replay = LostRows(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
     letters = Calls()
     task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, replay=replay)
     written = {ack.sink: ack.fingerprint.rows for ack in task.run(with_row_hash(table), 1, 1)}

@@ -155,7 +155,7 @@ def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
 
 
-def require_few(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
+def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
     """Raises `TooManyDeadLetters`. `rows`: of each sink in checkpoint `n`."""
     for name, sink in sinks.items():
         if not (isinstance(sink, DeadLettering) and sink.dead_letters):

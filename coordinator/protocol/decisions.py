@@ -107,21 +107,21 @@ class Complete:
         return outcome.state if outcome else None
 
 
-class Call(Enum):
+class Action(Enum):
     WRITE = auto()  # the next checkpoint: run the protocol
     FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
     SKIP = auto()  # it and a later one are complete, so it is visible
     RELOAD = auto()  # what was loaded is older than what Spark knows: read the newest again
 
 
-def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded: bool) -> Call:
+def action_for(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded: bool) -> Action:
     """What to do when Spark calls for a batch. `reloaded`: the newest checkpoint was read after this call came in."""
     n = batch.checkpoint_id
     if newest is None:
         if n == 0 or adopt:
-            return Call.WRITE
+            return Action.WRITE
         if not reloaded:
-            return Call.RELOAD
+            return Action.RELOAD
         raise QueryNotAdopted(
             f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. If the storage was "
             "wiped or is another one, restore it: going on may double rows. If the query ran without this coordinator "
@@ -137,7 +137,7 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
     if not reloaded and (n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost())):
-        return Call.RELOAD
+        return Action.RELOAD
     if n > c.checkpoint_id + 1:
         raise CheckpointGap(
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
@@ -149,11 +149,11 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             f"{hand_over_again(c.checkpoint_id + 1)}."
         )
     if n == c.checkpoint_id + 1:
-        return Call.WRITE
+        return Action.WRITE
     if n < c.checkpoint_id:
-        return Call.SKIP
+        return Action.SKIP
     require_same_offsets(batch, c)
-    return Call.FINISH
+    return Action.FINISH
 
 
 def require_none_lost(newest: Complete) -> None:
@@ -420,12 +420,12 @@ def _in_doubt(
 
 # ---------------------------------------------------------------------- the three memories (R15)
 # Storage, Spark's checkpointLocation and each external system remember the job by themselves, and each can go back by
-# itself: a restored backup, a lagging replica, a deleted folder. `on_call` compares the first two.
+# itself: a restored backup, a lagging replica, a deleted folder. `action_for` compares the first two.
 Memories = Mapping[str, Mapping[str, int] | None]
 """By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
 
 
-def require_no_more(
+def require_none_later(
     sink: str, memory: Mapping[str, int] | None, known: Mapping[str, float], lineage: str, storage: str
 ) -> None:
     """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is

@@ -1,5 +1,5 @@
-"""The two-phase-commit protocol. `process` and `_write_or_finish` show it as a whole; the other methods are its steps.
-docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
+"""The two-phase-commit protocol on the driver. `process` and `_write_or_finish` show it as a whole; the other methods
+are its steps, in order. docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from coordinator.errors import (
 )
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few, writers
-from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
+from coordinator.protocol.decisions import Action, AfterFailure, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.protocol.spool import Spool, SpooledRows
@@ -40,7 +40,7 @@ from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
 from sinks.progress import progress
-from sinks.task import Replay, SinkTask
+from sinks.task import LostRows, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among, shown
 
 logger = logging.getLogger(__package__)
@@ -52,7 +52,7 @@ STOP_GRACE_PERIOD = 5.0
 
 
 class CheckpointProtocol:
-    """One driver's part in it. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
+    """One driver's side of the protocol. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
 
     def __init__(
         self,
@@ -75,43 +75,45 @@ class CheckpointProtocol:
         self.guarantee = guarantee.promise(job, config, store.storage, sinks)
         self.fence = Fence(store)
         self.newest: Complete | None = None
-        """As this driver knows it."""
+        """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
         self._spool, self._on_start = spool, on_start
         self.run_id: str | None = None
-        """Of the query's run that this driver was started by."""
+        """Spark's id of the run that this driver serves; None before its first batch."""
         self._visible_parts: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._predecessors: Mapping[str, int] | None = None
-        """As in `Record`."""
+        """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
-        """R19: those that the next checkpoint has to find."""
+        """R19: ids of the source's Kafka topics, which have to be the same at the next checkpoint."""
         self._may_abort = False
-        """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
+        """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
         self._evolved: dict[str, pa.Schema] = {}
+        """By sink, the schema that `check`, or `evolve`, was called with last."""
         self._commit_times: dict[str, tuple[float, float]] = {}
-        """When each sink was asked for the outcomes of the newest checkpoint: begin of the first, end of the last."""
+        """By sink, when `commit` asked it first about the newest checkpoint, and when its last answer came."""
         self._outages = Outages(job, clock)
         self._dead_letter_writers = writers(sinks)
-        """Of the sinks that the tasks of another one write."""
+        """By sink of dead letters, the sink whose tasks write it."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         try:
             if batch.run_id != self.run_id:
-                call = self._start(batch, self.config.heartbeat_interval)  # 1. recover, with 2. before it commits
+                action = self._start(batch, self.config.heartbeat_interval)  # 1. recover, with 2. before it commits
             else:
-                call = self._answer_call(batch)  # 2. write, finish, skip, or refuse
+                action = self._choose_action(batch)  # 2. write, finish, skip, or refuse
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
-            self._write_or_finish(call, batch)
+            self._write_or_finish(action, batch)
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
 
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
-        """What another driver does looks like any failure to one that was suspended meanwhile."""
+        """Raise `Superseded` or `StorageBehind` in place of `error` if another driver may have caused it: to a driver
+        that was suspended meanwhile, what another one does looks like any failure."""
         if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
             try:
                 self.fence.require_newest("go on")
@@ -123,8 +125,8 @@ class CheckpointProtocol:
             except Exception:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
-    def _write_or_finish(self, call: Call, batch: MicroBatch) -> None:
-        if call is Call.WRITE:
+    def _write_or_finish(self, action: Action, batch: MicroBatch) -> None:
+        if action is Action.WRITE:
             self._topic_ids = self._require_same_topics(batch)
             record = self._pre_commit(batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
@@ -133,14 +135,14 @@ class CheckpointProtocol:
             committed = self.commit(permit, batch)  # 8. phase two
             self._settle(self._replay_lost(committed, batch))
         else:
-            if call is Call.FINISH and self.newest:
+            if action is Action.FINISH and self.newest:
                 self._settle(self._replay_lost(self.newest, batch))
             batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
         self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
 
     def _settle(self, visible: Complete) -> None:
-        """Remember what is visible, and let its sinks purge older proofs. Sinks without rows in it keep theirs: the
-        newest may be what they remember the job by (R15)."""
+        """Remember what is visible, and let its sinks purge older proofs. A sink without rows in it is not asked: its
+        newest proof may be all by which it remembers the job (R15)."""
         self.newest = visible
         parts = self._parts(visible)
         self._visible_parts |= parts
@@ -153,17 +155,17 @@ class CheckpointProtocol:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     def _parts(self, complete: Complete) -> dict[str, Complete]:
-        """Of the sinks that have rows in it."""
+        """By sink that has rows in it, its part of the checkpoint."""
         return {name: part for name in self.sinks if (part := complete.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
-    def _start(self, batch: MicroBatch, next_sign: float) -> Call:
-        """The first batch of a run: this is a new driver from here on, also in the same object. `next_sign`: seconds
-        until its first sign of life is due."""
+    def _start(self, batch: MicroBatch, next_sign: float) -> Action:
+        """The first batch of a run: from here on this is a new driver, even in the same object. Recovers, and returns
+        what to do with the batch. `next_sign`: seconds until the driver's first sign of life is due."""
         self.fence = Fence(self.store)
         self.claim_generation(next_sign)
         self._on_start(self.fence.generation, batch)
-        call = self.load_and_commit(batch)
+        action = self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
@@ -172,10 +174,11 @@ class CheckpointProtocol:
             Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
         )
         self.run_id = batch.run_id
-        return self._accept_call(call, batch)
+        return self._accept(action, batch)
 
     def recover(self) -> None:
-        """Without a query. With no checkpoint in storage nothing is swept, since that storage may be the wrong one."""
+        """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
+        nothing is swept, since it may be the wrong storage."""
         self.claim_generation()
         self.load_and_commit()
         if self.newest:
@@ -191,7 +194,8 @@ class CheckpointProtocol:
             sink.open()
 
     def claim_generation(self, next_sign: float = 0.0) -> None:
-        """Become the newest driver; as `CheckpointStore.claim_generation`."""
+        """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
+        0 if it will run no query."""
         self.open_sinks()
         self._may_abort = False
         self._visible_parts.clear()
@@ -201,32 +205,33 @@ class CheckpointProtocol:
         self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
-    def load_and_commit(self, batch: MicroBatch | None = None) -> Call:
-        """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Answers what
-        Spark asks for with the batch; without one, SKIP."""
+    def load_and_commit(self, batch: MicroBatch | None = None) -> Action:
+        """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Returns what to
+        do with the batch; SKIP without one."""
         remembered: decisions.Memories = {}
         if self.config.exactly_once:  # before the records: what is committed by then has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         newest = self.load()
-        call = self._compare_memories(remembered, newest, batch)
+        action = self._compare_memories(remembered, newest, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         rows = newest.record.rows if newest else {}
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
         self.newest = newest
         if not newest:
-            return call
+            return action
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
-        if call is Call.WRITE:
+        if action is Action.WRITE:
             decisions.require_none_lost(self.newest)
-        return call
+        return action
 
     def _compare_memories(
         self, remembered: decisions.Memories, newest: Complete | None, batch: MicroBatch | None
-    ) -> Call:
-        """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
+    ) -> Action:
+        """R15: raise if storage, Spark or a sink was set back. What an older record decided, and is in doubt again, is
+        committed. Returns what to do with the batch."""
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
             self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
@@ -235,7 +240,7 @@ class CheckpointProtocol:
         if newest:
             same_mode = newest.record.mode == self.config.mode.value
             for name, memory in remembered.items():
-                self._require_no_more(name, memory, newest.checkpoint_id if same_mode else math.inf)
+                self._require_none_later(name, memory, newest.checkpoint_id if same_mode else math.inf)
             retained = self.store.ids()
             base = self.store.get(retained[0][0], 0) if retained else None
             decisions.require_restored(remembered, base or newest.record, place)
@@ -243,21 +248,22 @@ class CheckpointProtocol:
             before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
             for name, memory in remembered.items():
                 if max((memory or {}).values(), default=-1) > before:
-                    decisions.require_no_more(name, memory, {}, self.store.lineage, place)
+                    decisions.require_none_later(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
-        call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
+        action = decisions.action_for(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Action.SKIP
         if newest and remembered:
             older = [at for at in retained if at[0] < newest.checkpoint_id]
             self._commit_what_is_back(remembered, older, (), batch)
         if newest:
             self._may_abort = True
-        return call
+        return action
 
-    def _require_no_more(self, sink: str, remembered: Mapping[str, int] | None, checkpoint_id: float) -> None:
-        """R15: a sink has nothing after this checkpoint, nor what is of no lineage before this one."""
+    def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, checkpoint_id: float) -> None:
+        """R15: raise `StorageBehind` if a sink has committed a checkpoint after this one, or one of a lineage that is
+        neither this one nor before it."""
         lineage = self.store.lineage
         known = {**(self._predecessors or {}), lineage: checkpoint_id}
-        decisions.require_no_more(sink, remembered, known, lineage, self.store.storage.uri)
+        decisions.require_none_later(sink, remembered, known, lineage, self.store.storage.uri)
 
     def _commit_what_is_back(
         self,
@@ -280,7 +286,8 @@ class CheckpointProtocol:
                 raise decisions.external_system_behind(name, remembered[name], part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
-        """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
+        """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
+        timeout; other failures are raised. `doing`: the question in words, for the log."""
         answers: dict[str, Answer] = {}
         started, tries = self.clock.monotonic(), 0
         for name, sink in self.sinks.items():
@@ -318,7 +325,8 @@ class CheckpointProtocol:
         return self.newest
 
     def delete_checkpoints(self) -> None:
-        """All records. Raises `InDoubtError`, with nothing deleted, while a complete checkpoint is not all visible."""
+        """Delete all records. Raises `InDoubtError`, with nothing deleted, while one is complete and not yet
+        visible."""
         if self.newest:
             decisions.require_visible(self.newest)
             self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.look())
@@ -327,20 +335,20 @@ class CheckpointProtocol:
             self.newest = None
 
     # ------------------------------------------------------------------ 2. what is asked
-    def _answer_call(self, batch: MicroBatch) -> Call:
-        call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
-        if call is Call.RELOAD:  # R9: it may be old
-            call = self.load_and_commit(batch)
-        return self._accept_call(call, batch)
+    def _choose_action(self, batch: MicroBatch) -> Action:
+        action = decisions.action_for(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
+        if action is Action.RELOAD:  # R9: it may be old
+            action = self.load_and_commit(batch)
+        return self._accept(action, batch)
 
-    def _accept_call(self, call: Call, batch: MicroBatch) -> Call:
-        """The last that may refuse a batch with nothing written or aborted."""
-        if call is Call.SKIP:  # R12: done only with the same input
+    def _accept(self, action: Action, batch: MicroBatch) -> Action:
+        """Check what may still refuse the batch. After this, transactions may be aborted. Returns `action`."""
+        if action is Action.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
-        if call is Call.WRITE:
+        if action is Action.WRITE:
             self._check_schemas(batch)
         self._may_abort = True
-        return call
+        return action
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         for name, sink in self.sinks.items():
@@ -350,12 +358,13 @@ class CheckpointProtocol:
                 self._checked[name] = schema
 
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
-        """Of the rows that a sink gets."""
+        """The columns that a sink gets."""
         return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
 
     def _evolve(self, batch: MicroBatch) -> None:
-        """After the commit of what is complete and a sweep, since what is pre-committed locks its table; and a wait for
-        a lock that runs out is a failure of the checkpoint as any other (R8)."""
+        """Let sinks alter their tables for the columns of this batch. Called after the commits and the sweep, because
+        pre-committed transactions lock their tables. If a lock wait times out, the checkpoint fails as by any error
+        of a task, and is tried again (R8)."""
         for name, sink in self.sinks.items():
             if not isinstance(sink, SchemaEvolving) or not sink.evolves:
                 continue
@@ -367,6 +376,7 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
+        """Abort what is in doubt and no record names, once that is safe (R16)."""
         if self._may_abort:
             self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
 
@@ -375,7 +385,7 @@ class CheckpointProtocol:
         return self._sweeper.has_swept
 
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
-        """Abort one's own transactions but those that a record names. What fails is left to the next sweep."""
+        """Abort the driver's `own` transactions, except those to `keep`. What fails is left to the next sweep."""
         mine: dict[str, list[Identity]] = {}
         for committable in own:
             mine.setdefault(committable.sink, []).append(committable.transaction)
@@ -391,7 +401,7 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
-        """Write the batch; answers the record that completes it. Fails with nothing visible and nothing decided."""
+        """Write the batch; returns the record that will complete it. If this raises, nothing is visible or decided."""
         n, errors = batch.facts.checkpoint_id, list[Exception]()
         while True:
             started, acks = self.clock.milliseconds(), Acks()
@@ -417,6 +427,7 @@ class CheckpointProtocol:
             self._retry_or_raise(batch, errors)
 
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
+        """Get ready for another try of the batch, or raise what stops the query. `errors`: of all its tries so far."""
         n, error = batch.facts.checkpoint_id, errors[-1]
         tolerable = self.config.tolerable_failed_checkpoints
         then = decisions.after_failure(errors, tolerable=tolerable, active=batch.active)
@@ -429,15 +440,16 @@ class CheckpointProtocol:
                 raise error
             raise decisions.failed(n, self.job, error, exactly_once=self.config.exactly_once) from error
         logger.warning("checkpoint %d failed, trying again: %s", n, reason(error))
-        call = self.load_and_commit(batch)
+        action = self.load_and_commit(batch)
         self.sweep()  # R8: an orphan may hold the lock
-        if call is not Call.WRITE:
+        if action is not Action.WRITE:
             raise Superseded(f"another driver completed checkpoint {n}") from error
 
     def _run(
-        self, batch: MicroBatch, attempt: int, number: int = 0, replays: Mapping[str, Replay] | None = None
+        self, batch: MicroBatch, attempt: int, round: int = 0, lost_rows: Mapping[str, LostRows] | None = None
     ) -> Acks:
-        """Pre-commit on all participants, or on those of `replays` as round `number`."""
+        """Run the tasks of the whole batch, or, as replay `round`, those that write `lost_rows` (by sink) again.
+        `attempt`: how many tries have failed."""
         n, lineage = batch.facts.checkpoint_id, self.store.lineage
         tasks = {
             name: SinkTask(
@@ -446,14 +458,14 @@ class CheckpointProtocol:
                 lineage,
                 n,
                 self.fence.generation,
-                number,
+                round,
                 attempt,
-                self.config.exactly_once or replays is not None,  # a replay is decided by its record in either mode
-                replays[name] if replays else None,
+                self.config.exactly_once or lost_rows is not None,  # a replay is decided by its record in either mode
+                lost_rows[name] if lost_rows else None,
                 self._spool.spooling(lineage, n, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
-            if name not in self._dead_letter_writers and (replays is None or name in replays)
+            if name not in self._dead_letter_writers and (lost_rows is None or name in lost_rows)
         }
         ended: dict[str, float] = {}
 
@@ -464,10 +476,10 @@ class CheckpointProtocol:
         ended |= {dead: ended[name] for dead, name in self._dead_letter_writers.items() if name in ended}
         return Acks(acks, ended)
 
-    def _replays(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
-        """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
+    def _lost_rows(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
+        """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
         those that were given up."""
-        lost, replays = complete.lost(), dict[str, Replay]()
+        lost, lost_rows = complete.lost(), dict[str, LostRows]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
@@ -475,14 +487,14 @@ class CheckpointProtocol:
                 named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
                 refused = {c.subtask: c.refused for c in named}
                 whole = complete.record.partitions.get(name) == 1
-                replays[name] = Replay(own, letters, refused, whole, spooled.get(name))
-        return replays
+                lost_rows[name] = LostRows(own, letters, refused, whole, spooled.get(name))
+        return lost_rows
 
     def _validate(self, batch: MicroBatch, acks: Acks) -> None:
         if errors := acks.errors:
             raise errors[0]
         n, rows = batch.facts.checkpoint_id, acks.rows
-        require_few(n, rows, acks.all, self.sinks)
+        require_few_dead_letters(n, rows, acks.all, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
             n,
@@ -501,11 +513,12 @@ class CheckpointProtocol:
 
     def _require_not_set_back(self, batch: MicroBatch) -> None:
         """R15, before the batch is decided: the sinks still have what this driver has made visible, and nothing of
-        another driver. After a failover that lost only commits, it is in doubt again: commit it, as a restart does."""
+        another driver. After a failover that lost only commits, their transactions are in doubt again, and are
+        committed as at a restart."""
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
-                self._require_no_more(name, remembered, batch.facts.checkpoint_id - 1)
+                self._require_none_later(name, remembered, batch.facts.checkpoint_id - 1)
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
@@ -515,13 +528,13 @@ class CheckpointProtocol:
                 self._commit_what_is_back({name: remembered}, older, [newest], batch)
 
     def _record(
-        self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0
+        self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
     ) -> Record:
         return Record(
             self.job,
             self.store.lineage,
             batch.facts.checkpoint_id,
-            number,
+            round,
             self.fence.generation,
             batch.facts.query_id,
             batch.facts.offsets,
@@ -584,13 +597,13 @@ class CheckpointProtocol:
         complete = before.superseded_by(decided) if before else Complete((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
-        if known and (known.checkpoint_id, 0) not in listing.records:  # the claim may be of another driver, begun anew
+        if known and (known.checkpoint_id, 0) not in listing.records:  # wiped: our number is now a new driver's
             raise self.fence.storage_changed("commit", f"the record of checkpoint {known.checkpoint_id}")
         self.newest = complete
         return permit
 
     def _delete_older_records(self, permit: CommitPermit) -> None:
-        """Retention."""
+        """Keep `retained_checkpoints`. What fails is left to the next checkpoint."""
         oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1
         try:
             self.store.delete_older_than(oldest, permit.listing or self.store.look())
@@ -599,8 +612,8 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 8. phase two
     def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> Complete:
-        """Ask for every outcome that is not final, again and again within the commit timeout; but not long when the
-        query of `batch` is being stopped, since the next start does the same."""
+        """Commit what is not final, and ask again until the commit timeout, or for `STOP_GRACE_PERIOD` if the query of
+        `batch` is being stopped: the next start goes on. What is lost is left to the caller."""
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
         pending = permit.complete.pending()
         by_sink = Counter(sink for sink, _ in pending)
@@ -623,7 +636,8 @@ class CheckpointProtocol:
         return permit.complete
 
     def _require_not_replayed(self, complete: Complete) -> None:
-        """R15: what is lost may have been written again already, by a round that storage does not know any more."""
+        """R15: raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is
+        no longer in storage."""
         for name in dict.fromkeys(sink for sink, _ in complete.lost()):
             sink = self.sinks[name]
             if not isinstance(sink, Auditable):
@@ -643,7 +657,7 @@ class CheckpointProtocol:
                 self._outages.over(f"sink {name!r}", "commit")
 
     def _wait_to_ask_again(self, tries: int, started: float, batch: MicroBatch | None) -> bool:
-        """Longer with each try, and by chance. False: there is no time left."""
+        """Wait for a random time, longer with each try. False if there is no time left."""
         now = self.clock.monotonic()
         if now - started >= self.config.commit_timeout:
             return False
@@ -656,7 +670,8 @@ class CheckpointProtocol:
         return True
 
     def commit_once(self, permit: CommitPermit) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
-        """Ask once for every outcome that is not final, which commits; and who could not answer."""
+        """Ask each sink once to commit what is not final. Returns the permit with the new outcomes, and an error for
+        each participant that could not answer."""
         complete = permit.complete
         decisions.require_own(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
@@ -683,7 +698,7 @@ class CheckpointProtocol:
         return permit.with_outcomes(outcomes), errors
 
     def _replay_lost(self, complete: Complete, batch: MicroBatch) -> Complete:
-        """Write what the external system has lost again, until all of the checkpoint is visible."""
+        """Write again what the external system has lost, until all of the checkpoint is visible."""
         while complete.lost():
             complete = self.commit(self._replay(complete, batch), batch)
         self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._commit_times)
@@ -691,7 +706,7 @@ class CheckpointProtocol:
 
     def _replay(self, complete: Complete, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
-        n, number, lost = complete.checkpoint_id, complete.next_round, complete.lost()
+        n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost()
         self.fence.require_newest("replay")  # R6: only the newest driver does
         self._require_alone(complete)
         self._check_schemas(batch)
@@ -699,7 +714,7 @@ class CheckpointProtocol:
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
-        self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
+        self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=round, transactions=by_sink)
         spooled = self._spool.rows_of(complete, lost, self._dead_letter_writers) if self._spool else {}
         if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
@@ -711,29 +726,31 @@ class CheckpointProtocol:
             for name in by_sink
         }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        replays = self._replays(complete, spooled)
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, replays)
+        lost_rows = self._lost_rows(complete, spooled)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, lost_rows)
         try:
             decisions.require_same_rows(lost, {(ack.sink, ack.subtask): ack for ack in acks.all if ack.committable})
         except InDoubtError:
             self._abort(acks.committables)
             raise
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
-        return self.decide(self._record(batch, acks, partitions, started, number), complete)
+        return self.decide(self._record(batch, acks, partitions, started, round), complete)
 
     def _require_alone(self, complete: Complete) -> None:
-        """R15: a driver with a copy of this storage aborts what is pre-committed here, and writes it by itself."""
+        """R15: raise `StorageBehind` if another driver, with a copy of this storage, has committed a later
+        checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
             remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
-            self._require_no_more(name, remembered, complete.checkpoint_id - (name not in own))
+            self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
 
-    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, replays: Mapping[str, Replay]) -> Acks:
+    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, lost_rows: Mapping[str, LostRows]) -> Acks:
+        """Run the tasks of a replay, again where a lock blocked one (R8)."""
         blocked, lost = list[Exception](), complete.lost()
         while True:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
-                acks = self._run(batch, len(blocked), complete.next_round, replays)
+                acks = self._run(batch, len(blocked), complete.next_round, lost_rows)
             if not acks.errors:
                 return acks
             self._abort(acks.committables)
@@ -743,5 +760,6 @@ class CheckpointProtocol:
             self.sweep()  # R8: an orphan may hold the lock
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:
+        """The checkpoint as sinks are told of it."""
         oldest = max(0, checkpoint_id - self.config.retained_checkpoints)
         return Checkpoint(self.job, self.store.lineage, checkpoint_id, oldest)

@@ -163,7 +163,7 @@ class Listing:
     @property
     def newest_complete(self) -> int:
         """Id of the newest complete checkpoint, -1 if there is none."""
-        return max((id for id, number in self.records if number == 0), default=-1)
+        return max((id for id, round in self.records if round == 0), default=-1)
 
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
@@ -210,7 +210,7 @@ class CheckpointStore:
             pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
             return Listing(
                 [int(key.removeprefix(claims)) for key in keys if key.startswith(claims)],
-                [(int(id), int(number)) for id, number in pairs],
+                [(int(id), int(round)) for id, round in pairs],
             )
         except ValueError as error:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
@@ -396,11 +396,11 @@ class CheckpointStore:
                 self._keep_loss(record)
         return won
 
-    def get(self, checkpoint_id: int, number: int) -> Record | None:
-        """Of the round with that number."""
-        key = self._record_key(checkpoint_id, number)
+    def get(self, checkpoint_id: int, round: int) -> Record | None:
+        """The record of a checkpoint (round 0), or of one of its replays."""
+        key = self._record_key(checkpoint_id, round)
         record = self._record_at(key)
-        if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
+        if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
 
@@ -441,9 +441,9 @@ class CheckpointStore:
         """As `history`: of the current lineage those of `before`, which are some of `ids`."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(before), "records") as advance:
-            for id, number in before:
+            for id, round in before:
                 try:
-                    if record := self.get(id, number):  # None: retention was quicker
+                    if record := self.get(id, round):  # None: retention was quicker
                         by_id.setdefault(id, []).append(record)
                 except (CheckpointError, StorageError) as error:
                     if bad is None:
@@ -458,16 +458,16 @@ class CheckpointStore:
 
     # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
-        for id, number in listing.records:
+        for id, round in listing.records:
             if id < checkpoint_id:
-                if number and (replay := self.get(id, number)):  # who put it may have died before it kept the loss
+                if round and (replay := self.get(id, round)):  # who put it may have died before it kept the loss
                     self._keep_loss(replay)
-                self._calls.delete(self._record_key(id, number))
+                self._calls.delete(self._record_key(id, round))
 
     def losses(self, bad: list[str]) -> list[Record]:
         """Every record, of any lineage, that gives participants up, oldest first. `bad`: as in `history`."""
         losses = {}
-        replays = [self._record_key(id, number) for id, number in self.ids() if number]
+        replays = [self._record_key(id, round) for id, round in self.ids() if round]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
                 record = self._record_at(key)
@@ -482,8 +482,8 @@ class CheckpointStore:
             name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
             self._calls.put_if_absent(f"{self._root}/loss/{name}", seal(record.to_json()))
 
-    def _record_key(self, checkpoint_id: int, number: int) -> str:
-        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"
+    def _record_key(self, checkpoint_id: int, round: int) -> str:
+        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"
 
     def _read(self, key: str) -> dict[str, Any] | None:
         data = self._calls.get(key)

@@ -37,7 +37,7 @@ _DELETES = 16
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """Rows of a sink's participants: the keys of each subtask's chunks, in order. As `Replay.spooled`."""
+    """Rows of a sink's participants: the keys of each subtask's chunks, in order. As `LostRows.spooled`."""
 
     uri: str = field(repr=False)  # a password may be in it
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from coordinator.errors import CheckpointError
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Sink
-from coordinator.protocol.decisions import Call
+from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.errors import SinkError
-from sinks.task import Replay, SinkTask
+from sinks.task import LostRows, SinkTask
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Prepared:
     needed: bool = True
     """Whether there is anything left to write."""
     round: int = 0
-    replay: Replay | None = None
+    replay: LostRows | None = None
     setup: str = ""
 
     def task(self, sink: Sink, job: str) -> SinkTask:
@@ -42,23 +42,23 @@ class TwoProcessProtocol(CheckpointProtocol):
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         setup = self._setup()
-        call = self._start(batch, self.config.timeout)
+        action = self._start(batch, self.config.timeout)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
         prepared = Prepared(
             facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors, setup=setup
         )
-        if call is Call.WRITE:
+        if action is Action.WRITE:
             self._evolve(batch)
             return prepared
-        newest = self.newest if call is Call.FINISH else None
+        newest = self.newest if action is Action.FINISH else None
         if newest is None or not newest.lost():
             return replace(prepared, needed=False)
         decisions.require_known_hash(newest.record, batch.row_hash, newest.lost())
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
-        [replay] = self._replays(newest, {}).values()
+        [replay] = self._lost_rows(newest, {}).values()
         return replace(prepared, round=newest.next_round, replay=replay)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
@@ -80,7 +80,7 @@ class TwoProcessProtocol(CheckpointProtocol):
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
             else:
                 self._visible_parts = self._parts(self.newest)
-        self._write_or_finish(self._answer_call(batch), batch)
+        self._write_or_finish(self._choose_action(batch), batch)
         self.sweep()  # what tasks that died have left: another batch may not come
 
     def _setup(self) -> str:

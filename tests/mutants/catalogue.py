@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "rows that another driver has written are not looked for before the decision (R15)",
         "coordinator",
-        "self._require_no_more(name, remembered, batch.facts.checkpoint_id - 1)",
+        "self._require_none_later(name, remembered, batch.facts.checkpoint_id - 1)",
         "pass",
         MEMORIES,
     ),
@@ -279,7 +279,7 @@ MUTANTS = (
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",
         "coordinator",
-        "decisions.require_no_more(name, memory, {}, self.store.lineage, place)",
+        "decisions.require_none_later(name, memory, {}, self.store.lineage, place)",
         "pass",
         MEMORIES,
     ),
@@ -622,10 +622,10 @@ MUTANTS = (
     Mutant(
         "the table is altered before what is in doubt is swept",
         "coordinator",
-        """        if call is Call.WRITE:
+        """        if action is Action.WRITE:
             self._check_schemas(batch)
 """,
-        """        if call is Call.WRITE:
+        """        if action is Action.WRITE:
             self._check_schemas(batch)
             self._evolve(batch)
 """,
@@ -1265,8 +1265,8 @@ MUTANTS = (
     Mutant(
         "format: who decides sweeps before",
         "coordinator",
-        "self._write_or_finish(self._answer_call(batch), batch)",
-        "self._write_or_finish([self._answer_call(batch), self.sweep()][0], batch)",
+        "self._write_or_finish(self._choose_action(batch), batch)",
+        "self._write_or_finish([self._choose_action(batch), self.sweep()][0], batch)",
         FORMAT,
     ),
     Mutant(

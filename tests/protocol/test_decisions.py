@@ -17,14 +17,14 @@ from coordinator.errors import (
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
+    Action,
     AfterFailure,
-    Call,
     Complete,
+    action_for,
     after_failure,
-    on_call,
     refused_again,
     require_known,
-    require_no_more,
+    require_none_later,
     require_none_lost,
     require_same_layout,
     require_same_offsets,
@@ -56,12 +56,12 @@ def batch(n: int, query: str = "query", offsets: str = "7") -> BatchFacts:
     return BatchFacts(n, query, (offsets,))
 
 
-def call(n: int, newest: Complete | None, *, adopt: bool = False, reloaded: bool = True, **facts: str) -> Call:
-    return on_call(batch(n, **facts), newest, adopt=adopt, reloaded=reloaded)
+def call(n: int, newest: Complete | None, *, adopt: bool = False, reloaded: bool = True, **facts: str) -> Action:
+    return action_for(batch(n, **facts), newest, adopt=adopt, reloaded=reloaded)
 
 
 def test_the_first_batch_of_a_new_job_is_written():
-    assert call(0, None) is Call.WRITE
+    assert call(0, None) is Action.WRITE
 
 
 def test_empty_storage_at_a_later_batch_is_an_error_that_offers_adoption():
@@ -70,11 +70,11 @@ def test_empty_storage_at_a_later_batch_is_an_error_that_offers_adoption():
 
 
 def test_empty_storage_at_a_later_batch_is_read_again_first():
-    assert call(5, None, reloaded=False) is Call.RELOAD
+    assert call(5, None, reloaded=False) is Action.RELOAD
 
 
 def test_adopt_starts_at_whatever_batch_spark_is_at():
-    assert call(5, None, adopt=True) is Call.WRITE
+    assert call(5, None, adopt=True) is Action.WRITE
 
 
 def test_adopt_does_not_excuse_a_gap():
@@ -83,20 +83,20 @@ def test_adopt_does_not_excuse_a_gap():
 
 
 def test_the_successor_is_written():
-    assert call(4, Complete((record(3),))) is Call.WRITE
+    assert call(4, Complete((record(3),))) is Action.WRITE
 
 
 def test_a_complete_batch_is_finished_not_written():
-    assert call(3, Complete((record(3),))) is Call.FINISH
+    assert call(3, Complete((record(3),))) is Action.FINISH
 
 
 def test_an_older_batch_is_skipped():
-    assert call(2, Complete((record(3),))) is Call.SKIP
+    assert call(2, Complete((record(3),))) is Action.SKIP
 
 
 def test_a_gap_is_read_again_first_then_an_error():
     """R9: the newest that was loaded may be stale, so a gap is only believed after a second look."""
-    assert call(5, Complete((record(3),)), reloaded=False) is Call.RELOAD
+    assert call(5, Complete((record(3),)), reloaded=False) is Action.RELOAD
     with pytest.raises(CheckpointGap, match=r"batch 5.*newest complete checkpoint in storage is 3: 1 checkpoint"):
         call(5, Complete((record(3),)))
 
@@ -121,8 +121,8 @@ def test_an_older_batch_whose_record_is_gone_cannot_be_compared():
 def test_lost_transactions_of_c_when_spark_is_past_it_are_read_again_first():
     """Somebody else has replayed them, or Spark could not have moved on."""
     newest = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
-    assert call(4, newest, reloaded=False) is Call.RELOAD
-    assert call(4, Complete(newest.rounds)) is Call.WRITE, "its outcomes are asked for before it is"
+    assert call(4, newest, reloaded=False) is Action.RELOAD
+    assert call(4, Complete(newest.rounds)) is Action.WRITE, "its outcomes are asked for before it is"
     with pytest.raises(InDoubtError, match="Spark has moved on"):
         require_none_lost(newest)
 
@@ -182,7 +182,7 @@ def test_held_without_a_lost_sibling_halts():
 
 def test_a_sink_that_is_ahead_is_told_by_whole_numbers():
     with pytest.raises(StorageBehind, match=r"older by 1234567 checkpoint\(s\)") as error:
-        require_no_more("s", {"aa": 3_234_567}, {"aa": 2_000_000}, "aa", "memory:x")
+        require_none_later("s", {"aa": 3_234_567}, {"aa": 2_000_000}, "aa", "memory:x")
     assert "has none after 2000000." in str(error.value)
 
 
