@@ -37,7 +37,8 @@ def promise(
     sinks: Mapping[str, Sink],
     batch: MicroBatch | None = None,
 ) -> Guarantee:
-    """What is known before the query runs, or with its first batch and the sinks open. Raises `NotExactlyOnce`."""
+    """What is known before the query runs; with its first batch, and the sinks open, also what these know. Raises
+    `NotExactlyOnce` if the job requires more than it can have."""
     reasons = of_mode(config)
     asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
@@ -88,7 +89,7 @@ def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
 
 
 def of_order(functions: Sequence[str]) -> list[str]:
-    """`found` is what takes the rows that happen to come first, such as `first()`."""
+    """`functions`: those in the query that take the rows that happen to come first, such as `first()`."""
     return [
         f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
         "that is lost can then not be written again, and the query stops until its rows are given up"

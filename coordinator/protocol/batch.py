@@ -17,8 +17,8 @@ from sinks.task import Ack, SinkTask
 from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
-"""Per source, in the order of `BatchFacts.offsets`: the ids of the topics that it reads, by name. None for other than
-Kafka's."""
+"""Per source, in the order of `BatchFacts.offsets`: the ids of the Kafka topics that it reads, by name; {} for another
+kind of source."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class MicroBatch(Protocol):
 
     @property
     def row_hash(self) -> str:
-        """How it hashes rows: a name that changes with the way."""
+        """The name of the way in which it hashes rows; another way has another name."""
 
     @property
     def rows(self) -> int | None:
-        """Before the sinks' transforms, once `run` has counted them; None if it does not."""
+        """How many rows it has, before the sinks' transforms; None before `run`, or if that does not count them."""
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
@@ -101,8 +101,8 @@ class MicroBatch(Protocol):
 
 @dataclass(frozen=True)
 class Acks:
-    """Of a first write, one per sink and partition, also for one without rows; of a replay, those of what was lost.
-    `ended`: when each sink's last one had come, by the coordinator's clock."""
+    """What the tasks answered: in a first write one ack for each sink and partition, also without rows; in a replay
+    those of what was lost. `ended`: by sink, when its last one had come, by the coordinator's clock."""
 
     all: Sequence[Ack] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Acks:
 
     @property
     def errors(self) -> list[SinkError]:
-        """Those that trying again cannot fix come first."""
+        """Errors that another try cannot fix come first."""
         return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
 
     @property
@@ -125,7 +125,7 @@ class Acks:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Of the record batches."""
+        """By sink, the size of its record batches."""
         return {sink: sum(ack.bytes for ack in self.all if ack.sink == sink) for sink in self.partitions}
 
     @property
@@ -135,7 +135,8 @@ class Acks:
 
 # ---------------------------------------------------------------------- sinks of dead letters
 def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
-    """All sinks of a job by name, those of dead letters last. Raises ValueError where one has two parts, or a name."""
+    """All sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two sinks
+    have one name."""
     dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
     for letters in dead:
         if sum(letters is other for other in dead) > 1:
@@ -151,12 +152,12 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
 
 
 def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
-    """By name of a sink of dead letters, the sink whose tasks write it."""
+    """By sink of dead letters, the sink whose tasks write it; both by name."""
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
 
 
 def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
-    """Raises `TooManyDeadLetters`. `rows`: of each sink in checkpoint `n`."""
+    """Raises `TooManyDeadLetters` if a sink refused more rows than it may. `rows`: by sink, those of checkpoint `n`."""
     for name, sink in sinks.items():
         if not (isinstance(sink, DeadLettering) and sink.dead_letters):
             continue

@@ -89,7 +89,7 @@ class Complete:
         )
 
     def part(self, sink: str) -> Part:
-        """The same, as a sink is asked for it."""
+        """The part of one sink, as `Auditable.audit` gets it."""
         given_up = [loss.transaction for record in self.rounds for loss in record.accepted if loss.sink == sink]
         named = list(self.only(sink).named.values())
         return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
@@ -108,6 +108,8 @@ class Complete:
 
 
 class Action(Enum):
+    """What to do with the batch that Spark calls for."""
+
     WRITE = auto()  # the next checkpoint: run the protocol
     FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
     SKIP = auto()  # it and a later one are complete, so it is visible
@@ -157,7 +159,8 @@ def action_for(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloa
 
 
 def require_none_lost(newest: Complete) -> None:
-    """When it is committed as far as it can be, and Spark asks for the next one."""
+    """Spark asks for the next batch: raise `InDoubtError` if transactions of this one are lost, for it cannot be
+    replayed any more."""
     if lost := newest.lost():
         n = newest.checkpoint_id
         raise InDoubtError(
@@ -362,6 +365,8 @@ def require_own(complete: Complete, sinks: Mapping[str, Sink]) -> None:
 
 
 class AfterFailure(Enum):
+    """What to do when a try to pre-commit has failed."""
+
     RETRY = auto()  # read the newest again, sweep, and write the batch under new names
     FAIL = auto()  # the checkpoint has failed, and the query stops
     STOP = auto()  # the query is being stopped: the next start hands the batch over again
@@ -486,7 +491,8 @@ def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> M
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than it."""
+    """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than that
+    savepoint."""
     before, n = base.predecessors or {}, base.checkpoint_id
     for sink, memory in memories.items():
         for other, newest in (memory or {}).items():
@@ -500,7 +506,8 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 
 
 def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
-    """Which retained checkpoints before the newest can be lacking in a sink, or be in doubt: of thousands a few."""
+    """Tells by its id whether a retained record before the newest has to be read, because a sink may lack its
+    checkpoint or have it in doubt. Of thousands these are a few."""
     ids = {InDoubt.named(transaction).checkpoint for transaction in in_doubt}
     if None in ids:  # its name does not tell
         return lambda _: True

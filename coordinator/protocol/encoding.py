@@ -16,8 +16,8 @@ from coordinator.errors import CorruptRecord
 T = TypeVar("T")
 
 FORMAT = 2
-"""The one that is written; those below it from `_OLDEST` on are read. A field that older readers do not know takes a
-new one."""
+"""Number of the format that is written; those from `_OLDEST` up to it are read. A new field that older versions cannot
+read needs a new number."""
 _OLDEST = 2
 
 
@@ -48,7 +48,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 
 @contextmanager
 def understood(where: str) -> Iterator[None]:
-    """What does not fit raises `CorruptRecord`."""
+    """Around the parsing of a record: errors of it become `CorruptRecord`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -56,7 +56,7 @@ def understood(where: str) -> Iterator[None]:
 
 
 def fitting(instance: T) -> T:
-    """The dataclass itself. Raises TypeError if a field, at any depth, is not of its type."""
+    """Returns the dataclass as it is. Raises TypeError if a field, at any depth, is not of its type."""
     for name, kind in _kinds(type(instance)).items():  # type: ignore[arg-type]
         if not _fits(value := getattr(instance, name), kind):
             raise TypeError(f"{name} is {str(value)[:80]!r}")

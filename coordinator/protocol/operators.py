@@ -17,9 +17,10 @@ logger = logging.getLogger(__package__)
 
 
 def ask(protocol: CheckpointProtocol) -> tuple[Complete | None, Mapping[Participant, Exception]]:
-    """Ask once what became of each participant of the newest complete checkpoint, which commits what can be; and
-    who could not answer. Claims no generation, so a driver that runs is not disturbed; but amid a restore, which
-    has stopped all drivers and may have looked for records already (R14)."""
+    """Ask once what became of each participant of the newest complete checkpoint, which commits what can be. Returns
+    the checkpoint, and an error for each participant that could not answer. Claims no generation, so a driver that runs
+    is not disturbed. Only in the middle of a restore it claims one: that has stopped all drivers, and may have read the
+    records already (R14)."""
     protocol.open_sinks()
     claim = protocol.store.follow_newest_claim()
     fence = Fence(protocol.store, claim.generation)

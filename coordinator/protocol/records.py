@@ -1,4 +1,5 @@
-"""The checkpoint metadata in storage, and the only code that knows its keys. Rules: docs/protocol.md#the-rules
+"""The records of a job in checkpoint storage, and the only code that knows these keys (those of rows that are kept for
+replays are in `spool`). Rules: docs/protocol.md#the-rules
 
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage
@@ -121,9 +122,10 @@ class Record:
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """Of the process `who`, at a time in milliseconds since the epoch by its clock, and in seconds by the storage's if
-    that has one. `next`: seconds until another one is due, 0 for a process that runs no query. `ended`: why the query
-    has ended. `now`: what it does, as `CheckpointStatisticsTracker.now` tells it."""
+    """A process shows that it works. `who`: host and process; `at`: the time in milliseconds since the epoch by its
+    clock; `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds until another sign is due,
+    0 for a process that runs no query. `ended`: why the query has ended. `now`: what it does, as
+    `CheckpointStatisticsTracker.now` tells it."""
 
     who: str = ""
     at: int = 0
@@ -133,15 +135,15 @@ class SignOfLife:
     now: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Without `now`, which claims and requests have not."""
+        """Without `now`, which the signs in claims and requests lack."""
         return {name: value for name, value in vars(self).items() if name != "now"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation and the lineage that it is in; the default stands before the first one. `address`: None if no
-    driver has claimed it, but a restore or an operator's command, else "" (or where a driver of before answered over
-    HTTP). `sign` is the first sign of life of who has claimed it."""
+    """A generation, and the lineage that it is in; the default is for a job that nobody has claimed yet. `address`:
+    None if a restore or an operator's command has claimed it, "" if a driver has (an older version: its HTTP address).
+    `sign`: the claimer's first sign of life."""
 
     generation: int = 0
     lineage: str = ""
@@ -438,7 +440,7 @@ class CheckpointStore:
         return [*self.read(before, bad), newest] if newest else []
 
     def read(self, before: Sequence[tuple[int, int]], bad: list[str] | None = None) -> list[tuple[Record, ...]]:
-        """As `history`: of the current lineage those of `before`, which are some of `ids`."""
+        """The checkpoints of the current lineage that `before` lists, which is a part of `ids`; else as `history`."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(before), "records") as advance:
             for id, round in before:

@@ -6,8 +6,8 @@ under the keys
 
     spool/JOB/LINEAGE/CHECKPOINT.SINK.SUBTASK.ATTEMPT.NUMBER.CRC32[.ROWS.HASH]
 
-The last one, which is put before the pre-commit, tells the fingerprint, so a record need not name what was kept: of the
-attempts at a participant, the one that the record names has its fingerprint.
+The last key, which is put before the pre-commit, ends with the fingerprint of all rows. So a record need not name what
+was kept: of several attempts, the one with the committable's fingerprint has its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DELETES = 16
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """Rows of a sink's participants: the keys of each subtask's chunks, in order. As `LostRows.spooled`."""
+    """Rows of a sink's participants: the keys of each subtask's chunks, in order. Called as `LostRows.spooled`."""
 
     uri: str = field(repr=False)  # a password may be in it
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class SpooledRows:
 
 @dataclass(frozen=True)
 class SpoolingRows:
-    """Keeps the rows of a sink's participants as they pass. As `SinkTask.spooling`."""
+    """Keeps the rows of a sink's participants as they pass. Called as `SinkTask.spooling`."""
 
     uri: str = field(repr=False)
     place: str
@@ -84,7 +84,7 @@ class SpoolingRows:
 
 
 class Spool:
-    """What a driver does with it."""
+    """The driver's side: it finds kept rows again, and deletes them when they are visible."""
 
     def __init__(self, uri: str, job: str) -> None:
         """Raises ValueError for a storage that executors cannot open."""

@@ -43,16 +43,17 @@ class Sweeper:
 
     @property
     def has_swept(self) -> bool:
-        """In this run, and all that it found."""
+        """Whether this run has swept, and its last sweep left nothing to the next one."""
         return self._swept_at > -math.inf
 
     def make_due(self) -> None:
         self._swept_at = -math.inf
 
     def sweep(self, fence: Fence, *, records_exist: bool) -> None:
-        """Generation and records are read after the listing: a newer driver, and every decision that could be meant by
-        then, is seen (I6). What cannot be listed or aborted now is left to the next sweep: nothing but locks and
-        resources depends on it. `records_exist`: one was seen before, so that their absence proves nothing."""
+        """Generation and records are read after the sinks' lists, so that a newer driver, and every decision on what is
+        listed, is seen (I6). What cannot be listed or aborted now is left to the next sweep: nothing but locks and
+        resources depends on it. `records_exist`: this driver has seen a record. If there are none now, they vanished,
+        and nothing is aborted."""
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
         for name, sink in self._sinks.items():

@@ -1,4 +1,5 @@
-"""The protocol where somebody else runs a checkpoint's tasks between its two halves, each of which is a process's."""
+"""The protocol for `format("exactly_once")`: Spark itself runs the tasks of a checkpoint, between two calls that may
+come in two processes, `prepare` and `conclude`."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from sinks.task import LostRows, SinkTask
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the first half has found, for the tasks and for the second half. `replay`: as in `SinkTask`;
-    `predecessors`: as in `Record`; `setup`: what the job file described then."""
+    """What `prepare` has found, for the tasks and for `conclude`. `replay`: as in `SinkTask`; `predecessors`: as in
+    `Record`; `setup`: what the job file described then."""
 
     checkpoint_id: int
     query_id: str
@@ -36,8 +37,8 @@ class Prepared:
 
 
 class TwoProcessProtocol(CheckpointProtocol):
-    """Of a job with one sink. Each checkpoint is a driver of its own: it claims a generation, and recovers what the
-    one before may have left. What cannot be done within it is an error, and left to the next start of the query."""
+    """The protocol of a job with one sink. Each checkpoint is a driver of its own: it claims a generation, and recovers
+    what the one before may have left. What fails is not tried again here, but by the next start of the query."""
 
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
@@ -84,7 +85,7 @@ class TwoProcessProtocol(CheckpointProtocol):
         self.sweep()  # what tasks that died have left: another batch may not come
 
     def _setup(self) -> str:
-        """Before anything is opened, which may add to it."""
+        """What the job file describes, in words. Called before anything is opened, which may add to it."""
         [sink] = self.sinks.values()
         return f"job {self.job!r}, {sink!r}, storage {self.store.storage.uri}"
 

@@ -1,4 +1,4 @@
-"""The time that a driver waits by, how long a checkpoint may take, and who keeps it waiting."""
+"""What a driver waits with: its clock, the deadline of a checkpoint, and the log of those who do not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_REMINDER, _LONGEST = 10.0, 600.0
 
 
 class Clock:
-    """The machine's. Tests pass one that nobody waits for."""
+    """The machine's clock. Tests pass one that does not wait."""
 
     def monotonic(self) -> float:
         """Seconds, for durations within this process."""
@@ -33,7 +33,7 @@ class Clock:
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """For the event, at most so many seconds; whether it came."""
+        """Wait for the event, at most so many seconds; returns whether it came."""
         return event.wait(seconds)
 
 
@@ -78,8 +78,8 @@ class _Outage:
 
 
 class Outages:
-    """Who does not answer a driver: logged when it begins, at growing intervals, and when it is over. One outage each,
-    of whatever failed first; it is over when that has succeeded."""
+    """Who does not answer a driver: logged when it begins, at growing intervals, and when it is over. Each has one
+    outage at a time, of what failed first (`doing`); it is over when that has succeeded."""
 
     def __init__(self, job: str, clock: Clock) -> None:
         self._job, self._clock = job, clock
