@@ -1,4 +1,5 @@
-"""The checkpoint coordinator: what a user does with the protocol of `coordinator.protocol`."""
+"""The checkpoint coordinator: the function for foreachBatch, and all else that a user calls. It hands each batch to
+`CheckpointProtocol.process`, one at a time."""
 
 from __future__ import annotations
 
@@ -76,6 +77,7 @@ class CheckpointCoordinator:
         if "pyspark" in sys.modules:  # the command `coordinator` does without
             require_packages()
         self._made_of = (job, sinks, storage, config, listeners)
+        """The arguments, by which Spark Connect's server makes this object anew (`__reduce__`)."""
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
         if not isinstance(sinks, Sequence) or not all(isinstance(sink, TwoPhaseCommitSink) for sink in sinks):
@@ -117,7 +119,7 @@ class CheckpointCoordinator:
             lambda generation, batch: self._heartbeat.begin(generation, batch.query),
         )
         """For tools, while no query runs: it is not for several threads."""
-        self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery ends before the batch tells the rest
+        self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery is over before the batch adds its own
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
@@ -133,8 +135,8 @@ class CheckpointCoordinator:
         return self.protocol.guarantee
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream` into this coordinator, with the trigger, state backend and checkpointLocation of the config.
-        If the config has no checkpointLocation, set that option. Then start it.
+        """`df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the config. If
+        the config has no checkpointLocation, set that option. Then start it.
 
         Reports setup problems here and not in the first batch: `WorkersNotReady`, and `ConfigurationError` of each sink
         without a `transform` (in a classic session)."""
@@ -187,20 +189,21 @@ class CheckpointCoordinator:
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """Of a query that has ended: what stopped it, if the function that calls this object kept that from Spark."""
+        """The error of the last batch of a query that has ended, if the function that calls this object caught it, so
+        that Spark does not know."""
         return self._lifecycle.swallowed_error
 
     def _prepare(self, df: DataFrame) -> None:
-        """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
-        client alone, since the server's worker has this library, or could not have made this object anew."""
+        """Once, before anything is written, look for what a batch would fail on, deep in Spark's stacks: packages and
+        workers. With Connect only the client looks: where its server made this object anew, the library is there."""
         if not self._ready:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
             self._ready = True
 
     def _sweep_while_quiet(self) -> None:
-        """As long as the query runs: what pre-commits late holds its locks, and readers of Kafka, up until it is swept,
-        and in a quiet stream the next batch may be far away."""
+        """Sweep between batches, as long as the query runs. What a task pre-commits late keeps its locks, and keeps
+        readers of Kafka waiting, until a sweep; and in a quiet stream the next batch may be far away."""
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
@@ -265,7 +268,9 @@ class CheckpointCoordinator:
         begin: Callable[[], None] = _nothing,
         stops: Query | None = None,
     ) -> Savepoint:
-        """Between two batches, where `begin` is called, which may raise to refuse. `stops`: the query to stop there."""
+        """Wait for the end of the batch under way, call `begin`, which may raise to refuse, and save. `location`: the
+        checkpointLocation, in place of that of the last batch or the config. `stops`: a query to stop before its next
+        batch."""
         with storage_at(target) as storage, self._one_at_a_time:
             begin()
             savepoint = self._save(storage, location)
@@ -276,6 +281,7 @@ class CheckpointCoordinator:
         return savepoint
 
     def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
+        """Copy the newest checkpoint, all of which is visible, into `target`."""
         location = location or self._lifecycle.location or self.config.checkpoint_location
         if location is None:
             raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
@@ -295,7 +301,8 @@ class CheckpointCoordinator:
         )
 
     def _take_asked(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
-        """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
+        """Take the savepoint that an operator has asked for by a request: `how` is one of `requests.WAYS`. `begin` is
+        called between two batches, and may raise to refuse."""
         place, query = self.config.savepoint_dir, self.query
         if not place:
             raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
@@ -317,7 +324,8 @@ class CheckpointCoordinator:
         prometheus(self.statistics, registry)
 
     def _serve_metrics(self) -> None:
-        """A job goes on without its metrics where the address is taken, by a driver of before perhaps."""
+        """Serve metrics at the address of the config, once. If that fails (a driver of before may still have the
+        address), the job goes on without."""
         address = self.config.metrics_address
         if address and self._stop_metrics is _nothing:
             try:
@@ -332,8 +340,9 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ life
     def stop(self, query: Query) -> None:
-        """Stop the query between two batches, if the one under way ends within five seconds, else amid it.
-        `query.stop()` interrupts Spark wherever it is: Hadoop logs a stack where that is a write of Spark's own log."""
+        """Stop the query between two batches, or in the middle of one that takes more than five seconds longer. Spark's
+        own `query.stop()` does not wait: it interrupts Spark wherever it is, and Hadoop logs a stack if that was
+        writing."""
         self._lifecycle.stop(query)
 
     def cancel(self, query: Query) -> None:

@@ -62,9 +62,9 @@ class QueryLifecycle:
     def __init__(self, job: str, clock: Clock, min_pause: float) -> None:
         """`min_pause`: seconds from the end of a batch to the begin of the next."""
         self.started: StreamingQuery | None = None
-        """What `write_stream` led to last, also if no batch of it has come."""
+        """The query that `write_stream` started last, also if it has had no batch."""
         self.calling: Query | None = None
-        """What the coordinator was last called by, whoever started it."""
+        """The query that last called the coordinator, whoever started it."""
         self.location: str | None = None
         self._job, self._clock, self._min_pause = job, clock, min_pause
         self._finished_at = self._cut_off_at = -math.inf
@@ -72,7 +72,8 @@ class QueryLifecycle:
         self._finished: MicroBatch | None = None
         """The last batch that was seen through."""
         self._failed: tuple[MicroBatch, Exception] | None = None
-        """What the last call ended with, if it was no stop: Spark fails the query with it, and no other batch comes."""
+        """The batch and error of the last call, if it failed and its query was not being stopped. Unless the calling
+        function catches the error, Spark fails the query with it, and no other batch comes."""
 
     @property
     def query(self) -> Query:
@@ -86,7 +87,7 @@ class QueryLifecycle:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether its last batch was seen through, and another one may come."""
+        """Whether the query runs, and its last batch was seen through."""
         return self._seen_through and self.calling is not None and self.calling.isActive
 
     def notice_start_of(self, writer: DataStreamWriter) -> None:
@@ -103,6 +104,7 @@ class QueryLifecycle:
 
     # ------------------------------------------------------------------ a batch
     def pause(self, batch: MicroBatch) -> None:
+        """Wait until `min_pause` has passed since the last batch."""
         not_before = self._finished_at + self._min_pause
         while batch.active and not self._stopping and (left := not_before - self._clock.monotonic()) > 0:
             self._clock.sleep(min(left, 0.2))
@@ -122,7 +124,7 @@ class QueryLifecycle:
         self._finished, self._finished_at, self._seen_through = batch, self._clock.monotonic(), True
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
-        """Also if it was cut off, by a stop of its query."""
+        """The batch ended with an error; a stop of its query cuts it off in this way, too."""
         self._cut_off_at = self._clock.monotonic()
         if batch.active:
             self._failed = batch, error
@@ -137,7 +139,8 @@ class QueryLifecycle:
             raise decisions.called_twice(n, self._job)
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
-        """Spark got the error of the call before: else it would not go on to this batch in the same run."""
+        """Raise if the last call failed, and Spark goes on to another batch in the same run: somebody caught the
+        error."""
         if self._failed:
             before, _ = self._failed
             if before.run_id == batch.run_id and before.facts != batch.facts:
@@ -146,7 +149,7 @@ class QueryLifecycle:
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """What the last call ended with, if the query went on as if it had not."""
+        """The error of the last call, if the query ended as if there had been none."""
         return self._swallowed() if self._failed and not self._failed[0].query.exception() else None
 
     def _swallowed(self) -> CheckpointError:
@@ -158,7 +161,7 @@ class QueryLifecycle:
 
     # ------------------------------------------------------------------ a stop
     def wait_for_workers(self) -> None:
-        """Of a batch that was cut off."""
+        """Wait until Python workers of a batch that was cut off have ended."""
         self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
 
     def hold(self) -> None:
@@ -177,7 +180,7 @@ class QueryLifecycle:
             self._stopping = False
 
     def _is_busy(self, query: Query) -> bool:
-        """Whether a batch is under way that will come back, or be held back, here."""
+        """Whether a batch is under way that is not held back here."""
         if not self.queries or self._held_back or not query.isActive:
             return False
         return bool(query.status["isTriggerActive"])

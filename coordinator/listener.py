@@ -42,7 +42,7 @@ class CheckpointListener:
 
 
 class Listeners:
-    """Those of one job. One that fails changes nothing."""
+    """The listeners of one job. One that fails changes nothing for the job or for the others."""
 
     def __init__(self, job: str, listeners: Sequence[CheckpointListener] = ()) -> None:
         self._job = job
