@@ -132,10 +132,11 @@ class Recorded:
         return refusals
 
 
-def letters(
+def letter_rows(
     context: TransactionContext, rows: pa.RecordBatch, before: int, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
-    """The refused rows of a batch as record batch of `SCHEMA`. `before`: rows of the partition that came before it."""
+    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`. `before`: rows of the partition that
+    came before it."""
     bad = rows.take(pa.array([refusal.row for refusal in refused], pa.int64()))
     struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
     columns: dict[str, object] = {

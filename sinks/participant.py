@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.base import Sink
-from sinks.dead_letters import Recorded, Refusal, letters, most_in_task, shortened, too_many, without
+from sinks.dead_letters import Recorded, Refusal, letter_rows, most_in_task, shortened, too_many, without
 from sinks.optional import Auditable, DeadLettering, commit_now
 from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SinkTransaction:
-    """One transaction of a sink, which begins with its first row, and what was written in it. `writer`: the name of the
-    one whose task writes it."""
+    """One transaction of a sink in a task, with count and hash of its rows. It begins with its first row. `writer` is
+    the transaction's name as the task knows it: with the name of the task's sink, also where `sink` takes its dead
+    letters."""
 
     sink: Sink
     writer: TransactionId
@@ -32,7 +33,7 @@ class SinkTransaction:
     bytes: int = 0
     committable: Committable | None = None
     refused: list[Refused] = field(default_factory=list)
-    """What its rows were refused for, if they are dead letters."""
+    """If its rows are dead letters: the hash of each, and the error."""
     _is_open: bool = False
     _begun: bool = False
     _transaction: Any = None
@@ -56,12 +57,12 @@ class SinkTransaction:
         self._add(rows, hashes)
 
     def write_good_rows(self, rows: pa.RecordBatch, hashes: pa.Array, most: int) -> Sequence[Refusal]:
-        """Answers those that were not written."""
+        """Write the rows that the target takes; returns the others."""
         self._begin(rows.schema)
         assert isinstance(self.sink, DeadLettering)
         refused = self.sink.write_good_rows(self._transaction, rows, most)
         if len(refused) <= most:
-            self._add(*_others(rows, hashes, refused))
+            self._add(*_accepted(rows, hashes, refused))
         return refused
 
     def _begin(self, schema: pa.Schema) -> None:
@@ -94,7 +95,7 @@ class SinkTransaction:
         self._begun = False
 
     def undo(self) -> None:
-        """What cannot be undone is left to the sweep."""
+        """Roll it back, or abort it if it is pre-committed. What fails is left to the sweep."""
         try:
             if self._begun:
                 self._begun = False
@@ -107,15 +108,16 @@ class SinkTransaction:
 
 @dataclass
 class LettersTransaction(SinkTransaction):
-    """That of the dead letters."""
+    """The transaction of a sink of dead letters, in a task of the sink that refuses them."""
 
     _rows_before: int = 0
 
     def write_refused(self, rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> None:
-        """`rows`: a batch of the partition, each in turn."""
+        """Write the refused ones of `rows`. Called for every batch of the partition in turn, since row numbers count
+        on."""
         if refused:
             own = hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
-            self.write(letters(self.writer.context(rows.schema), rows, self._rows_before, refused), own)
+            self.write(letter_rows(self.writer.context(rows.schema), rows, self._rows_before, refused), own)
             self.refused += [
                 Refused(row_hash, refusal.error_class, shortened(refusal.error))
                 for row_hash, refusal in zip(own.to_pylist(), refused, strict=True)
@@ -125,7 +127,7 @@ class LettersTransaction(SinkTransaction):
 
 @dataclass
 class FirstWrite:
-    """The target says which rows it takes. `where`: what rows these are, for people."""
+    """Writes rows for the first time: the target says which it takes. `where`: what rows these are, for people."""
 
     own: SinkTransaction
     dead: LettersTransaction | None
@@ -149,7 +151,7 @@ class FirstWrite:
 
 @dataclass
 class ReplayWrite:
-    """The record says which rows the target took (R17), whatever that would say of them now."""
+    """Writes lost rows again: the record says which the target took then (R17), whatever it would take now."""
 
     own: SinkTransaction | None
     dead: LettersTransaction | None
@@ -158,7 +160,7 @@ class ReplayWrite:
     def write(self, batch: pa.RecordBatch) -> None:
         rows, hashes = split_hash_column(batch)
         refused = self.recorded.among(hashes)
-        accepted, their_hashes = _others(rows, hashes, refused)
+        accepted, their_hashes = _accepted(rows, hashes, refused)
         if self.own and accepted.num_rows:
             self.own.write(accepted, their_hashes)
         if self.dead:
@@ -166,12 +168,12 @@ class ReplayWrite:
 
 
 def split_hash_column(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """Rows and their hashes."""
+    """The rows, and their hashes, which are the last column."""
     last = batch.num_columns - 1
     return batch.remove_column(last), batch.column(last)
 
 
-def _others(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> tuple[pa.RecordBatch, pa.Array]:
+def _accepted(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> tuple[pa.RecordBatch, pa.Array]:
     """The rows that were not refused, with their hashes."""
     if not refused:
         return rows, hashes

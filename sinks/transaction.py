@@ -43,6 +43,10 @@ def token(name: str) -> str:
 class TransactionId:
     """Name of one participant's transaction, never used twice.
 
+    Numbers, from the outside in: `generation` of the driver, replay `round` of the checkpoint, `attempt` (try of the
+    checkpoint in this driver), and `task_attempt`, which Spark counts. Of several transactions of one participant a
+    record names one.
+
     The text form has at most 199 characters (PostgreSQL's limit for a gid) of [a-z0-9.-]:
     `tpc.JOB.LINEAGE.CHECKPOINT.SINK.SUBTASK.gGENERATIONrROUNDtTRYaATTEMPT`, with JOB and SINK as `token`.
     """
@@ -71,7 +75,7 @@ class TransactionId:
         return f"g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
 
     def context(self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True) -> TransactionContext:
-        """Of the transaction of this name."""
+        """The context of the transaction with this name."""
         where = self.job, self.lineage, self.checkpoint, self.sink, self.subtask
         return TransactionContext(*where, self.attempt_label, schema, str(self), slot, exactly_once)
 

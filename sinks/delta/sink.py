@@ -31,11 +31,11 @@ _FEATURES = {
     *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
     *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
-"""Of tables: deltalake writes those that have them, and an append need not know them or `_problems` looks at them."""
+"""Features that a table may have: deltalake supports them, and an append can ignore them or `_problems` looks."""
 _COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
-"""That have bounds, as Delta's own writers give them."""
+"""So many columns of a file get statistics, as by Delta's own writers."""
 _LONGEST = 32
 """Characters of a bound."""
 
@@ -70,6 +70,7 @@ class DeltaSink(LakeSink):
         self._options = dict(storage_options or {})
         self._partition_by = list(partition_by)
         self._entry: tuple[str, object] = "", None
+        """Path and stamp of the newest log entry that was read. If its file is another one now, so is the table."""
 
     def __str__(self) -> str:
         return self._uri
@@ -165,7 +166,8 @@ class DeltaSink(LakeSink):
 
     # ------------------------------------------------------------------ the log
     def _remembered(self, app: str) -> Memory | None:
-        """The log has a number, by which the memory is found. It is put before the log names it."""
+        """The log keeps only a number for each app, so the memory is in a file of that number, put before the log has
+        it."""
         number = self._handle.transaction_version(app)
         if number is None:
             if _FORGETS in self._handle.metadata().configuration:
@@ -223,7 +225,8 @@ def _arrow(schema: Schema) -> pa.Schema:
 
 # ---------------------------------------------------------------------- what the log says of a file
 def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition, without its columns, and the values of these as the log has them."""
+    """For each partition of the table: the values of the partition `columns`, as the log has them, and its rows without
+    these columns."""
     if not columns:
         yield {}, rows
         return
@@ -248,7 +251,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """None where there are no values, or none that JSON has a form for."""
+    """Least and greatest value; None if there are no values, or JSON has no form for them."""
     kind = column.type
     if at.is_timestamp(kind):
         return _of_times(column)
@@ -264,7 +267,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
 
 
 def _of_times(column: pa.ChunkedArray) -> tuple[str, str] | None:
-    """In milliseconds, as Delta has them: the upper bound is the next one."""
+    """Bounds in whole milliseconds, as Delta has them: the lower one is rounded down, the upper one up."""
     counts = pc.min_max(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())).as_py()
     if counts["min"] is None:
         return None

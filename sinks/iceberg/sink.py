@@ -30,10 +30,11 @@ from sinks.lake.files import Files, make_durable, side_by_side
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
+"""Changes to a table's metadata that leave out its history, which tasks do not need."""
 
 
 class TableFiles(Files):
-    """Paths are whole, or below the table's location."""
+    """The files of one table, by pyiceberg. Paths are whole, or below the table's location."""
 
     def __init__(self, location: str, properties: Mapping[str, str]) -> None:
         self.place = location, properties
@@ -46,7 +47,7 @@ class TableFiles(Files):
         self.settle([path])
 
     def settle(self, paths: Sequence[str]) -> None:
-        """What was written there is durable when this returns."""
+        """Make files durable that were written already."""
         for path in paths:
             scheme, _, place = PyArrowFileIO.parse_location(self._whole(path), self.properties)
             if scheme == "file":
@@ -209,7 +210,7 @@ class IcebergSink(LakeSink):
 
 # ---------------------------------------------------------------------- data files as JSON, for the way to the commit
 def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
-    """As a manifest has it."""
+    """A data file as its entry in a manifest has it, with path and rows beside."""
     stream = io.BytesIO()
     construct_writer(_fields(table)).write(BinaryEncoder(stream), file)
     return {"path": file.file_path, "rows": file.record_count, "avro": base64.b64encode(stream.getvalue()).decode()}
@@ -228,7 +229,7 @@ def _fields(table: TableMetadata) -> StructType:
 
 
 def _recording(properties: Mapping[str, str], begun: list[str]) -> PyArrowFileIO:
-    """It tells the paths of files before they are there."""
+    """pyiceberg's way to write files, which adds each path to `begun` before the file is there."""
     files = PyArrowFileIO(dict(properties))
     create = files.new_output
 

@@ -12,7 +12,7 @@ from sinks.errors import BadValue
 
 
 def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
-    """With `adds`, columns that the table lacks are none."""
+    """Why rows of `batch` do not fit the table. With `adds`, columns that it lacks are no reason."""
     columns = {name.lower(): name for name in table.names}
     for field in batch:
         known = columns.get(field.name.lower())
@@ -41,7 +41,7 @@ def additions(batch: pa.Schema, table: pa.Schema) -> list[pa.Field]:
 
 
 def of_table(kind: pa.DataType) -> pa.DataType:
-    """A batch's type in a table, which has moments in UTC, whatever time zone the session shows them in."""
+    """The type that a table gets for a batch's: moments are in UTC, whatever time zone the session shows them in."""
 
     def child(field: pa.Field) -> pa.Field:
         return field.with_type(of_table(field.type))
@@ -56,7 +56,7 @@ def of_table(kind: pa.DataType) -> pa.DataType:
 
 
 def fits(given: pa.DataType, column: pa.DataType) -> bool:
-    """Whether each value of the one is a value of the other."""
+    """Whether each value of the type `given` is a value of the type `column`."""
     if given == column:
         return True
     if at.is_struct(given) and at.is_struct(column):
@@ -83,7 +83,7 @@ def _child_fits(given: pa.Field, column: pa.Field) -> bool:
 
 
 def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBatch:
-    """With the table's columns. Raises BadValue for a NULL in one that takes none."""
+    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none."""
     arrays = []
     for field in table:
         at_place = batch.schema.get_field_index(field.name)

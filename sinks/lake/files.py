@@ -15,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 _OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
-"""How names of options end that obstore takes apart from those of the store."""
+"""Ends of the names of options that obstore takes for its client, not for the store."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -32,11 +32,11 @@ class Files(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """Of the files in a folder; none if there is no such folder."""
+        """The names of the files in a folder, without it; none if there is no such folder."""
 
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
-        """Those that are there."""
+        """Delete those of the files that are there."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...

@@ -1,6 +1,9 @@
 """Two phases on a lake table. Tasks write files that no reader knows; the driver names those of a checkpoint in one
 commit of the table.
 
+A task pre-commits by a *mark*: the small file `_tpc/APP/TRANSACTION.json` beside the data, which has the paths of its
+files. APP stands for job and sink. What has a mark, and is not decided in the table, is in doubt.
+
 What became of a transaction is decided in one place: the table's own log, which takes a commit only on top of what its
 writer has read. Each commit carries a `Memory` of what was committed and aborted before. So a commit and an abort of
 two drivers cannot both take effect, and files are deleted only when no commit can name them any more.
@@ -55,7 +58,7 @@ File = dict[str, Any]
 """A file of data as JSON: its `path`, its `rows`, and what else the table's log says of it."""
 
 Marked = Mapping[TransactionId, str]
-"""Transactions that have a mark, and their names."""
+"""Transactions that have a mark, each with the text of its name."""
 
 _BUFFERED = 64 << 20
 """Bytes of rows, in Arrow's form, that become one file, or one for each partition of the table."""
@@ -92,13 +95,14 @@ class Memory:
         self.aborted.setdefault(_place(name), []).append(_short(name))
 
     def others(self, lineage: str, checkpoint: int, names: Collection[TransactionId]) -> tuple[str, ...]:
-        """Committed transactions of a checkpoint beside these."""
+        """Committed transactions of a checkpoint that are none of these."""
         known = {_short(name) for name in names}
         shorts = self.committed.get(f"{lineage}.{checkpoint}", ())
         return tuple(f"{lineage}.{checkpoint}.{short}" for short in shorts if short not in known)
 
     def forget(self, checkpoint: Checkpoint, marked: Collection[TransactionId]) -> None:
-        """What nobody asks for any more. What still has a mark would be taken for undecided, and is kept."""
+        """Drop what no recovery asks for any more, but nothing of a checkpoint with a mark left: without its memory a
+        transaction with a mark would count as undecided."""
         undecided = {_place(name) for name in marked}
         for place in {*self.committed, *self.aborted} - undecided:
             lineage, _, number = place.partition(".")
@@ -124,8 +128,9 @@ def _short(name: TransactionId) -> str:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """What tasks have to know: `target` is where it is and which one, `columns` are its own, `details` are of one
-    kind of table alone. Files that were written for another `layout` cannot be committed."""
+    """What tasks have to know of a table. `target`: its place and its id, for people and to notice another one.
+    `columns`: those of the table, not of the batch. `details`: what only one kind of table needs. Files that were
+    written for another `layout` cannot be committed."""
 
     target: str
     columns: pa.Schema
@@ -152,7 +157,8 @@ class LakeSink(
     Auditable[LakeTransaction],
     Diagnosable[LakeTransaction],
 ):
-    """Appends rows to a table. `_look` and what follows it belong to one kind of table."""
+    """Appends rows to a lake table. What differs between Delta and Iceberg are the abstract methods, from `_look`
+    on."""
 
     def __init__(
         self,
@@ -205,11 +211,12 @@ class LakeSink(
 
     @abstractmethod
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
-        """Durable when it returns. `name` is nobody else's. A path is added to `begun` before the file is there."""
+        """Write rows into new files, which are durable when it returns. No other call has the same `name`. Each path is
+        added to `begun` before the file is there."""
 
     @abstractmethod
     def _remembered(self, app: str) -> Memory | None:
-        """None if the table has moved on since `_look`."""
+        """What the table that `_look` has found remembers of `app`; None if it has moved on since."""
 
     @abstractmethod
     def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
@@ -218,7 +225,7 @@ class LakeSink(
 
     @abstractmethod
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """The rows of those files that the table has now, and counts."""
+        """How many rows each of these files has, as the table counts them; without those that it has no more."""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -297,7 +304,7 @@ class LakeSink(
             self._flush(transaction)
 
     def write_good_rows(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        """Refused is NULL where the table takes none."""
+        """Refused are rows for which `write` raises BadValue, such as a NULL where the table takes none."""
         return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most)
 
     def _flush(self, transaction: LakeTransaction) -> None:
@@ -362,8 +369,8 @@ class LakeSink(
         outrun = Outrun()
         for attempt in range(_TRIES):
             with self._alone:  # `_append` builds on what this thread has found
-                marked = self._marked(app)  # before the memory: marks of what is decided go
-                table, memory = self._seen(app) or (self._require_table(), Memory())
+                marked = self._marked(app)  # read before the memory: what is decided may lose its mark between the two
+                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())
                 try:
                     if (files := decide(table, marked, memory)) is not None:
                         self._append(app, memory, files, about)
@@ -373,8 +380,8 @@ class LakeSink(
             time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
         raise TransactionBlocked(f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}") from outrun
 
-    def _seen(self, app: str) -> tuple[LakeTable, Memory] | None:
-        """None if there is no table."""
+    def _table_and_memory(self, app: str) -> tuple[LakeTable, Memory] | None:
+        """The table and what it remembers of `app`, both at one moment; None if there is no table."""
         while (table := self._look()) is not None:
             if (memory := self._remembered(app)) is not None:
                 return table, memory
@@ -401,7 +408,7 @@ class LakeSink(
             self._discard(text)
 
     def _discard(self, text: str) -> None:
-        """The files of an aborted transaction, and its mark."""
+        """Delete the files of an aborted transaction, then its mark."""
         if (mark := self._files().get(_mark(text))) is not None:
             with suppress(ValueError):  # its task died amid it
                 self._files().delete(json.loads(mark))
@@ -411,17 +418,18 @@ class LakeSink(
         if self._look() is None:
             return []
         marked = self._marked(app_of(job, self.name))
-        seen = self._seen(app_of(job, self.name)) if marked else None
+        seen = self._table_and_memory(app_of(job, self.name)) if marked else None
         return [{"transaction": text} for name, text in marked.items() if seen and seen[1].is_committed(name) is None]
 
     def _marked(self, app: str) -> Marked:
-        """Pre-committed transactions, and those whose marks are yet to be deleted."""
+        """Transactions that are pre-committed, or decided with their mark yet to be deleted."""
         texts = (name.removesuffix(".json") for name in self._files().names(f"_tpc/{app}") if name.startswith("tpc."))
         return {TransactionId.parse(text): text for text in texts}
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """What processes that died amid `commit` or `abort` have left. The memory itself is cut by the next commit."""
-        if seen := self._seen(app := app_of(checkpoint.job, self.name)):
+        """Delete the marks, and files, that processes left which died amid `commit` or `abort`. The memory itself is
+        cut by the next commit."""
+        if seen := self._table_and_memory(app := app_of(checkpoint.job, self.name)):
             for name, text in self._marked(app).items():
                 committed = seen[1].is_committed(name)
                 if committed:
@@ -430,11 +438,11 @@ class LakeSink(
                     self._discard(text)
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
-        seen = self._seen(app_of(job, self.name))
+        seen = self._table_and_memory(app_of(job, self.name))
         return seen[1].newest if seen else {}
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        if (seen := self._seen(app_of(job, self.name))) is None:
+        if (seen := self._table_and_memory(app_of(job, self.name))) is None:
             return Audit([Holding(rows=0)] * len(parts))
         paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
         held = dict(self._rows_held([path for some in paths for path in some]))
@@ -452,7 +460,7 @@ class LakeSink(
 def _outcome(
     table: LakeTable, memory: Memory, marked: Marked, gone: set[str], name: TransactionId, committable: Committable
 ) -> CommitOutcome:
-    """HELD: it can be committed."""
+    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table."""
     text, committed = committable.transaction["transaction"], memory.is_committed(name)
     if committed:
         return CommitOutcome.COMMITTED
@@ -490,12 +498,12 @@ def _plain(fields: Iterable[pa.Field]) -> pa.Schema:
 
 
 def app_of(job: str, sink: str) -> str:
-    """What a table knows a sink of a job by."""
+    """The name of a job's sink in a table: the key of its memory, and the folder of its marks."""
     return f"tpc.{token(job)}.{token(sink)}"
 
 
 def _app(name: TransactionId) -> str:
-    """Of a parsed name: job and sink are tokens."""
+    """As `app_of`, for a parsed name, whose job and sink are tokens already."""
     return f"tpc.{name.job}.{name.sink}"
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letters
+from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.kafka import dead_letters as reading
@@ -148,7 +148,7 @@ def test_a_text_that_is_no_utf8_is_shown() -> None:
     bad = pa.array([b"\xff"]).view(pa.string())
     for columns in ({"value": bad, "other": pa.array([1.10])}, {"name": bad}):
         rows = pa.RecordBatch.from_pydict(columns)
-        batch = records(letters(context, rows, 2, [Refusal(0, "Bad", "why")]))
+        batch = records(letter_rows(context, rows, 2, [Refusal(0, "Bad", "why")]))
         key, value, headers = (batch[name][0].as_py() for name in ("key", "value", "headers"))
         pairs = [(header["key"], header["value"]) for header in headers]
         letter = letter_of(SimpleNamespace(key=key, value=value, headers=pairs))

@@ -1503,8 +1503,8 @@ MUTANTS = (
     Mutant(
         "Lakes: marks are looked for after the memory",
         "sinks/lake",
-        "                table, memory = self._seen(app) or (self._require_table(), Memory())\n",
-        "                table, memory = self._seen(app) or (self._require_table(), Memory())\n"
+        "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n",
+        "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n"
         "                marked = self._marked(app)\n",
         ("tests/iceberg/test_conformance.py", "tests/delta/test_conformance.py"),
     ),

@@ -20,7 +20,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.spark import batch as spark_batch
 from coordinator.spark.batch import MAX_BYTES, MAX_RECORDS, SMALL_BATCH, UNLIMITED, RowTransfer, setting
 from examples.custom_sink import FileSink
-from sinks.dead_letters import Refusal, letters
+from sinks.dead_letters import Refusal, letter_rows
 from sinks.errors import SchemaMismatch
 from sinks.kafka.columns import with_json
 from sinks.row_hash import HASH_COLUMN, with_row_hash
@@ -324,7 +324,7 @@ def test_spark_reads_the_row_of_a_letter_as_it_was(spark: SparkSession) -> None:
     batch = pa.RecordBatch.from_arrays(arrays, [f"c{at}" for at in range(len(arrays))])
     context = TransactionContext("job", "0badcafe", 7, "sink", 1, "", batch.schema, "")
     refused = [Refusal(row, "Bad", "why") for row in range(batch.num_rows)]
-    dead = letters(context, batch, 0, refused).to_pylist()
+    dead = letter_rows(context, batch, 0, refused).to_pylist()
     rows = spark.createDataFrame([(one["row"],) for one in dead], "row string").coalesce(1)
     schema = StructType.fromJson(json.loads(dead[0]["row_schema"]))
     parsed = functions.from_json("row", schema, {"mode": "FAILFAST"}).alias("row")
