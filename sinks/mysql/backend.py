@@ -45,20 +45,11 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
 from sinks.mysql.xa import name_of, recovered
-from sinks.sql import table as tables
-from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
+from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
-from sinks.sql.ledger import Ledger
+from sinks.sql.ledger import Ledger, LedgerRow
 from sinks.sql.names import of_sink, staging_table, witness_of
-from sinks.sql.server import (
-    IDLE_CONNECTIONS,
-    LEDGER_COLUMNS,
-    LedgerRow,
-    PooledServer,
-    Row,
-    is_trusted,
-    no_ledger,
-)
+from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, is_trusted
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions
 from sinks.transaction import Identity, TransactionContext, TransactionId
@@ -117,7 +108,7 @@ _ROW = "tpc row"
 _OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
 
 
-class MySQLBackend(PooledServer, Backend):
+class MySQLBackend(Pool, Backend):
     """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
     dialect = "mysql"
@@ -125,6 +116,7 @@ class MySQLBackend(PooledServer, Backend):
     SECRETS = ("password", "passwd", "ssl_key_password")
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
+    DELETE = "DELETE target FROM {target} AS target JOIN {rows} WHERE {condition}"
     TWO_PHASE = "xa"
     IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
     RESTS = True
@@ -135,6 +127,7 @@ class MySQLBackend(PooledServer, Backend):
     execute = staticmethod(execute)
     query = staticmethod(query)
     fault = staticmethod(fault)
+    locate = staticmethod(catalog.locate)
 
     def __init__(
         self,
@@ -210,19 +203,10 @@ class MySQLBackend(PooledServer, Backend):
     ) -> object:
         return connection.defer(statement, parameters, judge)
 
-    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        if definition := catalog.definition(connection, schema, name):
-            _judge_ledger(f"{schema}.{name}", definition)
-        return bool(definition)
-
-    def require_ledger(self, connection: Connection, schema: str, name: str) -> object:
-        statement, label = f"SHOW CREATE TABLE {quoted(schema, name)}", f"{schema}.{name}"
-        return connection.defer(statement, judge=lambda rows: _judge_ledger(label, rows[0][1]))
-
-    def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+    def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
         changed = 0
-        for pair in zip(*(self._insertions(ledger, rows) for ledger, rows in inserts.items()), strict=True):
-            for insertion in pair:
+        for together in zip(*(self.insertions(ledger, rows) for ledger, rows in inserts.items()), strict=True):
+            for insertion in together:
                 connection.defer(*insertion)
             changed += connection.flush()
         return changed
@@ -271,9 +255,6 @@ class MySQLBackend(PooledServer, Backend):
             "or newer: in older ones a prepared XA transaction ends with its connection, or stays tied to it"
         )
 
-    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
-        return catalog.locate(connection, table)
-
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
         """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
         triggers = connection.defer(TRIGGERS[self.dialect], [schema, name])
@@ -309,8 +290,6 @@ class MySQLBackend(PooledServer, Backend):
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from catalog.no_innodb(target, target.engine)
-        if self.strategy == "xa" and (reason := self.no_xa(connection)):
-            yield f'{reason}: use strategy="staged"'
         strategy, _ = self.choose(connection, target)
         rights = self.rights(target, strategy)
         yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
@@ -321,8 +300,7 @@ class MySQLBackend(PooledServer, Backend):
             rights = ["SELECT", "INSERT", "DELETE"]
             yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
 
-    def no_xa(self, connection: Connection) -> str | None:
-        """Why there can be no XA branches here."""
+    def no_two_phase(self, connection: Connection) -> str | None:
         if setting(connection, "wsrep_on") in ("1", "ON"):
             return "the server is part of a Galera cluster, which has no XA transactions"
         if recovered(connection) is None:
@@ -332,17 +310,13 @@ class MySQLBackend(PooledServer, Backend):
     def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:
         slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
         way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
-        if self.merge.mode == "upsert":
-            return "staged", f"upserts need it, {way}"
-        if self.strategy != "auto":
-            return self.strategy, f"as configured, {way}"
-        reason = self.no_xa(connection)
-        return "staged" if reason else "xa", f"{reason or 'the server and the rights of the user allow it'}, {way}"
+        strategy, reason = super().choose(connection, target)
+        return strategy, f"{reason}, {way}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         ((version,),) = query(connection, "SELECT VERSION()")
         yield Finding.ok(f"{'MariaDB' if is_mariadb(connection) else 'MySQL'} {version}")
-        if self.strategy != "staged" and self.merge.mode == "append" and (reason := self.no_xa(connection)):
+        if self.strategy != "staged" and self.merge.mode == "append" and (reason := self.no_two_phase(connection)):
             grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
             yield Finding.warning(f"{reason}; the strategy is staged", grant)
         if setting(connection, "local_infile") not in ("1", "ON"):
@@ -507,10 +481,6 @@ class MySQLBackend(PooledServer, Backend):
         return transaction
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> tables.Target:
-        with connection.at_work():
-            return super().locked(connection, plan, staged)
-
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
         try:
             execute(connection, catalog.locking(plan.target.identifier, written))
@@ -520,22 +490,17 @@ class MySQLBackend(PooledServer, Backend):
             return describe(error)
         return None
 
-    def changes_since(
-        self, connection: Connection, plan: Plan, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> Iterable[str]:
+    def changes_since(self, move: Move) -> Iterable[str]:
+        target, staged = move.target, f"({self.union(move.tables, '*')}) AS staged"
         yield from catalog.no_innodb(target, target.engine)
         # a counter or timestamp takes a NULL for a number or the time
         counting = [c.name for c in target.columns if (c.counter or c.type == "timestamp") and not c.nullable]
-        stays = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
         for name in counting:
-            if name not in written:
-                continue
-            staged = self.union([quoted(target.schema, table) for table in staging], "*")
-            where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{stays}"
-            if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
+            missing = f"{quoted(name)} IS NULL AND {self.stays('staged')}"
+            if name in move.written and query(move.connection, f"SELECT 1 FROM {staged} WHERE {missing} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
         rights = [right for right in self.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
-        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        yield from catalog.missing_rights(move.connection, target.schema, target.name, rights, target.names[0])
 
     def grouped(self, target: MySQLTarget, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""
@@ -543,27 +508,27 @@ class MySQLBackend(PooledServer, Backend):
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
-    def upsert(
-        self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> None:
-        last = self._last(staging, written)
-        if self.merge.delete_marker:
-            execute(connection, self._delete(target, last))
-        if set(written) == set(self.merge.keys):
-            execute(connection, self._insert(target, last, written))
+    def upsert(self, move: Move) -> None:
+        connection, target, last = move.connection, move.target, self.last(move)
+        self.delete(move, last)
+        if set(move.written) == set(self.merge.keys):
+            execute(connection, self._insert(move, last))
             return
-        self._put_in_anew(connection, target, last, written)
-        changed = execute(connection, self._update(target, last, written))
-        changed += execute(connection, self._insert(target, last, written))
-        ((due,),) = query(connection, self._placed(target, last))
+        self._put_in_anew(move, last)
+        changed = execute(connection, self._update(move, last)) + execute(connection, self._insert(move, last))
+        # how many changes are in the table when all are made that replace what is not newer
+        there = f" JOIN {target.identifier} AS target ON {self._same()}" if self.merge.keep_newer else ""
+        placed = f"SELECT count(*) FROM ({last}) AS last{there} WHERE {self.stays('last')}"
+        ((due,),) = query(connection, placed)
         if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
             )
 
-    def _put_in_anew(self, connection: Connection, target: MySQLTarget, last: str, written: Sequence[str]) -> None:
+    def _put_in_anew(self, move: Move, last: str) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
-        if (giving := self.giving(target, written, last)) is None:
+        connection, target = move.connection, move.target
+        if (giving := self.giving(move, last)) is None:
             return
         own = [column.name for column in target.columns if not column.generated]
         names = ", ".join(f"target.{quoted(column)}" for column in own)
@@ -584,11 +549,11 @@ class MySQLBackend(PooledServer, Backend):
             ) from error
         same = self.equal("target", "given", keys)
         out = execute(connection, f"DELETE target FROM {target.identifier} AS target JOIN {given} AS given ON {same}")
-        changes = [column for column in written if column not in keys]
+        changes = [column for column in move.written if column not in keys]
         values = ", ".join(f"{'last' if column in changes else 'given'}.{quoted(column)}" for column in own)
         put = execute(
             connection,
-            f"INSERT INTO {target.identifier} ({listed(own)}) SELECT {values} FROM {given} AS given"
+            f"{self.into(target, own)} SELECT {values} FROM {given} AS given"
             f" JOIN ({last}) AS last ON {self.equal('given', 'last', keys)}",
         )
         execute(connection, f"DROP TEMPORARY TABLE {given}")
@@ -597,56 +562,28 @@ class MySQLBackend(PooledServer, Backend):
                 f"table {target.label}: somebody else changed rows of the batch while it was moved"
             )
 
-    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
-        """The last change of each key, over all participants."""
-        columns, order = self.changes(written)
-        names = listed(columns)
-        if not self.merge.order_by:  # validated: every key is there once
-            return self.union(staging, names)
-        ranks = ", ".join(f"{quoted(name)} DESC" for name in order)  # NULL is below all else
-        return (
-            f"SELECT {names} FROM (SELECT {names}, ROW_NUMBER() OVER (PARTITION BY {listed(self.merge.keys)}"
-            f" ORDER BY {ranks}) AS `tpc rank` FROM ({self.union(staging, names)}) AS staged) AS ranked"
-            " WHERE `tpc rank` = 1"
-        )
+    def _same(self) -> str:
+        """Whether a change replaces a row of the target."""
+        return f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
 
-    def _where(self, and_: str = "") -> str:
-        """The condition for rows that are no deletes."""
-        terms = [f"last.{quoted(self.merge.delete_marker)} IS NOT TRUE"] if self.merge.delete_marker else []
-        terms += [and_] if and_ else []
-        return f" WHERE {' AND '.join(terms)}" if terms else ""
-
-    def _delete(self, target: MySQLTarget, last: str) -> str:
-        return (
-            f"DELETE target FROM {target.identifier} AS target JOIN ({last}) AS last ON"
-            f" {self.equal('target', 'last', self.merge.keys)}"
-            f" WHERE last.{quoted(self.merge.delete_marker or '')} IS TRUE{self.not_older()}"
-        )
-
-    def _placed(self, target: MySQLTarget, last: str) -> str:
-        """How many changes are in the table when all are made that replace what is not newer."""
-        if not self.merge.keep_newer:
-            return f"SELECT count(*) FROM ({last}) AS last{self._where()}"
-        same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
-        return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._where()}"
-
-    def _update(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
+    def _update(self, move: Move, last: str) -> str:
         """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
-        own = [c.name for c in target.columns if c.name in self.merge.keys and c.type in ("timestamp", "datetime")]
-        changes = [(column, "last") for column in written if column not in self.merge.keys]
+        target, keys = move.target, self.merge.keys
+        own = [c.name for c in target.columns if c.name in keys and c.type in ("timestamp", "datetime")]
+        changes = [(column, "last") for column in move.written if column not in keys]
         changes += [(column, "target") for column in own]
         sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
         return (
-            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
-            f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._where()}"
+            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last ON {self._same()}"
+            f" SET {sets} WHERE {self.stays('last')}"
         )
 
-    def _insert(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
-        columns = ", ".join(f"last.{quoted(column)}" for column in written)
+    def _insert(self, move: Move, last: str) -> str:
+        columns = ", ".join(f"last.{quoted(column)}" for column in move.written)
         return (
-            f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {columns} FROM ({last}) AS last"
-            f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
-            f"{self._where(f'target.{quoted(self.merge.keys[0])} IS NULL')}"
+            f"{self.into(move.target, move.written)} SELECT {columns} FROM ({last}) AS last"
+            f" LEFT JOIN {move.target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
+            f" WHERE {self.stays('last')} AND target.{quoted(self.merge.keys[0])} IS NULL"
         )
 
     # ------------------------------------------------------------------ staging tables
@@ -699,12 +636,6 @@ class MySQLBackend(PooledServer, Backend):
             [schema, *tables, _ROW],
         )
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
-
-
-def _judge_ledger(label: str, definition: str) -> None:
-    parts = "PRIMARY KEY (`transaction_id`)", ") ENGINE=InnoDB", *(f"\n  {quoted(name)} " for name in LEDGER_COLUMNS)
-    if not all(part in definition for part in parts):
-        raise no_ledger(label)
 
 
 def _declaration(column: MySQLColumn) -> str:

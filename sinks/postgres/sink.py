@@ -24,20 +24,10 @@ from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
 from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
-from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
-from sinks.sql.ledger import Ledger
+from sinks.sql.backend import Backend, Move, Plan, StagedTypes, by_table
+from sinks.sql.ledger import Ledger, LedgerRow
 from sinks.sql.names import of_sink, staging_table, witness_of
-from sinks.sql.server import (
-    KEEPALIVES,
-    LEDGER_COLUMNS,
-    PERCENT_ENCODED,
-    Fault,
-    LedgerRow,
-    PooledServer,
-    Row,
-    is_trusted,
-    no_ledger,
-)
+from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode
@@ -128,7 +118,7 @@ class PostgresSink(TableSink):
         return [InDoubt.named(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]
 
 
-class PostgresBackend(PooledServer, Backend):
+class PostgresBackend(Pool, Backend):
     """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
     stand in between."""
 
@@ -142,6 +132,11 @@ class PostgresBackend(PooledServer, Backend):
     CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
     TWO_PHASE = "prepared"
     KEY = "gid"
+    NEWEST_FIRST = "{} DESC NULLS LAST"
+    JUDGE_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
+
+    locate = staticmethod(catalog.locate)
+    fault = staticmethod(fault)
 
     def __init__(
         self,
@@ -269,31 +264,12 @@ class PostgresBackend(PooledServer, Backend):
         if connection.idle:
             connection.defer(self._settings(connection))
 
-    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        tables = self.require_ledger(connection, schema, name)
-        connection.flush()
-        return bool(tables)
-
-    def require_ledger(self, connection: Connection, schema: str, name: str) -> list[Row]:
-        def judge(tables: list[Row]) -> None:
-            for has_key, columns in tables:
-                if not (has_key and set(columns) >= set(LEDGER_COLUMNS)):
-                    raise no_ledger(f"{schema}.{name}")
-
-        return self.later(
-            connection,
-            "SELECT c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary),"
-            " ARRAY(SELECT attname::text FROM pg_attribute"
-            " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
-            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
-            [schema, name],
-            judge,
-        )
-
-    def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
-        (first, of_first), (second, of_second) = (self._insertion(table, rows) for table, rows in inserts.items())
-        both = f"WITH a AS ({first} RETURNING 1), b AS ({second} RETURNING 1) SELECT 1 FROM a UNION ALL SELECT 1 FROM b"
-        return len(self.query(connection, both, [*of_first, *of_second]))
+    def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        parts = [part for ledger, rows in inserts.items() for part in self.insertions(ledger, rows)]
+        last, parameters = parts.pop()
+        added = [self.later(connection, f"{part} RETURNING 1", asked, len) for part, asked in parts]
+        added.append(self.query(connection, f"{last} RETURNING 1", parameters))
+        return sum(map(len, added))
 
     def _settings(self, connection: Connection) -> str:
         """Of the running transaction: at least a local flush at its end, whatever the user's default is;
@@ -312,9 +288,6 @@ class PostgresBackend(PooledServer, Backend):
         ) + "".join(f", set_config('{name}', '{value}', true)" for name, value in settings.items())
 
     # ------------------------------------------------------------------ the target
-    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
-        return catalog.locate(connection, table)
-
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
         with self._begun(connection, "ONLY") if connection.idle else contextlib.nullcontext():
             return catalog.describe(connection, schema, name)
@@ -329,27 +302,18 @@ class PostgresBackend(PooledServer, Backend):
 
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
-        yield from self._unwritable(target)
+        yield from self.unwritable(target)
         strategy, _ = self.choose(connection, target)
-        if self.strategy == "prepared" and _limit(connection) == 0:
-            yield (
-                'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
-                'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
-            )
         if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
         rights = self.rights(target, strategy)
-        ledgers = [
-            name
-            for name in (ledger, witness_of(ledger))
-            if row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.quote(target.schema, name))[0]
-        ]
+        ledgers = self.existing(connection, target.schema, [ledger, witness_of(ledger)])
         create = strategy == "staged" or len(ledgers) < 2
         needed = {target.name: rights} | dict.fromkeys(ledgers, _LEDGER_RIGHTS)
         for statement in catalog.missing_rights(connection, target.schema, needed, create=create):
             yield f"a right is missing; an owner has to run: {statement}"
 
-    def _unwritable(self, target: PostgresTarget) -> Iterable[str]:
+    def unwritable(self, target: PostgresTarget) -> Iterable[str]:
         """Why rows cannot go there, or an upsert may not find the row of its key."""
         yield from target.unwritable
         if self.merge.keys and target.heirs:
@@ -358,15 +322,10 @@ class PostgresBackend(PooledServer, Backend):
                 "key once more: make it a partition, or write to a table that none inherits from"
             )
 
-    def choose(self, connection: Connection, target: PostgresTarget) -> tuple[str, str]:
-        if self.merge.mode == "upsert":
-            return "staged", "upserts need it"
-        if self.strategy != "auto":
-            return self.strategy, "as configured"
-        limit = _limit(connection)
-        if limit == 0:
-            return "staged", "the server has max_prepared_transactions = 0"
-        return "prepared", f"the server has max_prepared_transactions = {limit}"
+    def no_two_phase(self, connection: Connection) -> str | None:
+        if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
+            return None
+        return "the server has max_prepared_transactions = 0 (set it above the number of partitions, and restart it)"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         version, limit, used = row(
@@ -395,9 +354,6 @@ class PostgresBackend(PooledServer, Backend):
         return CopyEncoder(context.schema, columns, target.label, self.merge)
 
     # ------------------------------------------------------------------ errors
-    def fault(self, error: Exception) -> Fault | None:
-        return fault(error)
-
     def unreachable(self, error: Exception) -> str | None:
         return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
 
@@ -516,70 +472,47 @@ class PostgresBackend(PooledServer, Backend):
             ) from None
         return None
 
-    def changes_since(
-        self, connection: Connection, plan: Plan, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> Iterable[str]:
-        return self._unwritable(target)
+    def changes_since(self, move: Move) -> Iterable[str]:
+        return self.unwritable(move.target)
 
     def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
         reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
         return super().constraints(target, written) + reasons
 
-    def sample(
-        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> None:
+    def sample(self, move: Move) -> None:
         """Rights of defaults and the like show with the first row only."""
-        row = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._not_deleted(staging[0])} LIMIT 1"
+        staged = move.tables[0]
+        row = f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays(staged)} LIMIT 1"
         # judged already; and a deferrable index takes no ON CONFLICT
-        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
-        self.execute(connection, f"{self.into(target, written)} {row}{conflict}")
+        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in move.target.uniques) else ""
+        self.execute(move.connection, f"{self.into(move.target, move.written)} {row}{conflict}")
 
     # ------------------------------------------------------------------ the move
-    def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
-        """Deferred constraints judge the rows now."""
-        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    def upsert(self, move: Move) -> None:
+        target, last, keys = move.target, self.last(move), self.merge.keys
+        changes = [column for column in move.written if column not in {*keys, *target.always_identity}]
+        self.delete(move, last)
+        self._put_in_anew(move, last, changes)
+        sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, changes))
+        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changes else "NOTHING"
+        rows = f"SELECT {self.quoted(move.written)} FROM ({last}) AS last WHERE {self.stays('last')}"
+        conflict = f"ON CONFLICT ({self.quoted(keys)}) DO {action}"
+        self.execute(move.connection, f"{self.into(target, move.written)} {rows} {conflict}")
 
-    def upsert(
-        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> None:
-        last, keys, marker = self._last(staging, written), self.merge.keys, self.merge.delete_marker
-        names = self.quoted(written)
-        quote, table = self.quote, self.quote(target.schema, target.name)
-        if marker:
-            same = self.equal("target", "last", keys)
-            self.execute(
-                connection,
-                f"DELETE FROM {table} AS target USING ({last}) AS last"
-                f" WHERE last.{quote(marker)} AND {same}{self.not_older()}",
-            )
-        changes = [column for column in written if column not in {*keys, *target.always_identity}]
-        self._put_in_anew(connection, target, last, written, changes)
-        changed = [quote(column) for column in changes]
-        sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
-        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
-        self.execute(
-            connection,
-            f"{self.into(target, written)} SELECT {names} FROM ({last}) AS last{self._not_deleted('last')}"
-            f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
-        )
-
-    def _put_in_anew(
-        self, connection: Connection, target: PostgresTarget, last: str, written: Sequence[str], changes: Sequence[str]
-    ) -> None:
+    def _put_in_anew(self, move: Move, last: str, changes: Sequence[str]) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
-        giving, quote = self.giving(target, written, last), self.quote
-        table = quote(target.schema, target.name)
+        giving, table = self.giving(move, last), self.quote(move.target.schema, move.target.name)
         if giving is None or not self.query(
-            connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
+            move.connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
         ):
             return
-        own = [column.name for column in target.columns if not column.generated]
-        values = ", ".join(f"{'last' if column in changes else 'given'}.{quote(column)}" for column in own)
+        own = [column.name for column in move.target.columns if not column.generated]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{self.quote(column)}" for column in own)
         # counted first: no row goes in before all are out
         self.execute(
-            connection,
+            move.connection,
             f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
-            f" {self.into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
+            f" {self.into(move.target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
             f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )
 
@@ -587,21 +520,6 @@ class PostgresBackend(PooledServer, Backend):
         """Identity columns that are GENERATED ALWAYS are written, as COPY does."""
         overriding = " OVERRIDING SYSTEM VALUE" if target.always_identity & set(written) else ""
         return f"INSERT INTO {self.quote(target.schema, target.name)} AS target ({self.quoted(written)}){overriding}"
-
-    def _not_deleted(self, table: str) -> str:
-        """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""
-        marker = self.merge.delete_marker
-        return f" WHERE {table}.{self.quote(marker)} IS NOT TRUE" if marker else " WHERE true"
-
-    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
-        """The last change of each key, over all participants."""
-        columns, order = self.changes(written)
-        names, keys = self.quoted(columns), self.quoted(self.merge.keys)
-        union = self.union(staging, names)
-        if not self.merge.order_by:  # validated: every key is there once
-            return union
-        ranks = ", ".join(f"{self.quote(column)} DESC NULLS LAST" for column in order)
-        return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
@@ -635,11 +553,6 @@ def _merge_column(field: pa.Field) -> PostgresColumn:
     declared = target_type(field.type)
     element, _, array = declared.partition("[")
     return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
-
-
-def _limit(connection: Connection) -> int:
-    """How many transactions the server lets be prepared at once."""
-    return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])
 
 
 def _old(connection: Connection) -> Iterable[Finding]:

@@ -3,20 +3,22 @@ concrete, and written over this."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
-from sinks.sql.ledger import Ledger
+from sinks.sql.dialects import MYSQL, TRIGGERS
+from sinks.sql.ledger import LEDGER_COLUMNS, Ledger, LedgerRow
 from sinks.sql.names import label
-from sinks.sql.server import LEDGER_COLUMNS, Fault, Row, Server, batches, no_ledger
+from sinks.sql.server import Fault, Row, batches, marks
 from sinks.sql.table import MergeOptions, Target, mismatches
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 Declared = TypeVar("Declared")
 _COUNTED_TOGETHER = 50
+_INSERTED_TOGETHER = 1000
+_NULL_IS_SAID = (*MYSQL, "mssql")
+"""Dialects in which a column that says nothing may take no NULL. Others know no such word."""
 StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 """By staging table, its columns in order, each with its type as the server writes it."""
 
@@ -98,15 +103,27 @@ class NotDone(SinkError):
     """The server answered that it has ended a prepared transaction, and has not."""
 
 
-class Backend(Server, ABC):
-    """One kind of database as a sink uses it: its connections, the target, errors, two-phase transactions and staging
-    tables. `strategy` is the one that the user asked for.
+class Move(NamedTuple):
+    """Staged rows on their way into the target, which is locked. `staging` are their tables, `tables` the same, quoted;
+    `written` are the columns that they have for the target."""
 
-    Staging tables are given by name, or, for statements, as quoted names; `written` are the columns of the target that
-    the batch has."""
+    connection: Any
+    target: Any
+    staging: Sequence[str]
+    tables: Sequence[str]
+    written: Sequence[str]
+
+
+class Backend(ABC):
+    """One kind of database as a sink uses it: its connections, the target, errors, two-phase transactions and staging
+    tables. `strategy` is the one that the user asked for. `dialect` is SQLAlchemy's name for the kind of database, by
+    which what is known of it is found; "" for one of which nothing is.
+
+    In statements %s stands for a parameter and %% for a percent sign; one without parameters is taken as it is."""
 
     merge: MergeOptions
     strategy: str = "staged"
+    dialect: str = ""
 
     DROPPED_TOGETHER: ClassVar[int] = 1
     """So many staging tables go in one transaction."""
@@ -122,6 +139,57 @@ class Backend(Server, ABC):
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
     """What the ledger knows a two-phase transaction by, in its identity."""
+    INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
+    """It skips rows whose key is there, and waits for those that are not committed yet."""
+    NEWEST_FIRST: ClassVar[str] = "{} DESC"
+    """Orders by a column, NULL at the end."""
+    JUDGE_NOW: ClassVar[str] = ""
+    """What lets constraints judge rows that would do so at COMMIT."""
+    DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
+    """Of rows of the target that others are found for."""
+
+    # ------------------------------------------------------------------ connections and statements
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[Any]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def transaction(self, connection: Any, *, undo: bool = False) -> AbstractContextManager[None]:
+        """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
+        waits. With `undo` it is rolled back in any case."""
+
+    def at_work(self, connection: Any) -> AbstractContextManager[None]:
+        """Statements in this block may take long. Default: any may."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def execute(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> int:
+        """Run a statement; returns how many rows it changed."""
+
+    @abstractmethod
+    def query(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
+
+    def later(
+        self, connection: Any, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> object:
+        """Query, at the latest with the next statement. `judge` gets the rows, and may raise. Default: now."""
+        return judge(self.query(connection, statement, parameters))
+
+    # ------------------------------------------------------------------ the ledger
+    def insertions(self, ledger: str, rows: Sequence[LedgerRow]) -> Iterator[tuple[str, list[object]]]:
+        """Statements, with parameters, that insert those rows into the (quoted) ledger whose primary key no row has."""
+        for some in batches(rows, _INSERTED_TOGETHER):
+            values = ", ".join([f"({marks(LEDGER_COLUMNS)})"] * len(some))
+            statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=values)
+            yield statement, [value for row in some for value in row]
+
+    def insert_missing(self, connection: Any, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        """Insert those rows whose primary key no row has into (quoted) ledgers; returns how many. Waits for others that
+        insert the same keys, within the limit for lock waits."""
+        parts = (part for ledger, rows in inserts.items() for part in self.insertions(ledger, rows))
+        return sum(self.execute(connection, *part) for part in parts)
 
     # ------------------------------------------------------------------ the target
     @abstractmethod
@@ -151,27 +219,68 @@ class Backend(Server, ABC):
                 raise
             raise ConfigurationError(f"cannot create table {label(schema, name)} at {self}: {fault.text}") from error
 
-    def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
-        table = self.describe(connection, schema, name)
-        if table and not (table.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(table.names)):
-            raise no_ledger(table.label)
-        return table is not None
+    def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
+        """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
+        known how to ask: of a `dialect` that `TRIGGERS` has not."""
+        ask = TRIGGERS.get(self.dialect)
+        return dict(self.query(connection, ask, [schema, name])) if ask else {}
+
+    def require_meant(self, connection: Any, target: Any) -> None:
+        """Raise TargetChanged, at the latest with the next statement, if there are triggers that nobody has seen."""
+        if ask := TRIGGERS.get(self.dialect):
+            asked = [target.schema, target.name]
+            self.later(connection, ask, asked, lambda rows: target.require_meant(dict(rows)))
+
+    @abstractmethod
+    def declared(self, connection: Any, field: pa.Field, *, key: bool) -> str:
+        """The type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it gets an
+        index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
+
+    def column(self, name: str, kind: str, *, nullable: bool) -> str:
+        """A column for CREATE TABLE and ADD COLUMN."""
+        null = " NULL" if self.dialect in _NULL_IS_SAID else ""
+        return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
+
+    def create_table(self, connection: Any, schema: str, name: str, columns: Sequence[str], options: str = "") -> None:
+        """Create a table, unless somebody else does at the same moment. Outside a transaction."""
+        table = self.quote(schema, name)
+        try:
+            with self.transaction(connection):
+                self.execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}")
+        except Exception:
+            there = False
+            with contextlib.suppress(Exception):
+                there = bool(self.existing(connection, schema, [name]))
+            if not there:
+                raise
+            logger.debug("somebody else created %s at the same time", table)
 
     def definition(self, connection: Any, target: Any, field: pa.Field) -> str:
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
         return self.column(field.name, self.declared(connection, field, key=False), nullable=True)
 
     def problems(self, connection: Any, target: Any, ledger: str) -> Iterable[str]:
-        """What else is in the way: the index that upserts need, the server, rights. Default: the index."""
+        """What else is in the way: the index that upserts need, the server, rights."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield (
                 f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
                 "neither partial nor deferrable"
             )
+        if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
+            yield f'{reason}: use strategy="staged"'
 
     def choose(self, connection: Any, target: Any) -> tuple[str, str]:
-        """The strategy and the reason for it. Default: staging tables."""
-        return "staged", "the database has no prepared transactions that this sink knows"
+        """The strategy and the reason for it."""
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        if self.strategy != "auto":
+            return self.strategy, "as configured"
+        obstacle = self.no_two_phase(connection)
+        return ("staged", obstacle) if obstacle else (self.TWO_PHASE, "the server and the user's rights allow it")
+
+    def no_two_phase(self, connection: Any) -> str | None:
+        """Why there can be no prepared transactions here. Default: this sink knows none."""
+        return "the database has no prepared transactions that this sink knows"
 
     def unfit_server(self, connection: Any) -> str | None:
         """Why the sink cannot work with this server at all. Default: it can with any."""
@@ -235,6 +344,7 @@ class Backend(Server, ABC):
 
     # ------------------------------------------------------------------ staging tables
     def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
+        """Those of the names that a table has, be it a staging table or another one."""
         return set(self.staged_types(connection, schema, names))
 
     @abstractmethod
@@ -283,54 +393,56 @@ class Backend(Server, ABC):
         return columns + [column for _, column in others]
 
     # ------------------------------------------------------------------ the move
-    def locked(self, connection: Any, plan: Plan, staged: StagedTypes) -> Target:
-        """The target as the running transaction sees it, locked against changes until its end. Raises
-        ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
-        cannot go into it as they are. What is new in the table may bind rows that the staging tables took, so it is a
-        constraint."""
+    def locked(self, connection: Any, plan: Plan, staged: StagedTypes) -> Move:
+        """These staging tables and the target as the running transaction sees it, locked against changes until its end.
+        Raises ConfigurationError that says what was changed, and what to change back, if their rows cannot go into it
+        as they are. What is new in the table may bind rows that the staging tables took, so it is a constraint."""
         known, types = plan.target, sorted({column for columns in staged.values() for column in columns.items()})
         written = self.merge.written(list(dict(types)), known.names)
         not_locked = self.lock(connection, plan, written)
         target: Target | None = self.describe(connection, known.schema, known.name)
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
+            tables = [self.quote(known.schema, name) for name in staged]
+            columns = self.merge.written(list(dict(types)), target.names)
+            move = Move(connection, target, list(staged), tables, columns)
             reasons = [*target.unfit(written, types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it")
-            reasons = reasons or [*self.changes_since(connection, plan, target, list(staged), written)]
-            reasons = reasons or ([not_locked] if not_locked else [])
+            reasons = reasons or [*self.changes_since(move)] or ([not_locked] if not_locked else [])
         if reasons or target is None:
             raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        self.require_meant(connection, known)
         if target == known:
-            return target
-        return replace(target, constraints=(*target.constraints, "what is new in the table"))
+            return move
+        return move._replace(target=replace(target, constraints=(*target.constraints, "what is new in the table")))
 
-    @abstractmethod
     def lock(self, connection: Any, plan: Plan, written: Sequence[str]) -> str | None:
-        """Let nobody alter the table until the transaction ends; or why that cannot be."""
+        """Let nobody alter the table until the transaction ends; or why that cannot be. Default: by an INSERT of no
+        rows, as far as the database has a lock for it."""
+        table = self.quote(plan.target.schema, plan.target.name)
+        known = [name for name in written if name in plan.target.names]
+        rows = f"SELECT {self.quoted(known)} FROM {table} WHERE 1 = 0"
+        self.execute(connection, f"{self.into(plan.target, known)} {rows}")
+        return None
 
-    def changes_since(
-        self, connection: Any, plan: Plan, target: Any, staging: Sequence[str], written: Sequence[str]
-    ) -> Iterable[str]:
+    def changes_since(self, move: Move) -> Iterable[str]:
         """What else keeps rows out of the locked table, such as a NULL that it would take for a number. Default:
         nothing."""
         return ()
 
-    def append(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+    def append(self, move: Move, rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
-        into, names, moved = self.into(target, written), self.quoted(written), 0
-        for some in batches(staging, self.MOVED_TOGETHER):
-            moved += self.execute(connection, f"{into} {self.union(some, names)}")
+        into, names, moved = self.into(move.target, move.written), self.quoted(move.written), 0
+        for some in batches(move.tables, self.MOVED_TOGETHER):
+            moved += self.execute(move.connection, f"{into} {self.union(some, names)}")
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
-            self.count(connection, staging, rows)
+            self.count(move, rows)
 
     @abstractmethod
-    def upsert(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(self, move: Move) -> None:
         """Put the last change of each key into the target, in the caller's transaction."""
-
-    def moved(self, connection: Any, target: Any, staging: Sequence[str]) -> None:
-        """What is to be done when all rows are in. Default: nothing."""
 
     def mark_moved(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows.
@@ -338,16 +450,17 @@ class Backend(Server, ABC):
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 
-    def sample(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
+    def sample(self, move: Move) -> None:
         """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
+        return
 
-    def twice(self, connection: Any, target: Any, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
+    def twice(self, move: Move, columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
-        names = ", ".join(self.grouped(target, column) for column in columns)
+        names = ", ".join(self.grouped(move.target, column) for column in columns)
         known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
-        staged = self.union(staging, self.quoted(columns))
+        staged = self.union(move.tables, self.quoted(columns))
         rows = self.query(
-            connection,
+            move.connection,
             f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
             f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
         )
@@ -357,12 +470,12 @@ class Backend(Server, ABC):
         """What equal values of a column are grouped by."""
         return self.quote(column)
 
-    def count(self, connection: Any, staging: Sequence[str], rows: int) -> None:
+    def count(self, move: Move, rows: int) -> None:
         """Raise SinkError if the staging tables do not hold so many rows."""
         staged = 0
-        for some in batches(staging, _COUNTED_TOGETHER):
+        for some in batches(move.tables, _COUNTED_TOGETHER):
             counts = (f"SELECT count(*) AS n FROM {table}" for table in some)
-            ((count,),) = self.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
+            ((count,),) = self.query(move.connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
             staged += int(count)
         if staged != rows:
             raise SinkError(
@@ -383,27 +496,42 @@ class Backend(Server, ABC):
         return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
 
     # ------------------------------------------------------------------ parts of statements
-    def into(self, target: Any, written: Sequence[str]) -> str:
-        """The INSERT, before its rows."""
-        return f"INSERT INTO {self.quote(target.schema, target.name)} ({self.quoted(written)})"
+    def quote(self, *names: str) -> str:
+        """An identifier of one or more parts, of which the first may be empty. Default: as in standard SQL."""
+        return ".".join('"' + name.replace('"', '""') + '"' for name in names if name)
 
     def quoted(self, columns: Iterable[str]) -> str:
         """Identifiers, as a list."""
         return ", ".join(self.quote(column) for column in columns)
 
-    def union(self, staging: Sequence[str], columns: str) -> str:
+    def into(self, target: Any, written: Sequence[str]) -> str:
+        """The INSERT, before its rows."""
+        return f"INSERT INTO {self.quote(target.schema, target.name)} ({self.quoted(written)})"
+
+    def union(self, tables: Sequence[str], columns: str) -> str:
         """A SELECT for each staging table, of which there are as many as Spark has partitions."""
-        return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
+        return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in tables)
 
     def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
         names = map(self.quote, columns)
         return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
 
-    def changes(self, written: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The columns that tell the last change of each key and what it is, and those that order the changes."""
+    def last(self, move: Move) -> str:
+        """The last change of each key, over all staging tables."""
         # of equals, a delete wins
         order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
-        return [*written, *(column for column in order if column not in written)], order
+        names = self.quoted([*move.written, *(column for column in order if column not in move.written)])
+        staged = self.union(move.tables, names)
+        if not self.merge.order_by:  # validated: every key is there once
+            return staged
+        newest = ", ".join(self.NEWEST_FIRST.format(self.quote(column)) for column in order)
+        place = f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)} ORDER BY {newest}) AS tpc_place"
+        ranked = f"SELECT {names}, {place} FROM ({staged}) AS staged"
+        return f"SELECT {names} FROM ({ranked}) AS ranked WHERE tpc_place = 1"
+
+    def stays(self, rows: str) -> str:
+        """The condition for rows that are no deletes."""
+        return f"{rows}.{self.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else "TRUE"
 
     def not_older(self, change: str = "last") -> str:
         """With `keep_newer`, what a change has to meet beside the key to replace the row `target`."""
@@ -412,13 +540,22 @@ class Backend(Server, ABC):
         by = self.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
 
-    def giving(self, target: Any, written: Sequence[str], last: str) -> str | None:
+    def delete(self, move: Move, last: str) -> None:
+        """Delete the rows whose last change is a delete."""
+        if self.merge.delete_marker:
+            same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+            condition = f"last.{self.quote(self.merge.delete_marker)} IS TRUE AND {same}"
+            target = self.quote(move.target.schema, move.target.name)
+            rows = f"({last}) AS last"
+            self.execute(move.connection, self.DELETE.format(target=target, rows=rows, condition=condition))
+
+    def giving(self, move: Move, last: str) -> str | None:
         """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
         change of another key takes: one that is changed first would meet what the other is yet to give up. None if
         there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
-        keys, takes = self.merge.keys, []
+        target, keys, takes = move.target, self.merge.keys, []
         for unique in target.uniques:
-            columns = [column for column in unique.columns if column in written]
+            columns = [column for column in unique.columns if column in move.written]
             if columns and set(unique.columns) != set(keys):
                 takes.append(f"({self.equal('taker', 'target', columns)})")
         if (
@@ -427,10 +564,10 @@ class Backend(Server, ABC):
             or any(judge.startswith(("trigger ", "rule ")) for judge in target.constraints)
         ):
             return None
-        marker = f" AND taker.{self.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
+        other = f"NOT ({self.equal('taker', 'target', keys)}) AND {self.stays('taker')}"
         return (
             f"{self.equal('target', 'last', keys)}{self.not_older()} AND EXISTS (SELECT 1 FROM ({last}) AS taker"
-            f" WHERE ({' OR '.join(takes)}) AND NOT ({self.equal('taker', 'target', keys)}){marker})"
+            f" WHERE ({' OR '.join(takes)}) AND {other})"
         )
 
     # ------------------------------------------------------------------ alike

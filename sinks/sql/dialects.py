@@ -47,6 +47,23 @@ TRIGGERS = {
 """What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
 definition. The parameters are the table's schema and name. In MySQL a user without the right TRIGGER sees none."""
 
+LEDGERS = {
+    "postgresql": (
+        "SELECT attname::text, relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index"
+        " WHERE indrelid = c.oid AND indisprimary AND attnum = ANY(indkey)) FROM pg_attribute"
+        " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relname = %s AND attnum > 0 AND NOT attisdropped"
+    ),
+    **dict.fromkeys(
+        MYSQL,
+        "SELECT column_name, column_key = 'PRI' AND 'InnoDB' = (SELECT engine FROM information_schema.tables"
+        " WHERE table_schema = %s AND table_name = %s) FROM information_schema.columns"
+        " WHERE table_schema = %s AND table_name = %s",
+    ),
+}
+"""The columns of a table, and of each whether it is in the primary key of one that has transactions. The parameters are
+the table's schema and name, as often as they come."""
+
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
  WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname = ANY(current_schemas(false))

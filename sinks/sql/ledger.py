@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
+
 from sinks.audit import Holding, Part
 from sinks.errors import ConfigurationError
+from sinks.sql.dialects import LEDGERS, MYSQL
 from sinks.sql.names import label, witness_of
-from sinks.sql.server import LEDGER_COLUMNS, Row, Server, batches, marks
+from sinks.sql.server import Row, batches, marks
 from sinks.transaction import Checkpoint, Fingerprint, Identity, TransactionId, token
 
 if TYPE_CHECKING:
@@ -25,41 +28,102 @@ _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
 _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
 
+LedgerRow = tuple[object, ...]
+LEDGER = pa.schema(
+    [
+        pa.field("transaction_id", pa.string(), nullable=False),
+        pa.field("committed", pa.bool_(), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("job", "lineage", "sink")),
+        pa.field("checkpoint", pa.int64(), nullable=False),
+        pa.field("written", pa.int64()),
+        pa.field("row_hash", pa.string()),
+    ]
+)
+"""The last two have count and hash of a transaction's rows, or are null. The table has a column `at` beside, for who
+reads it."""
+LEDGER_COLUMNS = tuple(LEDGER.names)
+_KEY = "transaction_id"
+_ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
+_WORDS = {"postgresql": 'text COLLATE "C"', **dict.fromkeys(MYSQL, _ASCII)}
+"""Types of short texts that are compared byte by byte."""
+_TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYSQL, "datetime")}
+
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger table, as it travels to the tasks. `id` is random, and tells it from another one of the same name. It
-    is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it away."""
+    """The ledger table, as it travels to the tasks; `server` is the sink's `Backend`. `id` is random, and tells it from
+    another one of the same name. It is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it
+    away."""
 
     IDENTITY: ClassVar[str] = "ledger"
-    server: Server = field(compare=False, repr=False)
+    server: Any = field(compare=False, repr=False)
     schema: str
     name: str
     id: str
 
     @classmethod
-    def find(cls, server: Server, connection: Any, schema: str, name: str) -> Self | None:
+    def find(cls, server: Any, connection: Any, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
-        if not server.has_ledger(connection, schema, name):
-            return None
         ledger = cls(server, schema, name, "")
-        id = ledger._id(connection)
+        id = ledger._id(connection) if ledger.exists(connection) else ""
         return replace(ledger, id=id) if id else None
 
     @classmethod
-    def ensure(cls, server: Server, connection: Any, schema: str, name: str) -> Self:
+    def ensure(cls, server: Any, connection: Any, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
         new = cls(server, schema, name, uuid.uuid4().hex)
         for table in (new, new.witness):
-            if not server.has_ledger(connection, schema, table.name):
-                server.create_ledger(connection, schema, table.name)
+            if not table.exists(connection):
+                table._create(connection)
         if not (id := new._id(connection)):
             with server.transaction(connection):
-                server.insert_missing(connection, new.table, [(cls.IDENTITY, True, "-", new.id, "-", 0, None, None)])
+                identity = (cls.IDENTITY, True, "-", new.id, "-", 0, None, None)
+                server.insert_missing(connection, {new.table: [identity]})
             id = new._id(connection)
         if not id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
         return replace(new, id=id)
+
+    def exists(self, connection: Any) -> bool:
+        """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
+        if ask := LEDGERS.get(self.server.dialect):
+            columns = self.server.query(connection, ask, [self.schema, self.name] * (ask.count("%s") // 2))
+        else:
+            table = self.server.describe(connection, self.schema, self.name)
+            columns = [(name, name == _KEY and table.is_unique((name,))) for name in table.names] if table else []
+        self._judge(columns)
+        return bool(columns)
+
+    def require_intact(self, connection: Any) -> None:
+        """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the latest with the next
+        statement. Where reading a table keeps others from altering it until the transaction ends, the caller has read
+        it."""
+        if ask := LEDGERS.get(self.server.dialect):
+            asked = [self.schema, self.name] * (ask.count("%s") // 2)
+            self.server.later(connection, ask, asked, self._judge)
+        else:
+            self.exists(connection)
+
+    def _judge(self, columns: Sequence[Row]) -> None:
+        keys = [name for name, is_key in columns if is_key]
+        if columns and not (keys == [_KEY] and {name for name, _ in columns} >= set(LEDGER_COLUMNS)):
+            raise ConfigurationError(
+                f"{self.label} exists and is not a ledger of this version (a table with transactions, the primary key "
+                f"{_KEY}, and the columns {', '.join(LEDGER_COLUMNS[1:])}): add what is missing, or choose "
+                "another name with ledger=…"
+            )
+
+    def _create(self, connection: Any) -> None:
+        server, columns = self.server, list[str]()
+        for column in LEDGER:
+            word = _WORDS.get(server.dialect, "varchar(199)")
+            kind = word if column.type == pa.string() else server.declared(connection, column, key=False)
+            columns.append(server.column(column.name, kind, nullable=column.nullable))
+        time = _TIMES.get(server.dialect, "timestamp")
+        columns.append(f"{server.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
+        columns.append(f"PRIMARY KEY ({server.quote(_KEY)})")
+        engine = " ENGINE=InnoDB" if server.dialect in MYSQL else ""
+        server.create_table(connection, self.schema, self.name, columns, engine)
 
     def _id(self, connection: Any) -> str:
         rows = self._query(connection, _ASK_ID, [self.IDENTITY])
@@ -80,11 +144,6 @@ class Ledger:
                 "now. See that it is the right one, then start the query again"
             )
 
-    def require_intact(self, connection: Any) -> None:
-        """Raise ConfigurationError if it was altered, so that it proves nothing any more. Where reading a table keeps
-        others from altering it until the transaction ends, the caller has read it."""
-        self.server.require_ledger(connection, self.schema, self.name)
-
     @property
     def witness(self) -> Self:
         """The table that has each commit a second time."""
@@ -98,13 +157,13 @@ class Ledger:
     @property
     def table(self) -> str:
         """Its name in a statement that has parameters, in which % stands for itself only when doubled."""
-        return self.server.quote(self.schema, self.name).replace("%", "%%")
+        return str(self.server.quote(self.schema, self.name)).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
         return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
 
     def _query(self, connection: Any, template: str, parameters: Sequence[object]) -> list[Row]:
-        return self.server.query(connection, self._sql(template), parameters)
+        return list(self.server.query(connection, self._sql(template), parameters))
 
     def proof(self) -> dict[str, object]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
@@ -154,7 +213,7 @@ class Ledger:
             " GROUP BY {lineage}"
         )
         asked, witnessed = [job, sink, True], dict[str, int]()
-        if is_witnessed or self.server.has_ledger(connection, self.schema, self.witness.name):
+        if is_witnessed or self.witness.exists(connection):
             self.server.later(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
@@ -182,10 +241,9 @@ class Ledger:
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
         if not committed:
-            return self.server.insert_missing(connection, self.table, rows) == len(rows)
-        witnessed = [(*row[:-2], None, None) for row in rows]
-        both = {self.table: rows, self.witness.table: witnessed}
-        return self.server.insert_both(connection, both) == 2 * len(rows)
+            return bool(self.server.insert_missing(connection, {self.table: rows}) == len(rows))
+        both = {self.table: rows, self.witness.table: [(*row[:-2], None, None) for row in rows]}
+        return bool(self.server.insert_missing(connection, both) == 2 * len(rows))
 
     def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""

@@ -9,15 +9,12 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
-import pyarrow as pa
-
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.resting import disconnect, rest, rested
-from sinks.sql.dialects import MYSQL, TRIGGERS
 from sinks.sql.names import STAGING
 
 logger = logging.getLogger(__name__)
@@ -28,153 +25,21 @@ PERCENT_ENCODED = (
 )
 KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
 """libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
-_INSERTED_TOGETHER = 1000
 _TRUSTED_SECONDS = 5
 
 Row: TypeAlias = tuple[Any, ...]
 """What a driver makes of a row."""
-LedgerRow = tuple[object, ...]
 ItemT = TypeVar("ItemT")
-LEDGER = pa.schema(
-    [
-        pa.field("transaction_id", pa.string(), nullable=False),
-        pa.field("committed", pa.bool_(), nullable=False),
-        *(pa.field(name, pa.string(), nullable=False) for name in ("job", "lineage", "sink")),
-        pa.field("checkpoint", pa.int64(), nullable=False),
-        pa.field("written", pa.int64()),
-        pa.field("row_hash", pa.string()),
-    ]
-)
-"""The last two have count and hash of a transaction's rows, or are null. The table has a column `at` beside, for who
-reads it."""
-LEDGER_COLUMNS = tuple(LEDGER.names)
-
-_NULL_IS_SAID = (*MYSQL, "mssql")
-"""Dialects in which a column that says nothing may take no NULL. Others know no such word."""
-_ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
-_WORDS = {"postgresql": 'text COLLATE "C"', "mysql": _ASCII, "mariadb": _ASCII}
-"""Types of short texts that are compared byte by byte."""
-_TIMES = {"postgresql": "timestamptz", "mysql": "datetime", "mariadb": "datetime", "mssql": "datetime2"}
 
 
-class Server(ABC):
-    """One database: lends connections and runs statements on them, in which %s stands for a parameter and %% for a
-    percent sign; a statement without parameters is taken as it is. `dialect` is SQLAlchemy's name for the kind of
-    database, by which what is known of it is found; "" for one of which nothing is."""
-
-    dialect: str = ""
-
-    @abstractmethod
-    def lend(self) -> AbstractContextManager[Any]: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def transaction(self, connection: Any, *, undo: bool = False) -> AbstractContextManager[None]:
-        """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
-        waits. With `undo` it is rolled back in any case."""
-
-    def at_work(self, connection: Any) -> AbstractContextManager[None]:
-        """Statements in this block may take long. Default: any may."""
-        return contextlib.nullcontext()
-
-    def quote(self, *names: str) -> str:
-        """An identifier of one or more parts, of which the first may be empty. Default: as in standard SQL."""
-        return ".".join('"' + name.replace('"', '""') + '"' for name in names if name)
-
-    @abstractmethod
-    def execute(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> int:
-        """Run a statement; returns how many rows it changed."""
-
-    @abstractmethod
-    def query(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
-
-    def later(
-        self, connection: Any, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
-    ) -> object:
-        """Query, at the latest with the next statement. `judge` gets the rows, and may raise. Default: now."""
-        return judge(self.query(connection, statement, parameters))
-
-    def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
-        """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
-        known how to ask: of a `dialect` that `TRIGGERS` has not."""
-        ask = TRIGGERS.get(self.dialect)
-        return dict(self.query(connection, ask, [schema, name])) if ask else {}
-
-    def judge_triggers(
-        self, connection: Any, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
-    ) -> None:
-        """`judge` gets what `triggers` returns, at the latest with the next statement, and may raise."""
-        if ask := TRIGGERS.get(self.dialect):
-            self.later(connection, ask, [schema, name], lambda rows: judge(dict(rows)))
-
-    # ------------------------------------------------------------------ tables
-    @abstractmethod
-    def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
-        """Those of the names that a table has, be it a staging table or another one."""
-
-    @abstractmethod
-    def declared(self, connection: Any, field: pa.Field, *, key: bool) -> str:
-        """The type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it gets an
-        index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
-
-    def column(self, name: str, kind: str, *, nullable: bool) -> str:
-        """A column for CREATE TABLE and ADD COLUMN."""
-        null = " NULL" if self.dialect in _NULL_IS_SAID else ""
-        return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
-
-    def create_table(self, connection: Any, schema: str, name: str, columns: Sequence[str], options: str = "") -> None:
-        """Create a table, unless somebody else does at the same moment. Outside a transaction."""
-        table = self.quote(schema, name)
-        try:
-            with self.transaction(connection):
-                self.execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}")
-        except Exception:
-            there = False
-            with contextlib.suppress(Exception):
-                there = bool(self.existing(connection, schema, [name]))
-            if not there:
-                raise
-            logger.debug("somebody else created %s at the same time", table)
-
-    @abstractmethod
-    def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
-        """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
-
-    def require_ledger(self, connection: Any, schema: str, name: str) -> object:
-        """Raise ConfigurationError if that is something else than a ledger, at the latest with the next statement."""
-        return self.has_ledger(connection, schema, name)
-
-    def create_ledger(self, connection: Any, schema: str, name: str) -> None:
-        columns, word = [], _WORDS.get(self.dialect, "varchar(199)")
-        for field in LEDGER:
-            kind = word if field.type == pa.string() else self.declared(connection, field, key=False)
-            columns.append(self.column(field.name, kind, nullable=field.nullable))
-        columns.append(f"{self.quote('at')} {_TIMES.get(self.dialect, 'timestamp')} DEFAULT CURRENT_TIMESTAMP NOT NULL")
-        columns.append(f"PRIMARY KEY ({self.quote('transaction_id')})")
-        self.create_table(connection, schema, name, columns, " ENGINE=InnoDB" if self.dialect in MYSQL else "")
-
-    @abstractmethod
-    def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
-        """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
-        that insert the same keys, within the limit for lock waits."""
-
-    def insert_both(self, connection: Any, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
-        """Insert rows into two ledgers, as `insert_missing` does into one; returns how many. `inserts`: by ledger."""
-        return sum(self.insert_missing(connection, *insert) for insert in inserts.items())
-
-
-class PooledServer(Server):
-    """One database of one server. All connections are in autocommit mode, and every transaction of ours is begun by
-    hand, by `transaction()`."""
+class Pool(ABC):
+    """Connections to one database of one server. All are in autocommit mode, and every transaction of ours is begun by
+    hand."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
     RESTS: ClassVar[bool] = False  # whether the next task of a process may take a connection that one has given back
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
-    INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
-    """It skips rows whose key is there, and waits for those that are not committed yet."""
 
     def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
         """`parameters` are the driver's, for a connection; `name` is the sink's; `lock_timeout` is in seconds. Raises
@@ -200,18 +65,6 @@ class PooledServer(Server):
     def can_be_lent(self, connection: Any) -> bool:
         """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
         return True
-
-    def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
-        return sum(self.execute(connection, *insertion) for insertion in self._insertions(ledger, rows))
-
-    def _insertions(self, ledger: str, rows: Sequence[LedgerRow]) -> Iterator[tuple[str, list[object]]]:
-        for some in batches(rows, _INSERTED_TOGETHER):
-            yield self._insertion(ledger, some)
-
-    def _insertion(self, ledger: str, rows: Sequence[LedgerRow]) -> tuple[str, list[object]]:
-        values = ", ".join([f"({marks(LEDGER_COLUMNS)})"] * len(rows))
-        statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=values)
-        return statement, [value for row in rows for value in row]
 
     @contextmanager
     def lend(self) -> Iterator[Any]:
@@ -303,15 +156,6 @@ def is_trusted(connection: Any, rested: float) -> bool:
     came = select.poll()
     came.register(connection, select.POLLIN)
     return rested < _TRUSTED_SECONDS and not came.poll(0)
-
-
-def no_ledger(table: str) -> ConfigurationError:
-    """What is told of a table that has the name of a ledger."""
-    return ConfigurationError(
-        f"{table} exists and is not a ledger of this version (a table with transactions, the primary key "
-        f"transaction_id, and the columns {', '.join(LEDGER_COLUMNS[1:])}): add what is missing, or choose another "
-        "name with ledger=…"
-    )
 
 
 def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
 from sinks.progress import progress
-from sinks.sql.backend import Backend, NotDone, Plan, RowTransaction
+from sinks.sql.backend import Backend, Move, NotDone, Plan, RowTransaction
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import STAGING, altered, columns_digest, label, of_sink, staging_table
 from sinks.sql.server import Fault, explained
-from sinks.sql.table import Target
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -55,8 +54,7 @@ class TwoPhase(Strategy):
     def finish(self, transaction: RowTransaction, plan: Plan) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
-            target = plan.target
-            self.backend.judge_triggers(transaction.connection, target.schema, target.name, target.require_meant)
+            self.backend.require_meant(transaction.connection, plan.target)
         return rows
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
@@ -135,16 +133,6 @@ class Doubtful(Exception):
     """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
 
 
-class Move(NamedTuple):
-    """Staged rows on their way into the target, which is locked: the staging tables, quoted, and the columns that they
-    have for it."""
-
-    connection: Any
-    target: Target
-    staging: Sequence[str]
-    written: Sequence[str]
-
-
 class StagingTables(Strategy):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
@@ -157,11 +145,12 @@ class StagingTables(Strategy):
         """Put the rows of all staging tables into the target, in the caller's transaction."""
         with self.backend.at_work(move.connection):
             if self.merge.mode == "append":
-                self.backend.append(*move, rows)
+                self.backend.append(move, rows)
             else:
-                self.backend.count(move.connection, move.staging, rows)
-                self.backend.upsert(*move)
-            self.backend.moved(move.connection, move.target, move.staging)
+                self.backend.count(move, rows)
+                self.backend.upsert(move)
+            if self.backend.JUDGE_NOW:
+                self.backend.execute(move.connection, self.backend.JUDGE_NOW)
 
     def clashes(self, move: Move) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
@@ -176,13 +165,13 @@ class StagingTables(Strategy):
                 self._taken(move, unique.columns, rule)
 
     def _twice(self, move: Move, columns: Sequence[str], rule: str) -> None:
-        if row := self.backend.twice(move.connection, move.target, move.staging, columns):
+        if row := self.backend.twice(move, columns):
             clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 
     def _taken(self, move: Move, columns: Sequence[str], rule: str) -> None:
         names = ", ".join(f"staged.{self.backend.quote(column)}" for column in columns)
-        staged = f"({self.backend.union(move.staging, self.backend.quoted(columns))}) AS staged"
+        staged = f"({self.backend.union(move.tables, self.backend.quoted(columns))}) AS staged"
         target = f"{self.backend.quote(move.target.schema, move.target.name)} AS target"
         same = self.backend.equal("target", "staged", columns)
         for row in self.backend.query(move.connection, f"SELECT {names} FROM {staged} JOIN {target} ON {same} LIMIT 1"):
@@ -232,7 +221,7 @@ class StagingTables(Strategy):
                     if self.backend.constraints(move.target, move.written):
                         self.transfer(move, sum(c.fingerprint.rows for c in committables))
                         return
-                self.backend.sample(*move)
+                self.backend.sample(move)
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
@@ -386,10 +375,8 @@ class StagingTables(Strategy):
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
             if there and committable.proof["columns"] != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
-        target = self.backend.locked(connection, plan, staged)
-        self.backend.judge_triggers(connection, target.schema, target.name, plan.target.require_meant)
-        quoted = [self.backend.quote(target.schema, name) for name in tables]
-        return Move(connection, target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names))
+        with self.backend.at_work(connection):
+            return self.backend.locked(connection, plan, {name: staged.get(name, {}) for name in tables})
 
 
 def _refusal(fault: Fault, table: str) -> str:

@@ -20,11 +20,12 @@ from sqlalchemy.types import SchemaType, TypeEngine
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import table as tables
-from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes
+from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes
 from sinks.sql.dialects import HOMES, MYSQL
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
-from sinks.sql.names import label, staging_table
-from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, Fault, LedgerRow, Row, ambiguous, explained, no_ledger
+from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
+from sinks.sql.names import STAGING, staging_table
+from sinks.sql.server import PERCENT_ENCODED, Fault, Row, ambiguous, explained, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode, Values
@@ -233,34 +234,25 @@ class SqlAlchemyBackend(Backend):
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         return [tuple(row) for row in connection.execute(_text(statement, parameters))]
 
-    # ------------------------------------------------------------------ the ledger's table
-    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        inspector = sa.inspect(connection)
-        if not inspector.has_table(name, schema or None):
-            return False
-        columns = {column["name"] for column in inspector.get_columns(name, schema or None)}
-        keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
-        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS):
-            raise no_ledger(label(schema, name))
-        return True
-
     def create_table(
         self, connection: Connection, schema: str, name: str, columns: Sequence[str], options: str = ""
     ) -> None:
         self.engine.dialect.validate_identifier(name)  # a server may cut what is too long
         super().create_table(connection, schema, name, columns, options)
 
-    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
+    def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        return sum(self._insert_missing(connection, ledger, rows) for ledger, rows in inserts.items())
+
+    def _insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """All together, or else one after the other: a refused row is told by its primary key."""
-        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
-        statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
+        statement = f"INSERT INTO {ledger} ({self.quoted(LEDGER_COLUMNS)}) VALUES ({marks(LEDGER_COLUMNS)})"
         try:
             with connection.begin_nested():
                 for row in rows:
                     connection.execute(_text(statement, row))
             return len(rows)
         except exc.IntegrityError:
-            return sum(self.insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
+            return sum(self._insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
 
     def close(self) -> None:
         self.engine.dispose()
@@ -352,9 +344,6 @@ class SqlAlchemyBackend(Backend):
         except exc.CompileError as error:
             raise SchemaMismatch(f"{self.dialect} has no such type: {error}") from None
 
-    def choose(self, connection: Connection, target: SqlAlchemyTarget) -> tuple[str, str]:
-        return "staged", "it suits any database"
-
     # ------------------------------------------------------------------ staged, in the task
     def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
         target, text, keys = plan.target, context.transaction_id, self.merge.keys
@@ -378,58 +367,44 @@ class SqlAlchemyBackend(Backend):
         return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> tables.Target:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> Move:
         if self.dialect not in _RECREATED:
             types = {column.name: column.declared for column in plan.target.columns}
             staged = {table: {name: types.get(name, kind) for name, kind in of.items()} for table, of in staged.items()}
         return super().locked(connection, plan, staged)
 
-    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:
-        """By an INSERT of no rows, as far as the database has a lock for it."""
-        target = plan.target
-        columns = [target.table.c[name] for name in written if name in target.names]
-        connection.execute(target.table.insert().from_select(columns, sa.select(*columns).where(sa.false())))
-
-    def changes_since(
-        self,
-        connection: Connection,
-        plan: Plan,
-        target: SqlAlchemyTarget,
-        staging: Sequence[str],
-        written: Sequence[str],
-    ) -> Iterator[str]:
+    def changes_since(self, move: Move) -> Iterator[str]:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
-        required = {column.name for column in target.columns if not column.nullable} & set(written)
-        existing = sa.inspect(connection).get_multi_columns(target.schema or None, staging) if required else {}
+        target, connection = move.target, move.connection
+        required = {column.name for column in target.columns if not column.nullable} & set(move.written)
+        existing = sa.inspect(connection).get_multi_columns(target.schema or None, move.staging) if required else {}
         for (_, table), columns in existing.items():
             for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
-                rows = self._union(target, [str(table)], [name, *self._marker])
+                rows = self._tables(move._replace(staging=[str(table)]), [name, *self._marker])[0]
                 missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
                 if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
                     yield f'its column "{name}" takes no NULL, and rows have NULL there: let it be NULL'
 
-    def twice(
-        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]
-    ) -> Row | None:
-        keys = list(self._union(target, staging, columns).c)
+    def twice(self, move: Move, columns: Sequence[str]) -> Row | None:
+        keys = list(sa.union_all(*map(sa.select, self._tables(move, columns))).subquery().c)
         groups = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
-        row = connection.execute(groups).first()
+        row = move.connection.execute(groups).first()
         return row and tuple(row)
 
     # ------------------------------------------------------------------ the move
-    def upsert(
-        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
-    ) -> None:
+    def upsert(self, move: Move) -> None:
         """As any database can: the rows of the target with these keys go, then the last changes come."""
-        into, (columns, _) = target.table, self.changes(written)
-        tables = self._tables(target, staging, columns)
+        into, connection = move.target.table, move.connection
+        others = [self.merge.order_by, *self._marker]
+        columns = [*move.written, *(name for name in others if name and name not in move.written)]
+        tables = self._tables(move, columns)
         if self.merge.keep_newer:
             for table in tables:
                 connection.execute(table.delete().where(self._is_older(table, into)))
         for table in tables:
             connection.execute(into.delete().where(self._is_changed(into, table)))
-        last = self._last(connection, self._union(target, staging, columns), written)
-        connection.execute(into.insert().from_select(written, last))
+        rows = sa.union_all(*map(sa.select, tables)).subquery()
+        connection.execute(into.insert().from_select(move.written, self._last(rows, move.written)))
 
     def _is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
         """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
@@ -447,7 +422,7 @@ class SqlAlchemyBackend(Backend):
         newer = sa.or_(change.is_(None), stored > change)
         return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*equal, stored.is_not(None), newer))
 
-    def _last(self, connection: Connection, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
+    def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
         """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without
         `order_by` each key is there once."""
         columns = [rows.c[name] for name in written]
@@ -468,21 +443,17 @@ class SqlAlchemyBackend(Backend):
     def _marker(self) -> list[str]:
         return [self.merge.delete_marker] if self.merge.delete_marker else []
 
-    def _deletes(self, rows: sa.Subquery) -> sa.ColumnElement[bool]:
+    def _deletes(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
         return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
 
-    def _union(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> sa.Subquery:
-        return sa.union_all(*map(sa.select, self._tables(target, staging, columns))).subquery()
-
-    def _tables(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> list[sa.TableClause]:
-        """`staging` may be quoted names: they need no quotes."""
-        names, schema = (name.rpartition(".")[2] for name in staging), target.schema or None
-        return [sa.table(name, *map(sa.column, columns), schema=schema) for name in names]
+    def _tables(self, move: Move, columns: Sequence[str]) -> list[sa.TableClause]:
+        schema = move.target.schema or None
+        return [sa.table(name, *map(sa.column, columns), schema=schema) for name in move.staging]
 
     # ------------------------------------------------------------------ staging tables
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         inspector = sa.inspect(connection)
-        names = [name for name in inspector.get_table_names(schema or None) if re.fullmatch("tpc_[0-9a-f]{20}", name)]
+        names = [name for name in inspector.get_table_names(schema or None) if STAGING.fullmatch(name)]
         tables = inspector.get_multi_columns(schema or None, names) if names else {}
         defaults = [str(c["default"]) for columns in tables.values() for c in columns if c["name"] == _ID]
         ids = [text for default in defaults for text in re.findall(r"tpc\.[a-z0-9.-]+", default)]

@@ -19,9 +19,9 @@ from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, Unfit, bits, created_type
 from sinks.errors import ConfigurationError
 from sinks.sql import table as tables
-from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, by_table
+from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes, by_table
 from sinks.sql.names import staging_table
-from sinks.sql.server import Fault, Kind, PooledServer, Row, explained
+from sinks.sql.server import Fault, Kind, Pool, Row, explained
 from sinks.sql.sink import TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Values
@@ -116,7 +116,7 @@ class SqliteTransaction(RowTransaction):
         self.connection.close()
 
 
-class SqliteBackend(PooledServer, Backend):
+class SqliteBackend(Pool, Backend):
     """One file, in any journal mode. A transaction locks it against all other writers."""
 
     dialect = "sqlite"
@@ -223,9 +223,6 @@ class SqliteBackend(PooledServer, Backend):
         return sorted(text for text in ids if text.startswith(prefix))
 
     # ------------------------------------------------------------------ the move
-    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:
-        """BEGIN IMMEDIATE has done so."""
-
     def union(self, staging: Sequence[str], columns: str) -> str:
         """SQLite takes 500 terms."""
         united = super().union
@@ -236,20 +233,17 @@ class SqliteBackend(PooledServer, Backend):
         """Also where the table's own constraints say ON CONFLICT IGNORE."""
         return super().into(target, written).replace("INSERT", "INSERT OR ABORT", 1)
 
-    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(self, move: Move) -> None:
         """Rows that swap values of another unique index are refused."""
-        keys, marker, (columns, order) = self.quoted(self.merge.keys), self.merge.delete_marker, self.changes(written)
-        newest = ", ".join(f"{self.quote(column)} DESC" for column in order) or keys
-        place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {newest}) AS tpc_place"
-        last = f"FROM (SELECT *, {place} FROM ({self.union(staging, self.quoted(columns))})) WHERE tpc_place = 1"
-        deletes = f"{self.quote(marker)} IS TRUE" if marker else "false"
-        if marker:
-            gone = f"({keys}) IN (SELECT {keys} {last} AND {deletes})"
-            self.execute(connection, f"DELETE FROM {self.quote(target.schema, target.name)} WHERE {gone}")
-        changed = [self.quote(column) for column in written if column not in self.merge.keys]
+        keys, last = self.quoted(self.merge.keys), self.last(move)
+        if marker := self.merge.delete_marker:
+            gone = f"({keys}) IN (SELECT {keys} FROM ({last}) WHERE {self.quote(marker)} IS TRUE)"
+            table = self.quote(move.target.schema, move.target.name)
+            self.execute(move.connection, f"DELETE FROM {table} WHERE {gone}")
+        changed = [self.quote(column) for column in move.written if column not in self.merge.keys]
         action = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in changed)}" if changed else "NOTHING"
-        rows = f"SELECT {self.quoted(written)} {last} AND NOT {deletes}"
-        self.execute(connection, f"{self.into(target, written)} {rows} ON CONFLICT ({keys}) DO {action}")
+        rows = f"SELECT {self.quoted(move.written)} FROM ({last}) AS last WHERE {self.stays('last')}"
+        self.execute(move.connection, f"{self.into(move.target, move.written)} {rows} ON CONFLICT ({keys}) DO {action}")
 
 
 class SqliteSink(TableSink):

@@ -1012,7 +1012,7 @@ MUTANTS = (
     ),
     Mutant(
         "a ledger without columns for counts is taken",
-        "sinks/postgres",
+        "sinks/sql",
         ">= set(LEDGER_COLUMNS)",
         ">= set(LEDGER_COLUMNS[:6])",
         VERIFY,
