@@ -39,11 +39,14 @@ class PostgresColumn(tables.Column):
 
     `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is pg_type.typtype of the
     type, or of an array's element (`e`: an enum, `d`: a domain). `limits` is the type, or an array's element, with its
-    modifiers and without domains (`numeric(5,2)`).
+    modifiers and without domains (`numeric(5,2)`). `collation` is the clause for one that is not the type's own, and
+    `always` is an identity column that is GENERATED ALWAYS.
     """
 
     kind: str = "b"
     limits: str = ""
+    collation: str = ""
+    always: bool = False
 
     def conversion(self, arrow: pa.DataType) -> Convert:
         if self.type.endswith("[]"):
@@ -223,8 +226,6 @@ class Check:
 class PostgresTarget(tables.Target):
     """A table, or partitioned table, that rows go to."""
 
-    declarations: dict[str, str]
-    always_identity: frozenset[str]
     checks: tuple[Check, ...]
     unwritable: tuple[str, ...] = ()
     """Why rows cannot go there at all: row-level security, rules, partitions that are foreign tables."""
@@ -238,6 +239,10 @@ class PostgresTarget(tables.Target):
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
+
+    @property
+    def always_identity(self) -> set[str]:
+        return {column.name for column in self.columns if column.always}
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
@@ -283,7 +288,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     facts = connection.defer(_FACTS, {"oid": oid})
     checks = connection.defer(_CHECKS, [oid])
     indexes = connection.defer(_INDEXES, [oid])
-    columns, declarations, always = _columns(connection, sql.Identifier(schema, name))
+    columns = _columns(connection, sql.Identifier(schema, name))
     uniques, special = _judged(indexes)
     special += [f"generated column {column.name}" for column in columns if column.generated]
     about = {kind: tuple(text for of, text in facts if of == kind) for kind, _ in facts}
@@ -294,8 +299,6 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         uniques,
         (*special, *about.get("judge", ())),
         about.get("reference", ()),
-        declarations=declarations,
-        always_identity=always,
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
         unwritable=about.get("obstacle", ()),
         heirs=about.get("heir", ()),
@@ -367,12 +370,9 @@ SELECT DISTINCT ON (attnum) attname::text, b.typname || CASE WHEN element <> 0 T
 """
 
 
-def _columns(
-    connection: Connection, table: sql.Identifier
-) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
+def _columns(connection: Connection, table: sql.Identifier) -> tuple[PostgresColumn, ...]:
     rows = connection.execute(_COLUMNS, [table.as_string()] * 2).fetchall()
-    columns = tuple(PostgresColumn(*row[:8]) for row in rows)
-    return columns, {row[0]: row[2] + row[8] for row in rows}, frozenset(row[0] for row in rows if row[9])
+    return tuple(PostgresColumn(*row) for row in rows)
 
 
 def lock(connection: Connection, target: PostgresTarget) -> None:
@@ -382,10 +382,9 @@ def lock(connection: Connection, target: PostgresTarget) -> None:
 
 def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
     """The target with the columns that it has now. Raises ConfigurationError if it is gone."""
-    columns, declarations, always = _columns(connection, target.identifier)
-    if not columns:
-        raise ConfigurationError(f"table {target.label} changed while the query ran: it is gone")
-    return replace(target, columns=columns, declarations=declarations, always_identity=always)
+    if columns := _columns(connection, target.identifier):
+        return replace(target, columns=columns)
+    raise ConfigurationError(f"table {target.label} changed while the query ran: it is gone")
 
 
 _INDEXES = (

@@ -451,8 +451,8 @@ class PostgresBackend(Pool, Backend):
             is_required = not column.nullable
             if is_required and marker and column.name not in self.merge.keys:
                 is_required, checks[f"{column.name} is null"] = False, f"{quote(column.name)} IS NOT NULL"
-            kind = target.declarations[column.name] if column.name in written else column.type
-            lines.append(f"{quote(column.name)} {kind}{' NOT NULL' if is_required else ''}")
+            null = " NOT NULL" if is_required else ""
+            lines.append(f"{quote(column.name)} {column.in_sql}{column.collation}{null}")
         spared = f"{quote(marker)} IS TRUE OR " if marker else ""
         return lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
 
