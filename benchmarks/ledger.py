@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
-from sinks.mysql.backend import MySQLBackend
+from sinks.mysql.sink import MySQLBackend
 from sinks.postgres import PostgresSink
 from sinks.postgres import catalog as postgres
 from sinks.sql.sink import TableSink

@@ -1,18 +1,116 @@
-"""`MySQLSink`: exactly-once into a table of MySQL or MariaDB."""
+"""MySQL's and MariaDB's own way. Strategy `xa`: rows go into the target in an XA branch, which XA PREPARE makes
+durable; the driver runs XA COMMIT. Strategy `staged`: rows go into a staging table, and COMMIT; the driver's one
+transaction writes the ledger rows and moves every staging table of a checkpoint into the target. DROP TABLE would
+commit it, so the staging tables are dropped after it: the ledger tells that those that are still there were moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import inspect
+import logging
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
+import pymysql
+from pymysql.constants import CLIENT, ER
+from pymysql.cursors import Cursor
+
 from sinks.base import Sink
-from sinks.mysql.backend import MySQLBackend
+from sinks.diagnosis import Finding, compare_clocks
+from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
+from sinks.mysql import catalog, xa
+from sinks.mysql.catalog import MySQLColumn, MySQLTarget, target_type
+from sinks.mysql.connection import (
+    ANSWER_SECONDS,
+    RIGHTS,
+    SHAPE,
+    Connection,
+    code_of,
+    describe,
+    execute,
+    fault,
+    is_mariadb,
+    listed,
+    literal,
+    parameters,
+    query,
+    quoted,
+    setting,
+)
+from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
+from sinks.mysql.xa import name_of, recovered
+from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_table
+from sinks.sql.dialects import TRIGGERS
+from sinks.sql.ledger import Ledger, LedgerRow
+from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
+from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode
+from sinks.transaction import Identity, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+logger = logging.getLogger(__name__)
+
+_IDLE_LIMIT = 10  # seconds
+_WAIT_TIMEOUT = "28800"
+"""Seconds that a connection of a task may be without rows: the servers' own default."""
+
+
+_KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
+
+_SQL_MODE = ",".join(
+    [
+        "STRICT_ALL_TABLES",  # a value that does not fit is an error
+        "NO_ZERO_DATE",
+        "NO_ZERO_IN_DATE",
+        "ERROR_FOR_DIVISION_BY_ZERO",
+        "NO_AUTO_VALUE_ON_ZERO",  # a 0 for an AUTO_INCREMENT column is a 0
+        "NO_ENGINE_SUBSTITUTION",
+        "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
+    ]
+)
+_SESSION = {
+    "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
+    "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
+    "sql_auto_is_null": "0",  # IS NULL finds no number that was given last
+    "sql_mode": f"'{_SQL_MODE}'",
+    "time_zone": "'+00:00'",
+    "sql_notes": "1",  # what is cut off without an error counts as a warning
+    "foreign_key_checks": "1",
+    "unique_checks": "1",
+    "sql_safe_updates": "0",
+    "sql_select_limit": "18446744073709551615",
+    "sql_quote_show_create": "1",
+    "wait_timeout": _WAIT_TIMEOUT,
+}
+_MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
+_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
+
+_REFERENCES = (
+    "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
+    " FROM information_schema.referential_constraints"
+    " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
+)
+_OTHER_ENGINES = (
+    "SELECT table_name, engine FROM information_schema.tables"
+    " WHERE table_schema = %s AND table_name IN %s AND NOT engine <=> 'InnoDB'"
+)
+_DROPPERS = 8
+_ROW = "tpc row"
+"""The primary key of a staging table: many servers take no table without one."""
+# From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
+# (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
+_OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
 Strategy = Literal["auto", "xa", "staged"]
 
 
@@ -78,3 +176,551 @@ class MySQLSink(TableSink):
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,
         )
+
+
+class MySQLBackend(Pool, Backend):
+    """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
+
+    dialect = "mysql"
+    DROPPED_TOGETHER = 100
+    SECRETS = ("password", "passwd", "ssl_key_password")
+    SHOWN = ("host", "unix_socket", "port", "database", "user")
+    INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
+    DELETE = "DELETE target FROM {target} AS target JOIN {rows} WHERE {condition}"
+    TWO_PHASE = "xa"
+    IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
+    RESTS = True
+    SORTS_TEXTS = False
+    UNSEEN = ", or none that this user may see"
+
+    quote = staticmethod(quoted)
+    execute = staticmethod(execute)
+    query = staticmethod(query)
+    fault = staticmethod(fault)
+    locate = staticmethod(catalog.locate)
+
+    def __init__(
+        self,
+        dsn: str,
+        options: Mapping[str, Any],
+        merge: MergeOptions,
+        strategy: str,
+        *,
+        name: str,
+        lock_timeout: float,
+    ) -> None:
+        """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `name` is the
+        sink's, and `lock_timeout` in seconds, rounded up to whole ones. Raises ConfigurationError for what cannot be a
+        DSN."""
+        self.merge, self.strategy = merge, strategy
+        try:
+            given = parameters(dsn) | dict(options)
+        except ValueError as error:
+            raise ConfigurationError(f"sink {name!r}: {error}") from None
+        if unknown := sorted(given.keys() - _KNOWN):
+            raise ConfigurationError(
+                f"sink {name!r}: pymysql.connect has no parameter {', '.join(map(repr, unknown))} (in the DSN or in "
+                "connect_options)"
+            )
+        if not given.get("database") and not given.get("db"):
+            raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
+        defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
+        fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
+        # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
+        flags = CLIENT.LOCAL_FILES | CLIENT.MULTI_STATEMENTS
+        flags |= CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
+        flags |= int(given.get("client_flag", 0))
+        lock_timeout = math.ceil(lock_timeout)
+        self._known: MySQLTarget | None = None
+        super().__init__(defaults | given | fixed | {"client_flag": flags}, name=name, lock_timeout=lock_timeout)
+
+    def connect(self) -> Connection:
+        try:
+            connection = Connection(**self._parameters)
+        except pymysql.OperationalError as error:
+            code, *_ = error.args
+            raise pymysql.OperationalError(
+                code, f"cannot connect to MySQL at {self}: {self.redact(str(error.args[-1]))}"
+            ) from None
+        try:
+            connection.give_up_on_silence()
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def take(self) -> Connection:
+        connection: Connection = super().take()
+        connection.may_take(ANSWER_SECONDS + self._lock_timeout)
+        return connection
+
+    def give(self, connection: Connection) -> None:
+        connection.flush()
+        super().give(connection)
+
+    def _configure(self, connection: Connection) -> None:
+        mariadb = is_mariadb(connection)
+        settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
+        settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
+        execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+
+    def at_work(self, connection: Connection) -> AbstractContextManager[None]:
+        return connection.at_work()
+
+    def later(
+        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> object:
+        return connection.defer(statement, parameters, judge)
+
+    def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        changed = 0
+        for together in zip(*(self.insertions(ledger, rows) for ledger, rows in inserts.items()), strict=True):
+            for insertion in together:
+                connection.defer(*insertion)
+            changed += connection.flush()
+        return changed
+
+    def answers(self, connection: Connection, rested: float) -> bool:
+        if not is_trusted(connection, rested):
+            connection.ping(reconnect=False)
+        return True
+
+    def can_be_lent(self, connection: Connection) -> bool:
+        return connection.open
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        """One transaction. Mind that DDL commits it."""
+        # the server ends a transaction of ours whose process is stopped, and frees its locks
+        connection.defer(f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
+        connection.defer("START TRANSACTION READ WRITE")
+        try:
+            with connection.at_work() if undo else contextlib.nullcontext():
+                yield
+                connection.flush()
+        except BaseException:
+            connection.forget()
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, "ROLLBACK")
+            raise
+        connection.defer("ROLLBACK" if undo else "COMMIT")
+        connection.defer(f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
+        if undo:  # of many rows it takes as long as the rows did
+            with connection.at_work(), contextlib.suppress(pymysql.Error):
+                connection.flush()
+        else:
+            connection.flush()
+
+    # ------------------------------------------------------------------ the target
+    def unfit_server(self, connection: Connection) -> str | None:
+        product = "MariaDB" if is_mariadb(connection) else "MySQL"
+        ((text,),) = query(connection, "SELECT VERSION()")
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+        version = tuple(map(int, match.groups())) if match else ()
+        if version >= _OLDEST[product]:
+            return None
+        return (
+            f"the server is {product} {text} ({self}), and exactly-once needs {'.'.join(map(str, _OLDEST[product]))} "
+            "or newer: in older ones a prepared XA transaction ends with its connection, or stays tied to it"
+        )
+
+    def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+        """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
+        triggers = connection.defer(TRIGGERS[self.dialect], [schema, name])
+        referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
+        settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
+        target = self._read(connection, schema, name)
+        return target and replace(
+            target,
+            constraints=(*target.constraints, *sorted(dict(triggers))),
+            referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
+            local=bool(settings[0][0]),
+            packet=int(settings[0][1]),
+        )
+
+    def _read(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+        self._known = catalog.read(connection, schema, name, self._known)
+        return self._known
+
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        return target_type(field.type, key=key)
+
+    def table_options(self, connection: Connection) -> str:
+        bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"  # blanks at the end too
+        return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
+
+    def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
+        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
+        kind = target_type(field.type)
+        if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
+            kind += " CHARACTER SET utf8mb4"
+        return self.column(field.name, kind, nullable=True)
+
+    def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
+        yield from super().problems(connection, target, ledger)
+        yield from catalog.no_innodb(target, target.engine)
+        strategy, _ = self.choose(connection, target)
+        rights = self.rights(target, strategy)
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        if strategy == "staged":
+            probe = f"tpc_{uuid.uuid4().hex[:20]}"
+            yield from catalog.may_not_create(connection, target.schema, probe)
+        for name in self.existing(connection, target.schema, [ledger, witness_of(ledger)]):
+            rights = ["SELECT", "INSERT", "DELETE"]
+            yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
+
+    def no_two_phase(self, connection: Connection) -> str | None:
+        if setting(connection, "wsrep_on") in ("1", "ON"):
+            return "the server is part of a Galera cluster, which has no XA transactions"
+        if recovered(connection) is None:
+            return "the user lacks the right XA_RECOVER_ADMIN, which is needed to list prepared transactions"
+        return None
+
+    def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:
+        slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
+        way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
+        strategy, reason = super().choose(connection, target)
+        return strategy, f"{reason}, {way}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        ((version,),) = query(connection, "SELECT VERSION()")
+        yield Finding.ok(f"{'MariaDB' if is_mariadb(connection) else 'MySQL'} {version}")
+        if self.strategy != "staged" and self.merge.mode == "append" and (reason := self.no_two_phase(connection)):
+            grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
+            yield Finding.warning(f"{reason}; the strategy is staged", grant)
+        if setting(connection, "local_infile") not in ("1", "ON"):
+            yield Finding.warning(
+                "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
+                "SET GLOBAL local_infile = ON; and in the server's option file",
+            )
+        yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
+
+    def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        if target.local:
+            return LoadEncoder(context.schema, columns, target.label, self.merge)
+        return InsertEncoder(context.schema, columns, target.label, self.merge, packet=target.packet)
+
+    # ------------------------------------------------------------------ errors
+    def unreachable(self, error: Exception) -> str | None:
+        return self.redact(describe(error)) if isinstance(error, pymysql.Error) else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def key(self, identity: Identity) -> str:
+        return name_of(identity)
+
+    def begin(self, plan: Plan, context: TransactionContext) -> LoadTransaction:
+        target = plan.target
+        identity = xa.identity_of(context.transaction_id)
+        branch = xa.xid(identity, target.schema)
+        transaction = LoadTransaction(self.take(), self.give, context, target, identity, branch=branch)
+        with transaction.begun(), transaction.explained():
+            transaction.connection.defer(f"XA START {branch}")
+            columns = self.current(transaction.connection, target, context.schema.names).columns
+            transaction.start(target.identifier, self.encoder(context, columns, target))
+        return transaction
+
+    def current(self, connection: Connection, known: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
+        """The target as the running transaction sees it, under its metadata lock. Raises ConfigurationError if it may
+        not write such rows any more."""
+        not_locked = ""
+        connection.defer(catalog.locking(known.identifier, written))
+        try:
+            target = self._read(connection, known.schema, known.name)
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            not_locked = describe(error)
+            target = self._read(connection, known.schema, known.name)
+        reasons = [*catalog.no_innodb(known, target.engine if target else None)]
+        if target and not reasons:
+            reasons = [*target.unfit(written)] or [not_locked] * bool(not_locked)
+        if reasons or not target:
+            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        return target
+
+    def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
+        """In MariaDB the branch is this session's until that ends, and what commits it has to lock its table."""
+        if not is_mariadb(transaction.connection):
+            return {}
+        session = transaction.connection.thread_id()  # type: ignore[no-untyped-call]
+        return {"session": session, "table": transaction.target.name, "written": transaction.context.schema.names}
+
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger,
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, Any],
+    ) -> bool:
+        if not is_mariadb(connection):
+            return xa.end(connection, ledger.schema, how, identity)
+        key = name_of(identity)
+        if how == "COMMIT":
+            return self._commit(connection, ledger, key, identity, proof)
+        ended = xa.end(connection, ledger.schema, how, identity)
+        if ended and self._is_locked(connection, ledger, key):
+            raise NotDone(
+                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
+                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
+                "is restarted; it lists the branch again then, and the next start aborts it"
+            )
+        return ended
+
+    def _commit(
+        self, connection: Connection, ledger: Ledger, key: str, identity: Identity, proof: Mapping[str, Any]
+    ) -> bool:
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
+        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
+        wait). After it nothing keeps others from giving the tables another engine, in which the branch has no rows: a
+        second session has them locked meanwhile."""
+        with self.lend() as watch:
+            watch.defer("START TRANSACTION")
+            changed = self._lock_after(proof, watch, ledger)
+            ended = not changed and xa.end(connection, ledger.schema, "COMMIT", identity)
+            watch.defer("COMMIT")
+            committed = ledger.states(watch, [key]).get(key)
+        if changed and dict(identity) in xa.prepared(connection, ledger.schema):
+            raise NotDone(
+                f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
+                f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP TABLE of its own one, "
+                "which InnoDB still has; then give it its name and ENGINE=InnoDB again, and start the query, which "
+                "writes the rows again"
+            )
+        if ended and not committed:
+            raise NotDone(
+                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
+                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "
+                "again only after a restart: restart the server, then start the query again"
+            )
+        return ended
+
+    def _lock_after(self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger) -> str:
+        """Wait for the end of the session of a branch, and lock ledger and target, unless nobody knows which that is,
+        until the end of the running transaction. Returns why XA COMMIT would lose rows."""
+        names = [proof.get("table", ""), ledger.name, ledger.witness.name]
+        if "table" in proof:
+            connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))
+        connection.defer(f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0")
+        engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names])
+        try:
+            xa.await_session(connection, proof.get("session"))
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            return describe(error)
+        return " and ".join(f"the engine of {name} is {engine}" for name, engine in engines)
+
+    def _is_locked(self, connection: Connection, ledger: Ledger, key: str) -> bool:
+        row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
+        try:
+            query(connection, row, [key])
+        except pymysql.Error as error:
+            if code_of(error) != ER.LOCK_WAIT_TIMEOUT:
+                raise
+            return True
+        return False
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        prefix = TransactionId.prefix(job)
+        names = {name_of(identity): identity for identity in xa.prepared(connection, schema)}
+        return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
+
+    # ------------------------------------------------------------------ staged, in the task
+    def stage(self, plan: Plan, context: TransactionContext) -> LoadTransaction:
+        """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
+        target, name = plan.target, staging_table(context.transaction_id)
+        table = quoted(target.schema, name)
+        identity = identity_of(target.schema, context.transaction_id)
+        undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
+        transaction = LoadTransaction(self.take(), self.give, context, target, identity, undo=undo)
+        with transaction.begun(), transaction.explained():
+            written = self.merge.written(context.schema.names, target.names)
+            target = self.current(transaction.connection, target, written)
+            columns = self.staging_columns(target, context.schema, _merge_column)
+            encoder = self.encoder(context, columns, plan.target)
+            key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
+            transaction.connection.defer(
+                f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
+                f" COMMENT={literal(context.transaction_id)}"
+            )
+            transaction.execute("START TRANSACTION READ WRITE")
+            transaction.start(table, encoder, alias=name)
+        return transaction
+
+    # ------------------------------------------------------------------ before the decision
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
+        try:
+            execute(connection, catalog.locking(plan.target.identifier, written))
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            return describe(error)
+        return None
+
+    def changes_since(self, move: Move) -> Iterable[str]:
+        target, staged = move.target, f"({self.union(move.tables, '*')}) AS staged"
+        yield from catalog.no_innodb(target, target.engine)
+        # a counter or timestamp takes a NULL for a number or the time
+        counting = [c.name for c in target.columns if (c.counter or c.type == "timestamp") and not c.nullable]
+        for name in counting:
+            missing = f"{quoted(name)} IS NULL AND {self.stays('staged')}"
+            if name in move.written and query(move.connection, f"SELECT 1 FROM {staged} WHERE {missing} LIMIT 1"):
+                yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
+        rights = [right for right in self.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
+        yield from catalog.missing_rights(move.connection, target.schema, target.name, rights, target.names[0])
+
+    def grouped(self, target: MySQLTarget, column: str) -> str:
+        """MariaDB has two groups for 0.0 and -0.0, which are one key."""
+        types = {known.name: known.type for known in target.columns}
+        return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
+
+    # ------------------------------------------------------------------ the move
+    def upsert(self, move: Move) -> None:
+        connection, target, last = move.connection, move.target, self.last(move)
+        self.delete(move, last)
+        if set(move.written) == set(self.merge.keys):
+            execute(connection, self._insert(move, last))
+            return
+        self._put_in_anew(move, last)
+        changed = execute(connection, self._update(move, last)) + execute(connection, self._insert(move, last))
+        # how many changes are in the table when all are made that replace what is not newer
+        there = f" JOIN {target.identifier} AS target ON {self._same()}" if self.merge.keep_newer else ""
+        placed = f"SELECT count(*) FROM ({last}) AS last{there} WHERE {self.stays('last')}"
+        ((due,),) = query(connection, placed)
+        if changed != due:  # neither missing for the INSERT nor there for the UPDATE
+            raise TransactionBlocked(
+                f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
+            )
+
+    def _put_in_anew(self, move: Move, last: str) -> None:
+        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        connection, target = move.connection, move.target
+        if (giving := self.giving(move, last)) is None:
+            return
+        own = [column.name for column in target.columns if not column.generated]
+        names = ", ".join(f"target.{quoted(column)}" for column in own)
+        giver = f"FROM {target.identifier} AS target JOIN ({last}) AS last WHERE {giving}"
+        if not query(connection, f"SELECT 1 {giver} FOR UPDATE"):
+            return
+        keys, given = self.merge.keys, quoted("tpc given")
+        create = f"CREATE TEMPORARY TABLE {given} (PRIMARY KEY ({listed(keys)}))"
+        try:
+            execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {given}")
+            rows = execute(connection, f"{create} SELECT {names} {giver}")
+        except pymysql.Error as error:
+            if code_of(error) not in RIGHTS:
+                raise
+            raise BadValue(
+                f"table {target.label}: rows of the batch swap the value of a unique index, or hand it on, for which "
+                f"the user needs the right CREATE TEMPORARY TABLES: {describe(error)}"
+            ) from error
+        same = self.equal("target", "given", keys)
+        out = execute(connection, f"DELETE target FROM {target.identifier} AS target JOIN {given} AS given ON {same}")
+        changes = [column for column in move.written if column not in keys]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{quoted(column)}" for column in own)
+        put = execute(
+            connection,
+            f"{self.into(target, own)} SELECT {values} FROM {given} AS given"
+            f" JOIN ({last}) AS last ON {self.equal('given', 'last', keys)}",
+        )
+        execute(connection, f"DROP TEMPORARY TABLE {given}")
+        if not rows == out == put:
+            raise TransactionBlocked(
+                f"table {target.label}: somebody else changed rows of the batch while it was moved"
+            )
+
+    def _same(self) -> str:
+        """Whether a change replaces a row of the target."""
+        return f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+
+    def _update(self, move: Move, last: str) -> str:
+        """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
+        target, keys = move.target, self.merge.keys
+        own = [c.name for c in target.columns if c.name in keys and c.type in ("timestamp", "datetime")]
+        changes = [(column, "last") for column in move.written if column not in keys]
+        changes += [(column, "target") for column in own]
+        sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
+        return (
+            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last ON {self._same()}"
+            f" SET {sets} WHERE {self.stays('last')}"
+        )
+
+    def _insert(self, move: Move, last: str) -> str:
+        columns = ", ".join(f"last.{quoted(column)}" for column in move.written)
+        return (
+            f"{self.into(move.target, move.written)} SELECT {columns} FROM ({last}) AS last"
+            f" LEFT JOIN {move.target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
+            f" WHERE {self.stays('last')} AND target.{quoted(self.merge.keys[0])} IS NULL"
+        )
+
+    # ------------------------------------------------------------------ staging tables
+    def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        for name in names:
+            connection.defer(f"DELETE FROM {quoted(schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
+
+    def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        """Those that are there: a drop of many may have ended in the middle."""
+        for start in range(0, len(names), self.DROPPED_TOGETHER):
+            tables = ", ".join(quoted(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
+            execute(connection, f"DROP TABLE IF EXISTS {tables}")
+
+    def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        """The server flushes its log for each table that it drops: several connections share the flushes. What somebody
+        reads now is dropped by the next sweep."""
+
+        def drop(some: Sequence[str]) -> None:
+            try:
+                with self.lend() as connection:
+                    connection.defer("SET SESSION lock_wait_timeout = 1")
+                    self.drop(connection, schema, some)
+                    connection.defer(f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
+            except pymysql.Error as error:
+                text = describe(error)
+                logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
+
+        parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
+        with ThreadPoolExecutor(_DROPPERS, "drop-staging") as pool:
+            list(pool.map(drop, parts))
+
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+        rows = query(
+            connection,
+            "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s"
+            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s ORDER BY 1",
+            [schema, len(prefix), prefix],
+        )
+        return [text for (text,) in rows]
+
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        """The type of a text with its collation."""
+        if not tables:
+            return {}
+        marks = ", ".join(["%s"] * len(tables))
+        rows = query(
+            connection,
+            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+            f" WHERE table_schema = %s AND table_name IN ({marks}) AND column_name <> %s ORDER BY ordinal_position",
+            [schema, *tables, _ROW],
+        )
+        return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
+
+
+def _declaration(column: MySQLColumn) -> str:
+    """For CREATE TABLE. NULLs are refused before they get here, but those of rows that delete."""
+    collation = f" COLLATE {column.collation}" if column.collation else ""
+    json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
+    # the catalog writes members with backslashes
+    kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
+    return f"{quoted(column.name)} {kind}{collation} NULL{json}"
+
+
+def _merge_column(field: pa.Field) -> MySQLColumn:
+    """A column that only a staging table has: the marker of deletes, or what orders changes, which is no text."""
+    declared = target_type(field.type).replace("boolean", "tinyint(1)")
+    kind, *numbers = re.findall(r"\w+", declared)
+    precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
+    digits = 6 if declared.endswith("(6)") else 0
+    return MySQLColumn(field.name, kind, declared, precision=precision, scale=scale, digits=digits)

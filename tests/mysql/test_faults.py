@@ -18,9 +18,9 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql import backend as mysql_backend
-from sinks.mysql.backend import MySQLBackend
+from sinks.mysql import sink as mysql_sink
 from sinks.mysql.connection import Connection, parameters
+from sinks.mysql.sink import MySQLBackend
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -245,7 +245,7 @@ class SoonIdle(Driver):
     """The server ends its sessions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        mysql_backend._IDLE_LIMIT = 2
+        mysql_sink._IDLE_LIMIT = 2
         super().run_here()
 
 

@@ -552,7 +552,7 @@ def test_servers_that_forget_prepared_transactions_are_refused(
     sink = make(db, check=None)
     with sink._backend.lend() as connection:
         connection.server_version = version
-    monkeypatch.setattr("sinks.mysql.backend.query", lambda *_: [(version,)])
+    monkeypatch.setattr("sinks.mysql.sink.query", lambda *_: [(version,)])
     with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
         sink.check(SCHEMA)
 
