@@ -94,6 +94,7 @@ class CheckpointStatistics:
         """The error, and whatever else is out of the ordinary."""
         said = [self.error] if self.error else []
         said += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
+        said += ["no row was written again"] if self.status is Status.RESTORED else []
         said += [f"try {self.attempt}"] if self.attempt > 1 else []
         said += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
         for what, counts in (
@@ -108,8 +109,10 @@ class CheckpointStatistics:
     def __str__(self) -> str:
         """One line for a person."""
         phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
-        said = [f"checkpoint {self.checkpoint_id} {self.status.value} in {self.duration:.3f} s ({phases})"]
-        label = "rows, written before: " if self.status is Status.RESTORED else "rows: "
+        restored = self.status is Status.RESTORED
+        which = f"{self.checkpoint_id}, complete before this start," if restored else f"{self.checkpoint_id}"
+        said = [f"checkpoint {which} {self.status.value} in {self.duration:.3f} s ({phases})"]
+        label = "its rows: " if restored else "rows: "
         said += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
         transactions = sum(self.transactions.values())
         said += [f"{transactions} transactions"] if transactions else []
