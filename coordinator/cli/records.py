@@ -45,13 +45,14 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
     sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]
-    sentences += [*Activity.of(driver).sentences, of_newest(newest)]
+    activity = Activity.of(driver).sentences
+    sentences += [*activity, of_newest(newest)]
     if losses:
         rows = sum(loss["rows"] for loss in losses)
         sentences.append(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
     tell("\n".join(sentences), as_json)
     about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
-    show(about | {"losses": losses}, as_json, losses=LOSSES)
+    show(about | {"activity": activity, "losses": losses}, as_json, losses=LOSSES)
     if driver is None or not driver.runs:
         raise typer.Exit(FINDING)
 

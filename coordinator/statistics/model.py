@@ -141,9 +141,10 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a driver does now, as its signs of life tell it: the current checkpoint and what is done for it, if it takes
-    a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible, by
-    sink; and the first difference of its row counts. `at` is now, in milliseconds by the driver's clock."""
+    """What a driver does now, as its last sign of life tells it: the current checkpoint and what is done for it, if it
+    takes a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible,
+    by sink; and the first difference of its row counts. `at` is now, in milliseconds by the driver's clock. `is_past`:
+    the driver is taken for dead, and `at` is the time of that sign."""
 
     checkpoint: CheckpointStatistics | None = None
     doing: tuple[str, ...] = ()
@@ -151,38 +152,47 @@ class Activity:
     in_doubt_since: int = 0
     balance: str = ""
     at: float = 0.0
+    is_past: bool = False
 
     @classmethod
     def of(cls, driver: Driver | None) -> Activity:
-        """Nothing of a driver that does not run, or tells what this version does not understand."""
-        if driver and driver.state is State.RUNNING:
+        """Nothing of a driver that has ended, or tells what this version does not understand."""
+        if driver and driver.state in (State.RUNNING, State.SILENT):
             with suppress(KeyError, TypeError, ValueError):
-                at = driver.sign.at + max(driver.age, 0) * 1000
-                activity = replace(cls.from_json(driver.sign.now), at=at)
+                at = driver.sign.at + (max(driver.age, 0) * 1000 if driver.runs else 0)
+                activity = replace(cls.from_json(driver.sign.now), at=at, is_past=not driver.runs)
                 if activity.checkpoint:
                     activity.checkpoint.duration = (at - activity.checkpoint.triggered_at) / 1000
                 return activity
         return cls()
 
     @property
+    def when(self) -> str:
+        return "when the driver died or fell silent" if self.is_past else "by the last sign of life"
+
+    @property
     def sentences(self) -> list[str]:
         """All of it, for a person."""
-        said = list(self.doing)
+        said = [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
         if checkpoint := self.checkpoint:
             number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
             again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
             phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items())
             done = (phases or "nothing yet") + (f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else "")
-            lasts = duration(checkpoint.duration)
-            said.insert(0, f"In progress: checkpoint {number}, for {lasts}{again}. Done: {done}.")
+            lasts = duration(checkpoint.duration) + (" then" if self.is_past else "")
+            settled = " The next start settles it." if self.is_past else ""
+            said.insert(0, f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: {done}.{settled}")
         return [*said, *self.not_visible, *self.differs]
 
     @property
     def not_visible(self) -> list[str]:
         if not self.in_doubt:
             return []
-        lasts, count = duration((self.at - self.in_doubt_since) / 1000), sum(self.in_doubt.values())
-        return [f"{count:,} decided transactions are not known to be visible for {lasts}: {by_sink(self.in_doubt)}."]
+        what = f"{sum(self.in_doubt.values()):,} decided transactions"
+        lasts, sinks = duration((self.at - self.in_doubt_since) / 1000), by_sink(self.in_doubt)
+        if self.is_past:
+            return [f"{what} were not known to be visible {self.when}: {sinks}. The next start commits them."]
+        return [f"{what} are not known to be visible for {lasts}: {sinks}. The driver asks again."]
 
     @property
     def differs(self) -> list[str]:

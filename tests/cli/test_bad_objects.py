@@ -98,7 +98,7 @@ def test_what_a_driver_says_that_it_does(job: Job) -> None:
         now = CheckpointStatistics("orders", 3, triggered_at=1000, phases={"prepare": 0.5}).to_json()
         put(storage, key, altered(storage, key, {"now": {"doing": ["sink x: commit"], "checkpoint": now}}))
         said = job.cli("status").stdout
-        assert "In progress: checkpoint 3, for" in said
+        assert "In progress by the last sign of life: checkpoint 3, for" in said
         assert "Done: prepare 0.5 s." in said
         assert "sink x: commit" in said
     see_all(job)

@@ -8,11 +8,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
+from coordinator.ui.job import JobView
+from coordinator.ui.page import page_of
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.postgres import PostgresService
+from sinks.testing.table import eventually
 from tests.cli.conftest import TABLE
 from tests.cli.play import INPUT, Job, ids
 from tests.cli.test_in_doubt import prepared, visible
@@ -77,6 +81,30 @@ def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
     assert re.search(
         r"3 open: of the newest driver, whose last sign of life came \d+\.\d s ago: .* unless it has died", told
     )
+
+
+def test_what_was_in_progress_when_a_driver_died(file_job: Job) -> None:
+    file_job.beat_fast()
+    with file_job.halted(Step.PRE_COMMITTED, 1) as process:
+        eventually(
+            lambda: (
+                "In progress by the last sign of life: checkpoint 1, for" in file_job.cli("status", code=None).stdout
+            )
+        )
+        process.kill()
+        file_job.wait_until("silent")
+    told = file_job.cli("status", code=1).stdout
+    assert re.search(
+        r"In progress when the driver died or fell silent: checkpoint 1, for \d+\.\d s then\. Done: prepare \d.*; "
+        r"rows: files \d+\. The next start settles it\.\nNewest checkpoint: 0, complete",
+        told,
+    )
+    with load_job(str(file_job.file)) as coordinator:
+        client = page_of(JobView(coordinator)).test_client()
+        pages = {page: client.get(page, headers={"Host": "127.0.0.1"}).text for page in ("/", "/history")}
+    assert "In progress when the driver died or fell silent: checkpoint 1" in pages["/"]
+    assert "<b>0</b> in progress" in pages["/"]
+    assert "when the driver died or fell silent" in pages["/history"]
 
 
 def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:

@@ -133,7 +133,7 @@ def test_what_the_driver_tells_of_itself(job: Job) -> None:
         driver.statistics.verified(Balance((), {"files": ("the ledger has 8 row(s)",)}, {}))
         eventually(lambda: "3 decided transactions are not known to be visible for" in browser.see("/"))
         assert "Row counts differ: " in browser.see("/")
-        assert "The running driver asks again" in browser.see("/in-doubt")
+        assert "The driver asks again" in browser.see("/in-doubt")
 
 
 def test_savepoints(job: Job, target: str) -> None:
