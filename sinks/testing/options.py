@@ -103,7 +103,7 @@ class Options(SinkTests):
             pytest.skip("this kit names no `bad` values")
         choosy: DeadLettering[Any] = as_(DeadLettering, sink)
         good = rows(0, 9).to_pylist()
-        for places in ([0, 4, 8], [2], []):
+        for places in ([0, 4, 8], [2, 3], [], list(range(9))):
             table = [row | self.bad if at in places else row for at, row in enumerate(good)]
             batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
             transaction = self.begun(sink)

@@ -375,14 +375,13 @@ class Outcomes(SinkTests):
         assert states in (separate, held), Clause.COMMIT_ALL.broken(
             f"number {lost} of three is lost, and told {states}"
         )
-        others = [rows(10 * p, 2) for p in range(3) if p != lost]
-        if states == held:
-            self.expect_rows(sink, Clause.AT_ONCE, "with participants that are HELD")
-            replacement = self.pre_committed(sink, rows(10 * lost, 2), subtask=9 + lost, round=1)
-            self.commit(sink, *(c for c in made if c is not made[lost]), replacement, clause=Clause.AT_ONCE)
-            self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *others, rows(10 * lost, 2))
-        else:
-            self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *others)
+        others, again = [rows(10 * p, 2) for p in range(3) if p != lost], rows(10 * lost, 2)
+        clause = Clause.AT_ONCE if states == held else Clause.COMMIT_ALL
+        self.expect_rows(sink, clause, f"with {states}", *(() if states == held else others))
+        replacement = self.pre_committed(sink, again, subtask=9 + lost, round=1)
+        asked = [committable for committable in made if committable is not made[lost]] if states == held else []
+        self.commit(sink, *asked, replacement, clause=clause, when="of the replay")
+        self.expect_rows(sink, clause, "after the replay", *others, again)
         self.expect_state(sink, Clause.LOST, "asked again after commit_all", made[lost])
 
     def test_what_is_unknown_keeps_no_sibling_from_its_outcome(self, sink: Sink) -> None:

@@ -20,7 +20,7 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.optional import commit_now
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, rows
 from sinks.testing.two_phases import at_least_once
 from sinks.transaction import Checkpoint
 
@@ -46,6 +46,22 @@ SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
 
 TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語🙂e\u0301", "'; --", '"\\', "a\tb\nc\u2028\x85", "%s {} NULL", "\\N"]
 NUMBERS = [0.0, 0.1, -1 / 3, 1e-300, -1.7976931348623157e308, 2.0**53, 123456789.125]
+
+COLUMNS = [
+    "id",
+    "select",
+    "two words",
+    'quo"te',
+    "it's",
+    "back`tick",
+    "Größe",
+    "100%s",
+    ":bound",
+    "$1",
+    "com,ma",
+    "x;--",
+]
+"""Names of columns that are no words of SQL, or have another meaning there."""
 
 ODD: Sequence[str | float] = [
     "\0",
@@ -163,6 +179,17 @@ class Values(SinkTests):
         accepting = self.accepting(sink, table.schema)
         self.checked(accepting, SCHEMA)
         self._expect_round_trip(accepting, "columns in another order than before", table)
+
+    @at_least_once
+    def test_columns_of_any_name_arrive_or_are_refused(self, sink: Sink) -> None:
+        table = pa.table({name: [n, n + 100] for n, name in enumerate(COLUMNS)})
+        accepting = closed_later(self.accepting(sink, table.schema))
+        try:
+            accepting.open()
+            accepting.check(table.schema)
+        except ConfigurationError:
+            return
+        self._expect_round_trip(accepting, f"columns {', '.join(COLUMNS)}", table)
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:

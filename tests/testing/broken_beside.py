@@ -185,6 +185,20 @@ class AnswersInTheOrderOfNames(Shelf):
         return [self.commit(each) for each in sorted(committables, key=lambda each: str(each.transaction["name"]))]
 
 
+@breaks(Clause.COMMIT_ALL, "commit_all_tells_the_outcome_of_each_in_order", lost=1)
+class MarksTheCheckpointAsDone(Shelf):
+    """And moves nothing of it any more, not even what is written again in place of a loss."""
+
+    def commit_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[Any]:
+        mark = self.folder / f"{checkpoint.lineage}-{checkpoint.checkpoint_id}.mark"
+        if mark.exists():
+            gone = [self.path(each.transaction["name"], "gone").exists() for each in committables]
+            return [CommitOutcome.lost("aborted") if lost else COMMITTED for lost in gone]
+        answers = [self.commit(each) for each in committables]
+        mark.touch()
+        return answers
+
+
 # ---------------------------------------------------------------------- tasks that share an index
 INDEX = "a_pre_commit_beside_another_task_or_a_sweep"
 

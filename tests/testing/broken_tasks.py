@@ -360,6 +360,26 @@ class LosesABatchWithABadRow(Shelf):
         return refused
 
 
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
+class NamesOneOfNeighbours(Shelf):
+    """As a search does that goes on after the row behind a bad one."""
+
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        refused = super().write_good_rows(transaction, batch, most)
+        places = [refusal.row for refusal in refused]
+        return [refusal for refusal in refused if refusal.row - 1 not in places]
+
+
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
+class NeedsAGoodRow(Shelf):
+    """As an INSERT without VALUES fails."""
+
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        if not rows:
+            raise ValueError("no rows to insert")
+        super().put(transaction, rows)
+
+
 @breaks(Clause.WRITE, NULLS)
 class SkipsRowsWithNulls(Shelf):
     def put(self, transaction: Handle, rows: Rows) -> None:
@@ -414,6 +434,15 @@ class LimitsABatch(_Alters):
         if len(repr(rows)) > 10_000:
             raise ValueError("more than 10 kB")
         super().put(transaction, rows)
+
+
+@breaks(Clause.WRITE, "columns_of_any_name_arrive_or_are_refused")
+class KeepsItsColumnsInALine(AnyShelf):
+    """As the first one of a CSV file, which nobody has quoted."""
+
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        names = ",".join(rows[0]).split(",") if rows else []
+        super().put(transaction, [dict(zip(names, row.values(), strict=False)) for row in rows])
 
 
 @breaks(Clause.WRITE, TYPES)
