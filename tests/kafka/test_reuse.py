@@ -166,7 +166,7 @@ def test_transaction_version_is_lowered_and_raised_under_a_query() -> None:
     with (
         KafkaServer() as server,
         server.topic() as topic,
-        closing(KafkaSink(server.bootstrap, topic, timeout=5)) as sink,
+        closing(KafkaSink(server.bootstrap, topic)) as sink,
         closing(KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))) as admin,
     ):
         sink.check(texts("").schema)
@@ -245,9 +245,10 @@ def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committ
 )
 def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:
     three.start()
+    timeout = 5 if change is _coordinator_freezes else 30
     with (
         three.topic() as topic,
-        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}", timeout=5)) as sink,
+        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}", timeout=timeout)) as sink,
     ):
         sink.check(texts("").schema)
         _, first = in_a_task(sink, "1")

@@ -286,10 +286,11 @@ def test_nobody_listens_at_the_address() -> None:
 
 def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
     with KafkaServer() as server:
-        sink = sink_of(server, "orders", timeout=5, create_topic=True)
+        sink = sink_of(server, "orders", create_topic=True)
         sink.check(TEXTS)
         committable = pre_commit(sink, texts("a"))
         sink.timeout = 1
+        sink._brokers._timeout_ms = 1000
         server.kill()
         calls: list[Callable[[], object]] = [
             lambda: sink.validate_all(Checkpoint("job", LINEAGE, 0), [committable]),

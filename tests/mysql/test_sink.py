@@ -195,6 +195,7 @@ def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: My
     with sink._backend.lend() as connection:
         thread = connection.thread_id()
     db.run(f"KILL {thread}")
+    eventually(lambda: not db.run(f"SELECT 1 FROM information_schema.processlist WHERE id = {thread}"))
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.ids() == [1]
 

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,7 @@ from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
+from sinks.testing.table import eventually
 from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at
 
 
@@ -263,20 +265,19 @@ def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, tar
 
 def test_a_savepoint_comes_before_the_next_batch_however_soon_that_follows(job: Job, target: str) -> None:
     asked = (1, 11, 21, 31)
-    savepoints: list[Savepoint] = []
+    savepoints: list[Future[Savepoint]] = []
 
     class Asking(CheckpointListener):
         def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
             if step is Step.PRE_COMMITTED and checkpoint_id in asked:
-                threading.Thread(target=lambda: savepoints.append(coordinator.trigger_savepoint(target))).start()
-                time.sleep(0.3)  # it waits for this batch now
+                savepoints.append(pool.submit(coordinator.trigger_savepoint, target))
+                eventually(lambda: len(coordinator._one_at_a_time._queue) == 2)  # it waits for this batch
 
     job.input = example_input(40)
-    with job.coordinator(
-        config={"checkpoint_location": str(job.folder / "query")}, listeners=[Asking()]
-    ) as coordinator:
+    config = {"checkpoint_location": str(job.folder / "query")}
+    with ThreadPoolExecutor() as pool, job.coordinator(config=config, listeners=[Asking()]) as coordinator:
         job.query().run(coordinator)
-    assert [savepoint.checkpoint_id for savepoint in savepoints] == [*asked]
+        assert [savepoint.result(120).checkpoint_id for savepoint in savepoints] == [*asked]
 
 
 def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, target: str) -> None:
