@@ -30,7 +30,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMo
 from coordinator.errors import InDoubtError
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.driver import KILLED, NOT_UNPICKLED, Driver, Hooked, KillAt, die, in_process
+from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
 from sinks.testing.faults import Faults, together
 from sinks.testing.kit import LINEAGE, rows
 from sinks.testing.lines import at, lines, watched
@@ -118,20 +118,11 @@ class SinkConformance(SinkContract):
     def driver(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> Driver:
         return Driver(self.job, sink, f"file://{folder / 'storage'}", folder / "query", input, **options)
 
-    def unpickled(self, code: int | None, said: str) -> None:
-        assert code != NOT_UNPICKLED, Clause.PICKLED.broken(f"another process cannot unpickle it; it said:\n{said}")
-
     def killed(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
-        code = driver.run()
-        self.unpickled(code, driver.said)
-        assert code == KILLED, clause.broken(
-            f"the driver that was to be killed {when} ended with {code}; it said:\n{driver.said}"
-        )
+        self.expect_end(clause, f"the driver that was to be killed {when}", (driver.run(), driver.said))
 
     def ended(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
-        code = driver.run()
-        self.unpickled(code, driver.said)
-        assert code == 0, clause.broken(f"the driver {when} ended with {code}; it said:\n{driver.said}")
+        self.expect_end(clause, f"the driver {when}", (driver.run(), driver.said), 0)
 
     def fails_with(self, run: Callable[[], None], kind: type[Exception], words: str, who: str) -> None:
         """The driver has to stop with an error of this kind that has these words."""
@@ -161,11 +152,7 @@ class SinkConformance(SinkContract):
             context = self.context(sink, subtask=subtask)
             reply = tmp_path / f"reply-{subtask}"
             work = partial(_task, sink, context, rows(10 * subtask, 5), reply)
-            code, said = in_process(work, tmp_path, type(sink))
-            self.unpickled(code, said)
-            assert code == KILLED, Clause.DURABLE.broken(
-                f"a task in its own process ended with {code}; it said:\n{said}"
-            )
+            self.expect_end(Clause.DURABLE, "a task in its own process", in_process(work, tmp_path, type(sink)))
             committables.append(
                 Committable.from_json(json.loads(reply.read_text())).of(sink.name, subtask, Fingerprint(5))
             )
@@ -174,9 +161,8 @@ class SinkConformance(SinkContract):
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
         self.expect_rows(sink, Clause.DURABLE, "with one of three dead tasks' committed", rows(10, 5))
         reply = tmp_path / "reply"
-        code, said = in_process(partial(_ask, sink, self.job, committables, reply), tmp_path, type(sink))
-        self.unpickled(code, said)
-        assert code == KILLED, Clause.DURABLE.broken(f"a driver that asks what became of all ended with {code}: {said}")
+        ended = in_process(partial(_ask, sink, self.job, committables, reply), tmp_path, type(sink))
+        self.expect_end(Clause.DURABLE, "a driver that asks what became of all", ended)
         lost, done, new, memory = json.loads(reply.read_text())
         assert lost == CommitState.LOST.value, Clause.LOST.broken(f"{lost} in another process than aborted it")
         assert done == CommitState.COMMITTED.value, Clause.IDEMPOTENT.broken(f"{done} in another process")
@@ -268,9 +254,7 @@ class SinkConformance(SinkContract):
         return [old, retained, gone]
 
     def _died(self, sink: Sink, work: Callable[[], None], folder: Path, clause: Clause, when: str) -> None:
-        code, said = in_process(work, folder, type(sink))
-        self.unpickled(code, said)
-        assert code == KILLED, clause.broken(f"{when}: it ended with {code}; it said:\n{said}")
+        self.expect_end(clause, f"{when}: it", in_process(work, folder, type(sink)))
 
     # ------------------------------------------------------------------ whole jobs
     def test_an_undisturbed_run(self, sink: Sink, tmp_path: Path) -> None:
@@ -300,13 +284,9 @@ class SinkConformance(SinkContract):
         input = example_input()
         for after in (False, True):
             driver = self.driver(Hooked(sink, method, nth=2, after=after), tmp_path, input)
-            code = driver.run()
-            self.unpickled(code, driver.said)
+            who = f"a driver that was to die {'after' if after else 'before'} {method}"
             # 0: a sink that commits as a whole has no `commit` of one to die in
-            assert code in (0, KILLED), Clause.EXACTLY_ONCE.broken(
-                f"a driver that was to die {'after' if after else 'before'} {method} ended with {code}; it said:\n"
-                f"{driver.said}"
-            )
+            self.expect_end(Clause.EXACTLY_ONCE, who, (driver.run(), driver.said), 0, KILLED)
         self.finish(sink, tmp_path, input, f"after processes were killed before and after {method}")
 
     def test_killed_again_and_again(self, sink: Sink, tmp_path: Path) -> None:

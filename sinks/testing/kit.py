@@ -18,6 +18,7 @@ import pytest
 from sinks.base import Sink, TwoPhaseCommitSink, commit_in_threads
 from sinks.optional import Auditable
 from sinks.testing.clauses import Ability, Clause
+from sinks.testing.driver import KILLED, NOT_UNPICKLED
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -396,6 +397,12 @@ class SinkTests:
     def expect_memory(self, sink: Sink, clause: Clause, when: str, memory: Mapping[str, int] | None) -> None:
         seen = self.memory(sink)
         assert seen == memory, clause.broken(f"{when}, committed_checkpoints is {seen}, and was {memory}")
+
+    def expect_end(self, clause: Clause, who: str, ended: tuple[int, str], *expected: int) -> None:
+        """The exit code of a process, with what it said; default: `KILLED`."""
+        code, said = ended
+        assert code != NOT_UNPICKLED, Clause.PICKLED.broken(f"another process cannot unpickle it; it said:\n{said}")
+        assert code in (expected or (KILLED,)), clause.broken(f"{who} ended with {code}; it said:\n{said}")
 
     def expect_no_leftovers(
         self, sink: Sink, when: str, before: Sequence[str] = (), clause: Clause = Clause.LEFTOVERS

@@ -63,9 +63,7 @@ class OverSpark(SinkTests):
         kill = KillAt(Step.COMPLETE, checkpoint_id=1)
         for listeners, expected in (([kill], KILLED), ([], 0)):
             query = _Query(self.job, sink, tmp_path, listeners)
-            code, said = in_process(query, tmp_path, type(sink), _TIMEOUT)
-            assert code == expected, Clause.EXACTLY_ONCE.broken(
-                f"a driver of Spark ended with {code} instead of {expected}; it said:\n{said}"
-            )
+            ended = in_process(query, tmp_path, type(sink), _TIMEOUT)
+            self.expect_end(Clause.EXACTLY_ONCE, "a driver of Spark", ended, expected)
         self.expect_rows(sink, Clause.EXACTLY_ONCE, "after a driver of Spark was killed", *tables)
         self.expect_doubts(sink, Clause.EXACTLY_ONCE, "after a driver of Spark was killed")

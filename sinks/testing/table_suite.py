@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -94,18 +95,14 @@ class TableSuite:
     def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
         other = self.make(db, strategy=sink.strategy)
-        answers: list[list[Any]] = []
         start = threading.Barrier(2)
 
-        def drive(driver: TableSink) -> None:
+        def drive(driver: TableSink) -> list[Any]:
             start.wait()
-            answers.append(list(driver.commit_all(checkpoint(), committables)))
+            return list(driver.commit_all(checkpoint(), committables))
 
-        threads = [threading.Thread(target=drive, args=(driver,)) for driver in (sink, other)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(drive, (sink, other)))
         for answer in answers:  # an exception means: ask again
             assert all(outcome == COMMITTED or isinstance(outcome, Exception) for outcome in answer)
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
@@ -356,26 +353,17 @@ class TableSuite:
 
     def test_many_create_the_ledger_at_once(self, db: Database) -> None:
         sink = self.make(db, check=None)
-        start, identities, failed = threading.Barrier(8), [], []
+        start = threading.Barrier(8)
 
-        def create() -> None:
+        def create(_: int) -> Any:
             with sink._backend.lend() as connection:
                 start.wait()
-                try:
-                    identities.append(sink._ensured_ledger(connection))
-                except Exception as error:
-                    failed.append(error)
+                return sink._ensured_ledger(connection)
 
         for _ in range(5):
             db.run("DROP TABLE IF EXISTS tpc_ledger")
-            threads = [threading.Thread(target=create) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failed == []
-            assert len(set(identities)) == 1
-            identities.clear()
+            with ThreadPoolExecutor(8) as pool:
+                assert len(set(pool.map(create, range(8)))) == 1
 
     def test_a_truncated_staging_table_is_unknown_and_moves_nothing(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")
