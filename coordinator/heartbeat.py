@@ -30,8 +30,8 @@ _LAST_WORD = 5.0
 
 class Heartbeat:
     """Gives signs in its own thread, also while a batch takes long or waits for a database. Every
-    `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more sign if the work done `now`
-    has changed. `flush` is called each time, and at the end."""
+    `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more sign if `now()`, what
+    the driver does, has changed. `flush` is called each time, and at the end."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from sinks.progress import progress
 logger = logging.getLogger(__name__)
 
 WAYS = ("trigger", "stop", "cancel")
-"""How a savepoint is asked for: and the query goes on, stops there, or stops for good."""
+"""What the query does after the savepoint: it goes on, stops there, or stops for good."""
 HOLDS, LONGEST = 600.0, 86400.0
 """Seconds after which a driver that has not begun with a request refuses it, and the most that it may ask for."""
 
@@ -44,7 +44,7 @@ _POLL, _LOOK = 0.3, 3.0
 
 @dataclass(frozen=True)
 class Request:
-    """`sign`: who asks, and when. `holds`: seconds from then."""
+    """`how`: one of `WAYS`. `sign`: who asks, and when. `holds`: for so many seconds from then."""
 
     how: str
     sign: SignOfLife
@@ -73,8 +73,8 @@ class Request:
 
 
 class Requests:
-    """The driver's side. `take`: takes a savepoint in this way, after it has called what it is given, with no
-    batch under way. `require_newest`: raises for a driver that is superseded."""
+    """The driver's side. `take(how, begin)` waits for the batch under way, calls `begin`, which may raise to refuse,
+    and takes the savepoint. `require_newest` raises if this driver is superseded."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Requests:
     ) -> None:
         self._store, self._take, self._require_newest = store, take, require_newest
         self._answers: dict[str, Mapping[str, Any]] = {}
-        """Of requests that this driver has begun with, as long as nobody has been told; {} before there is one."""
+        """By request that this driver has begun, the answer that is not in storage yet; {} until there is one."""
         self._worker = threading.Thread()
         self._ended, self._sweep_at = False, 0.0
 
@@ -103,7 +103,7 @@ class Requests:
             atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
 
     def end(self) -> None:
-        """Wait for what is being done; the store is closed."""
+        """Wait for the request that is being done, unless this is its own thread. That closes the storage when it ends."""
         self._ended = True
         self._wait()
         if self._worker is not threading.current_thread():  # else the answer is yet to be put

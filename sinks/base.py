@@ -29,12 +29,13 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     method                where    order                                                   repeated may fail
     ===================== ======== ======================================================= ======== ==================
     open                  both     first in each task; first on the driver                 yes      yes
-    committed_checkpoints driver   at a start, before anything is committed or aborted     yes      stops the query
+    committed_checkpoints driver   first at a start; again before a checkpoint is decided  yes      stops the query
     check                 driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
     begin_transaction     task     before the first row; never for a partition without     no       task fails
     write                 task     once per Arrow record batch                             no       task fails
     pre_commit            task     after the last row                                      no       task fails
     rollback              task     after a write or pre_commit that failed                 no       logged
+    owns                  driver   before a commit of what a record names                  yes      stops the query
     commit_all, commit    driver   after the checkpoint is complete, and in recovery       yes      asked again
     purge                 driver   when all of a checkpoint with rows is visible           yes      logged
     in_doubt              driver   in recovery, and every so often                         yes      asked again
@@ -179,10 +180,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         """The target's own memory: for each lineage, the newest checkpoint with committed rows of this job and sink; {}
-        if there is none. A start compares it with checkpoint storage, and so notices if either was set back (R15): rows
-        of at-least-once mode (`TransactionContext.exactly_once` is False), which have no record there, do not count.
-        None, the default, if the system has no such memory or has forgotten it. A committable whose checkpoint will
-        not be remembered has `"remembered": False` in its proof."""
+        if there is none. A start, and each checkpoint before it is decided, compares it with what storage and the
+        driver know, and so notices if either was set back (R15). So it should be fast. Rows of at-least-once mode
+        (`TransactionContext.exactly_once` is False), which have no record there, do not count. None, the default, if
+        the system has no such memory or has forgotten it. A committable whose checkpoint will not be remembered has
+        `"remembered": False` in its proof."""
         return None
 
     def __repr__(self) -> str:

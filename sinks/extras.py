@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs_extra(*names: str) -> Iterator[None]:
-    """Around the imports of what comes with an extra: where one fails, the error says how it is installed:
-    with one of these extras."""
+    """Around the imports of what one of these extras installs: if one fails, the error says so."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -21,7 +21,8 @@ _resting: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
 
 
 def rest(place: tuple[object, ...], connection: Closable) -> None:
-    """Connections of one `place` are alike. A forked process has none of its parent's."""
+    """Keep the connection for the next task that asks for one of this `place`: what they lead to, and as whom. A forked
+    process has none of its parent's."""
 
     def end() -> None:
         with contextlib.suppress(ValueError):  # somebody has taken it
@@ -37,7 +38,7 @@ def rest(place: tuple[object, ...], connection: Closable) -> None:
 
 
 def rested(place: tuple[object, ...]) -> Any | None:
-    """The one that came last, for the caller alone."""
+    """Take the connection of this `place` that was left last; None if there is none."""
     alike = os.getpid(), *place
     with contextlib.suppress(KeyError, IndexError):
         connection, timer = _resting[alike].pop()
@@ -47,6 +48,6 @@ def rested(place: tuple[object, ...]) -> Any | None:
 
 
 def disconnect(connection: Closable) -> None:
-    """Close without a word, also what is closed or broken."""
+    """Close the connection. It is no error if it is closed or broken already."""
     with contextlib.suppress(Exception):
         connection.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HASH_COLUMN = "__tpc_row_hash"
 ROW_HASH = "xxhash64 of columns and parts"
-"""As `Record.row_hash` names it."""
+"""How `with_row_hash` hashes rows, for `Record.row_hash`. Another way needs another name."""
 
 
 # ---------------------------------------------------------------------- in Spark's JVM
@@ -40,9 +40,9 @@ def with_row_hash(df: DataFrame) -> DataFrame:
 def _hash(schema: StructType, used_with: object) -> Column:
     """The same `Column` can be used again in one SparkContext: each call that makes one is a question to the JVM.
 
-    Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
-    collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
-    flag for each value that may be NULL, and the columns' names and types."""
+    Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0 and -0.0, the decimals
+    1.00 and 100, a text and its bytes, and texts that are equal in a collation. So it gets parts that it can tell
+    apart, with a flag for each value that may be NULL, and a hash of the columns' names and types."""
     from pyspark.sql import functions
 
     columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
@@ -51,12 +51,13 @@ def _hash(schema: StructType, used_with: object) -> Column:
 
 
 def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
-    """Of names and types, in 64 bits."""
+    """One hash of the columns' names and types, in 64 bits."""
     return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
 
 
 def _parts(value: Column, data_type: DataType) -> list[Column]:
-    """Nothing here has a function for each element: Spark would compile none of the projection then."""
+    """What is hashed of a value. No function is applied to each element: Spark would not compile the projection
+    then."""
     from pyspark.sql import functions
     from pyspark.sql.types import (
         ArrayType,
@@ -92,7 +93,8 @@ def _parts(value: Column, data_type: DataType) -> list[Column]:
 
 
 def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
-    """Also the text, which takes longer, if the array holds NULLs or what is `rare`."""
+    """What is hashed of an array: size, elements, and, if it holds NULLs or a `rare` one, its text, which takes
+    longer."""
     from pyspark.sql import functions
 
     plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
@@ -118,7 +120,7 @@ _JSON = {
 
 
 def _column(name: str) -> Column:
-    """Of whichever DataFrame it is used with."""
+    """The column of this name, of whichever DataFrame it is used with."""
     from pyspark.sql import functions
 
     return functions.col(f"`{name.replace('`', '``')}`")
@@ -131,9 +133,9 @@ def _holds(data_type: DataType, *kinds: str) -> bool:
 
 # ---------------------------------------------------------------------- of record batches
 _NO_VALUE = 0x9E3779B97F4A7C15
-"""In place of a value."""
+"""What is hashed in place of a NULL."""
 _OF_THE_SESSION = re.compile(r"large_(?=string|binary|list)|(?<=tz=)[^\]]*| not null")
-"""What settings make of the same type of Spark."""
+"""What differs with the session's settings in the Arrow type of one Spark type."""
 
 
 def row_hashes(batch: pa.RecordBatch) -> pa.Array:

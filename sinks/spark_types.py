@@ -28,12 +28,13 @@ KINDS: dict[str, pa.DataType] = {
     "interval day to second": pa.duration("us"),
 }
 _NAMES = {kind: name for name, kind in reversed(KINDS.items())}
-"""The first of the names: those of Spark's JSON."""
+"""Of several names of a type the first, which Spark's JSON has."""
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
 def schema_of_json(value: Any) -> pa.Schema:
-    """Raises ValueError."""
+    """The Arrow schema for a Spark schema in JSON. Raises ValueError where it is none, or has a type that is not
+    known."""
     if not isinstance(value, dict) or value.get("type") != "struct":
         raise ValueError("it is not the JSON of a Spark schema, as df.schema.json() gives it")
     return pa.schema([field_of(each["name"], each["type"]) for each in value["fields"]])

@@ -125,9 +125,10 @@ class TransactionContext:
     transaction_id: str
     """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as the name."""
     slot: int = 0
-    """A small number for systems that must not see too many names. Attempts of this subtask in one attempt of a Spark
-    stage have different ones; each checkpoint uses them again. If Spark runs a stage again (lost shuffle files), a task
-    of the earlier attempt may still work under the same slot: PySpark does not tell them apart."""
+    """A small number, to build names that are used again, for systems that must not see ever new ones. Attempts of this
+    subtask in one attempt of a Spark stage have different slots; each checkpoint begins with 0 again. If Spark runs a
+    stage again (lost shuffle files), a task of the earlier attempt may still work under the same slot: PySpark does not
+    tell them apart."""
     exactly_once: bool = True
     """True: `pre_commit` ends the transaction. False (at-least-once mode): `commit_directly` does."""
 

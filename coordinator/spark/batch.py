@@ -36,14 +36,14 @@ SMALL_BATCH = 16 * 2**20
 """Bytes of a record batch of as many rows as Spark puts in one, for whose rows its limit of bytes is lifted: a quarter
 of that limit, since they may grow."""
 FEW_ROWS = 10_000
-"""Of a batch, after which the next is expected to be as small: then it costs more to lift the limit than to keep it."""
+"""After a batch of fewer rows the next one is expected to be small, too: to lift the limit costs more than it saves."""
 
 _DESCRIPTION = "spark.job.description"
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
 _NO_OFFSET = "-"
-"""Of a source that has none yet, in Spark's offset log."""
+"""What Spark's offset log has for a source without an offset yet."""
 _NO_ID = "A" * 22
-"""Kafka's text for zeros."""
+"""What Kafka answers for a topic without an id."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -82,7 +82,7 @@ class RowTransfer:
 
 
 def _are_small(session: SparkSession, row_size: float) -> bool:
-    """Not where users have set the limit."""
+    """Whether a record batch stays small without the limit. Never where users have set it."""
     records = int(session.conf.get(MAX_RECORDS) or 0)
     return records > 0 and row_size * records <= SMALL_BATCH and session.conf.get(MAX_BYTES, None) is None
 
@@ -98,8 +98,8 @@ class SparkBatch(MicroBatch):
     rows: int | None = None
 
     def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
-        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
-        `transfer`: of all batches of the run."""
+        """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a cache can change the
+        number of partitions. `transfer`: the same object for all batches of the run."""
         self._df, self._transfer, self._shared = df, transfer, shared
         self._find_query(batch_id)
 
@@ -201,7 +201,7 @@ class SparkBatch(MicroBatch):
         return acks
 
     def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
-        """Its Spark jobs are cancelled with those of the thread that starts it."""
+        """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
         from pyspark import InheritableThread
 
         return InheritableThread(target=target, args=args)
@@ -271,7 +271,7 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
 
 @cache
 def _ack_schema() -> StructType:
-    """A text in its place is three questions to the JVM."""
+    """Made once: a schema as text would cost three calls into the JVM each time."""
     from pyspark.sql.types import StringType, StructType
 
     return StructType().add("ack", StringType())
@@ -279,8 +279,8 @@ def _ack_schema() -> StructType:
 
 @contextmanager
 def _persisted(df: DataFrame) -> Iterator[None]:
-    """Computed once, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF reads columns
-    from there."""
+    """In the block `df` is cached, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF
+    reads columns from there."""
     with setting(df.sparkSession, _COLUMNAR, "false"):
         if df.storageLevel.useMemory or df.storageLevel.useDisk:  # by the user, who may want to read it afterwards
             yield
