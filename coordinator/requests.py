@@ -214,7 +214,7 @@ def ask_driver(store: CheckpointStore, how: str, holds: float = HOLDS) -> dict[s
 
 def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
     end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
-    gone, gone_at, patience = "", 0.0, _INSIST
+    gone, gone_at, patience, driver = "", 0.0, _INSIST, look_for_driver(store)
     while (answer := store.note("answer", id)) is None:
         now = time.monotonic()
         if now >= look_at:
@@ -228,7 +228,7 @@ def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
             store.delete_note("request", id)
             begun = store.note("begun", id) is not None
             if not begun:
-                why = gone or f"The driver has not come to it within {duration(holds)}."
+                why = gone or f"The driver has not come to it within {duration(holds)}. {of_driver(driver)}"
                 raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")
         if begun and gone and now - gone_at > patience:
             raise SavepointError(f"The driver had begun, and the outcome is unknown. {gone} {_SEE}")

@@ -43,6 +43,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output in
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")]
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
+_FOLDED = 24
+"""A word in a table that is longer, such as an address, may be folded."""
 _PATIENCE = 8.0
 """Seconds in which a command has to reach a sink's system."""
 
@@ -121,23 +123,45 @@ def show(about: Any, as_json: bool, *, facts: Mapping[str, Any] | None = None, *
         typer.echo(json.dumps(about, indent=2, default=str))
         return
     if facts:
-        _print(facts.items(), {"": lambda fact: fact[0], " ": lambda fact: _fact(*fact)})
+        _print_facts(Console(highlight=False), {name: _text(_fact(name, value)) for name, value in facts.items()})
     for name, columns in tables.items():
         _print(about if name == "self" else about[name], columns)
 
 
 def _print(rows: Iterable[Any], columns: Columns) -> None:
-    """Nothing of an empty table; no header where all titles are blank."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
-    for title in columns:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        cells = [row[column] if isinstance(column, str) else column(row) for column in columns.values()]
-        texts = ["?" if cell is None else cell for cell in cells]
-        table.add_row(*(text if isinstance(text, Text) else Text(printable(str(text))) for text in texts))
-    if table.row_count:
-        wide = None if sys.stdout.isatty() else 10_000  # where nobody looks nothing is folded
-        Console(width=wide, highlight=False, soft_wrap=False).print(table)
+    """Nothing of an empty table. One that is too wide for the terminal has each row by itself, a cell in a line."""
+    lines = [
+        [_text(row[column] if isinstance(column, str) else column(row)) for column in columns.values()] for row in rows
+    ]
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)  # unfolded where nobody looks
+    if sum(map(_needed, zip(columns, *lines, strict=True))) <= console.width:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in columns:
+            table.add_column(title, overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        if lines:
+            console.print(table)
+    else:
+        for line in lines:
+            _print_facts(console, {title: cell for title, cell in zip(columns, line, strict=True) if cell})
+            console.print()
+
+
+def _print_facts(console: Console, facts: Mapping[str, Text]) -> None:
+    """One in a line, which is not folded, so that it can be copied."""
+    wide = max(map(len, facts)) + 2
+    for title, text in facts.items():
+        console.print(Text(title.ljust(wide)).append_text(text), soft_wrap=True)
+
+
+def _text(cell: Any) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable("?" if cell is None else str(cell)))
+
+
+def _needed(column: Sequence[str | Text]) -> int:
+    """Columns of the terminal, with the space behind: for the longest word, unless that may be folded."""
+    return 2 + min(_FOLDED, max(len(word) for cell in column for word in (str(cell).split() or [""])))
 
 
 def _fact(name: str, value: Any) -> str:

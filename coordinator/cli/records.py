@@ -23,6 +23,7 @@ from coordinator.cli.output import (
     show,
     tell,
 )
+from coordinator.errors import CorruptRecord
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
@@ -41,19 +42,26 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
-        driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))
+        driver, losses = look_for_driver(store, bad), losses_of(store.losses(bad))
+        newest: Sequence[Record] = ()
+        unreadable = ""
+        try:
+            newest = store.load_newest()
+        except CorruptRecord as error:
+            bad.append(str(error))
+            unreadable = "Newest checkpoint: it cannot be read."
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
     sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]
     activity = Activity.of(driver).sentences
-    sentences += [*activity, of_newest(newest)]
+    sentences += [*activity, unreadable or of_newest(newest)]
     if losses:
         rows = sum(loss["rows"] for loss in losses)
         sentences.append(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
     tell("\n".join(sentences), as_json)
     about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
-    show(about | {"activity": activity, "losses": losses}, as_json, losses=LOSSES)
-    if driver is None or not driver.runs:
+    show(about | {"activity": activity, "losses": losses, "errors": bad}, as_json, losses=LOSSES)
+    if unreadable or driver is None or not driver.runs:
         raise typer.Exit(FINDING)
 
 
@@ -104,10 +112,10 @@ def show_(
     """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        history = store.history(lambda id: id == checkpoint)
-        rounds = next((each for each in history if checkpoint in (None, each[0].checkpoint_id)), None)
-        if rounds is None:
-            ids = store.ids()
+        ids = store.ids()
+        named = store.read([at for at in ids if at[0] == checkpoint])
+        rounds = store.load_newest() if checkpoint is None else next(iter(named), ())
+        if not rounds:
             there = f"there are {ids[0][0]} to {ids[-1][0]}" if ids else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
@@ -120,11 +128,18 @@ def show_(
             ],
             "accepted": losses_of(rounds),
         }
-        facts = {name: value for name, value in about.items() if value and name not in ("checkpoint_id", *_TABLES)}
+        facts = {"checkpoint": about["checkpoint"]}
+        facts |= {
+            name: about[name] for name in about if name not in ("checkpoint_id", *_TABLES) and _tells(about[name])
+        }
         show(about, as_json, facts=facts, **_TABLES)
         for replay in rounds[1:]:
             rewritten = f"{len(replay.committables)} written again"
             tell(f"Round {replay.round}, by generation {replay.generation}: {rewritten}.", as_json)
+
+
+def _tells(value: Any) -> bool:
+    return any(value) if isinstance(value, list) else bool(value)
 
 
 LOSSES: Columns = {

@@ -112,7 +112,12 @@ def show_(
         if not sink and len(dead) == 1:
             [sink] = dead
         if sink not in dead:
-            fail(f"name a sink with dead letters; there are {', '.join(dead) or 'none'}", USAGE)
+            there = (
+                f"there are {', '.join(dead)}"
+                if dead
+                else "this job has none: no sink of it has the option dead_letters"
+            )
+            fail(f"name a sink with dead letters; {there}", USAGE)
         writer = dead[sink]
         try:
             answer = (

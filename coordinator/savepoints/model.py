@@ -184,5 +184,7 @@ def _parts(uri: str) -> tuple[str, str]:
     """The URI of the storage, and the id."""
     parts = _ADDRESS.fullmatch(uri)
     if not parts:  # repeats nothing: it may hold a password
-        raise SavepointError("not the URI of a savepoint: its last part has to be savepoint-…, as it was answered")
+        raise SavepointError(
+            "not the id or the URI of a savepoint: the last part has to be savepoint-…; see coordinator savepoint list"
+        )
     return parts["storage"] + (parts["options"] or ""), parts["id"]

@@ -88,6 +88,20 @@ def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
     see_all(job)
 
 
+def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) -> None:
+    with load_job(str(job.file)) as coordinator:
+        storage, store = storage_of(coordinator), coordinator.protocol.store
+        store.sign(store.newest_generation(), 5, 1000.0)
+        *_, newest = [key for key in storage.list("") if "/checkpoint/" in key]
+        put(storage, newest, b"evil")
+    told = job.cli("status", code=1)
+    assert newest in told.stderr.replace("\n", "")
+    assert "Driver: generation " in told.stdout
+    assert "Newest checkpoint: it cannot be read." in told.stdout
+    assert newest in job.json("status", code=1)["errors"][0]
+    assert job.json("checkpoints", "show", "1")["checkpoint"] == 1
+
+
 def test_what_a_driver_says_that_it_does(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
         storage, store = storage_of(coordinator), coordinator.protocol.store

@@ -37,3 +37,9 @@ def test_counts_and_the_newest_letters(tmp_path: Path) -> None:
     about = [first[name] for name in ("lineage", "checkpoint", "partition", "row_number")]
     assert first["letter"] == ".".join(map(str, about))
     assert first["letter"] in cli("dead-letters", "show", "good", "--job", str(job.file)).stdout
+
+
+def test_a_job_without_dead_letters(file_job: Job) -> None:
+    file_job.run(1)
+    told = file_job.cli("dead-letters", "show", code=2).stderr
+    assert "no sink of it has the option dead_letters" in told

@@ -1,5 +1,15 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+
 from coordinator.listener import Step
 from tests.cli.play import INPUT, Job
 
@@ -24,3 +34,30 @@ def test_history(file_job: Job) -> None:
     ]
     assert "recovery 0." in table
     assert len(file_job.json("history", "--last", "1")["checkpoints"]) == 1
+
+
+def in_a_terminal(columns: int, *arguments: str) -> list[list[str]]:
+    """The words of each line that a command prints there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command, printed = [sys.executable, "-m", "coordinator", *arguments], b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with suppress(OSError):  # the end
+            while part := os.read(ours, 65536):
+                printed += part
+    os.close(ours)
+    assert process.returncode == 0, printed
+    return [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).splitlines()]
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_has_each_row_by_itself(file_job: Job) -> None:
+    file_job.run(2)
+    narrow = in_a_terminal(80, "history", "--job", str(file_job.file))
+    assert narrow.count(["status", "completed"]) == 2
+    assert [line[1] for line in narrow if line[:1] == ["checkpoint"]] == ["0", "1"]
+    assert ["generation", "1"] in narrow
+    wide = in_a_terminal(200, "history", "--job", str(file_job.file))
+    assert wide[0][:4] == ["checkpoint", "status", "ended", "took"]
+    assert len(wide) == 3

@@ -73,7 +73,7 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     file_job.cli("savepoint", "dispose", taken["id"], "--yes")
     again = file_job.cli("savepoint", "dispose", taken["id"], "--yes", code=1).stderr.replace("\n", " ")
     assert f"There is no savepoint {taken['uri']}" in again
-    assert "not the URI of a savepoint" in file_job.cli("savepoint", "dispose", "nope", code=1).stderr
+    assert "not the id or the URI of a savepoint" in file_job.cli("savepoint", "dispose", "nope", code=1).stderr
     assert file_job.json("savepoint", "list") == []
 
 

@@ -107,7 +107,7 @@ def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
     assert told[0].transactions == {"files": sum(bool(table.num_rows) for table in job.input[1])}
     assert list(told[0].phases) == ["recover"]
     assert re.match(
-        r"checkpoint 1, complete before this start, restored in .*; no row was written again$", str(told[0])
+        r"checkpoint 1, complete before this start, restored; its rows: .*; no row was written again$", str(told[0])
     )
     assert told[1].generation == 2
     job.assert_exactly_once()

@@ -224,7 +224,7 @@ def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
         store.follow_newest_claim()
         store.claim_generation("", 30.0)
         id = asked(store, "stop")
-        with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s"):
+        with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s\. Driver: generation 2 \("):
             ask_driver(store, "trigger", holds=2)
         assert coordinator.query.isActive
         assert store.notes("request") == [id]

@@ -583,6 +583,6 @@ def test_a_listing_passes_over_what_is_damaged(job: Job, target: str, caplog: py
 
 
 def test_an_uri_that_names_no_savepoint_is_not_repeated() -> None:
-    with pytest.raises(SavepointError, match="not the URI of a savepoint") as error:
+    with pytest.raises(SavepointError, match="not the id or the URI of a savepoint") as error:
         describe_savepoint("postgresql://user:secret@host/db")
     assert "secret" not in str(error.value)
