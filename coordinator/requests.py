@@ -103,7 +103,7 @@ class Requests:
             atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
 
     def end(self) -> None:
-        """Wait for the request that is being done, unless this is its own thread. That closes the storage when it ends."""
+        """Wait for the request that is being done, unless this is its thread, which closes the storage when it ends."""
         self._ended = True
         self._wait()
         if self._worker is not threading.current_thread():  # else the answer is yet to be put
