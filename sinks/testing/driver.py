@@ -30,6 +30,7 @@ from sinks.testing.local import LocalQuery, Partitions
 
 KILLED = -signal.SIGKILL
 NOT_UNPICKLED = 97
+"""The exit code of a process that could not unpickle its work."""
 
 
 _CALLS: Counter[str] = Counter()
@@ -56,7 +57,8 @@ class KillAt(CheckpointListener):
 
 
 Around = Callable[[str, Callable[[], Any]], Any]
-"""Gets the name of a method, and what calls it; answers what it answers. Picklable."""
+"""`around` has it called in place of each method of a sink, with the method's name and a function that
+calls the method; what it returns is returned. Picklable."""
 METHODS = tuple(
     dict.fromkeys(
         name
@@ -69,6 +71,8 @@ METHODS = tuple(
 
 @dataclass
 class _Hook:
+    """The `Around` of `Hooked`."""
+
     method: str
     nth: int | None
     after: bool
@@ -136,6 +140,7 @@ class Driver:
     sink: Sink
     storage: str
     folder: Path
+    """Of the query, as its checkpointLocation; what the driver writes to its output goes there, too."""
     input: Sequence[Partitions]
     listeners: Sequence[CheckpointListener] = ()
     config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))

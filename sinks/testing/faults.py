@@ -264,10 +264,10 @@ class Faults(SinkTests):
         driver = self.elsewhere(sink)
 
         def sweep() -> None:
-            with Clause.THREADS.guarding("in_doubt, abort and commit in another thread than `open`"):
+            with Clause.THREADS.guarding("in_doubt and abort in another thread than `open`"):
                 list(driver.in_doubt(self.job))
                 driver.abort(first.transaction)
-                self.commit(driver, second, clause=Clause.THREADS)
+            self.commit(driver, second, clause=Clause.THREADS)
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(sweep).result()

@@ -138,8 +138,8 @@ class SinkTests:
         return ()
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
-        """The identity that pre-commit would have answered for this transaction, which never was, where it answered
-        `made` for another. Default: None, it is told from two that were."""
+        """What `pre_commit` would have returned as the identity of `transaction_id`, a transaction that never began.
+        `made` is the committable of another, as an example. Default: None, the kit guesses it from two examples."""
         return None
 
     def accepting(self, sink: Any, schema: pa.Schema) -> Sink:

@@ -24,7 +24,7 @@ from sinks.testing.kit import rows
 from sinks.testing.table import Database
 
 
-class Server(Protocol):
+class Killable(Protocol):
     def kill(self) -> object: ...
     def start(self) -> object: ...
     def restart(self) -> object: ...
@@ -60,7 +60,7 @@ def run(folder: Path, sink: Any, input: Any, *listeners: CheckpointListener, com
 
 
 def assert_exactly_once(db: Database, input: Any) -> None:
-    """And nothing in doubt. Closes `db`."""
+    """Each row of the input is there once, and no transaction is in doubt. Closes `db`."""
     with closing(db):
         assert Counter(db.ids()) == Counter(ids(input))
         assert list(db.prepared()) == []
@@ -113,7 +113,7 @@ class TableCrashes:
     @pytest.mark.parametrize("how", ["restart", "kill"])
     @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
     def test_server_goes_down_between_pre_commit_and_commit(
-        self, tmp_path: Path, server: Server, dsn: str, strategy: str, how: str, step: Step
+        self, tmp_path: Path, server: Killable, dsn: str, strategy: str, how: str, step: Step
     ) -> None:
         def down_and_up() -> None:
             if how == "kill":
@@ -127,7 +127,7 @@ class TableCrashes:
         assert_exactly_once(self.observe(dsn), input)
 
     def test_commit_keeps_asking_until_the_server_is_back(
-        self, tmp_path: Path, server: Server, dsn: str, strategy: str
+        self, tmp_path: Path, server: Killable, dsn: str, strategy: str
     ) -> None:
         back = threading.Timer(1, server.start)
 
@@ -141,7 +141,7 @@ class TableCrashes:
         assert_exactly_once(self.observe(dsn), input)
 
     def test_commit_gives_up_after_its_timeout_and_the_next_start_goes_on(
-        self, tmp_path: Path, server: Server, dsn: str, strategy: str
+        self, tmp_path: Path, server: Killable, dsn: str, strategy: str
     ) -> None:
         input = example_input()
         sink = self.make(dsn, "orders", strategy=strategy)
@@ -152,7 +152,7 @@ class TableCrashes:
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_server_killed_while_tasks_write(self, tmp_path: Path, server: Server, dsn: str, strategy: str) -> None:
+    def test_server_killed_while_tasks_write(self, tmp_path: Path, server: Killable, dsn: str, strategy: str) -> None:
         input = example_input()
         sink = self.make(dsn, "orders", strategy=strategy)
         with pytest.raises(CheckpointFailed, match=r"checkpoint 0 .* nothing of it is visible"):
@@ -161,7 +161,7 @@ class TableCrashes:
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_connections_cut_during_commit(self, tmp_path: Path, server: Server, dsn: str, strategy: str) -> None:
+    def test_connections_cut_during_commit(self, tmp_path: Path, server: Killable, dsn: str, strategy: str) -> None:
         visible = threading.Event()
 
         def cut() -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -138,6 +139,13 @@ class CommitsForAllThreads(_SharesASession):
         self.session.told.append(ready.unlink)
         self.session.commit()
         return COMMITTED
+
+
+@breaks(Clause.THREADS, "other_threads_call_the_same_sink")
+class TimesOutByASignal(Shelf):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return super().commit(committable)
 
 
 @breaks(Clause.LEAKS, "nothing_grows_with_each_transaction")

@@ -29,6 +29,7 @@ def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
     assert message.startswith(broken.clause.broken("").partition("\n")[0]), message
     assert re.search(r"\n +seen: .", message), message
     assert re.search(r"\n +contract: docstring of \w+\S*, \S+(base|optional).py:\d+", message), message
+    assert message.count("contract: ") == 1, message
     shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
     assert Path(shown[-1].path).name not in ("kit.py", "clauses.py"), "pytest shows a step, and not the test"
 
