@@ -79,7 +79,7 @@ def history(
     say_bad(bad)
     if not tries:
         there = f"No statistics of job {store.job!r} are in {store.storage.uri}"
-        tell(f"{there}: history_size is 0, or no checkpoint yet.", as_json)
+        tell(f"{there}: history_size is 0, no checkpoint yet, or its driver was killed within seconds.", as_json)
     about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
     about["checkpoints"] = [each.to_json() | {"remarks": each.remarks} for each in tries]
     show(
@@ -134,8 +134,9 @@ def show_(
         }
         show(about, as_json, facts=facts, **_TABLES)
         for replay in rounds[1:]:
-            rewritten = f"{len(replay.committables)} written again"
-            tell(f"Round {replay.round}, by generation {replay.generation}: {rewritten}.", as_json)
+            counts = {"written again": len(replay.committables), "given up": len(replay.accepted)}
+            what = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
+            tell(f"Round {replay.round}, by generation {replay.generation}: {what}.", as_json)
 
 
 def _tells(value: Any) -> bool:

@@ -102,7 +102,7 @@ def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> N
     """Show what is in a savepoint."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         about = describe_savepoint(full_address(savepoint, coordinator.config.savepoint_dir)).summary()
-        show(about, as_json, facts=about | {"spark": about["spark"]["version"]})
+        show(about, as_json, facts=about | {"spark": about["spark"].get("version")})
 
 
 @app.command()

@@ -271,8 +271,9 @@ def key_of(statistics: CheckpointStatistics) -> str:
 
 
 def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
-    """Of the completed ones of `tries`, newest first: rows a second, and seconds from one's end to the next's."""
-    completed = [statistics for statistics in tries if statistics.status is Status.COMPLETED]
+    """Of the completed ones of `tries`, newest first, of the newest driver: rows a second, and seconds from one's end
+    to the next's."""
+    completed = [each for each in tries if each.status is Status.COMPLETED and each.generation == tries[0].generation]
     if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
         return None
     return sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1)

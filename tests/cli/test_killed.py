@@ -160,6 +160,7 @@ def test_what_was_given_up_is_told_for_ever(pg_job: Job, pg_database: str) -> No
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute(f"ROLLBACK PREPARED '{one['transaction']['gid']}'")
     pg_job.cli("resolve", "--accept-loss", "orders/0", "--why", "gone", "--who", "ann", "--yes")
+    assert re.search(r"Round 1, by generation \d+: 1 given up\.", pg_job.cli("checkpoints", "show").stdout)
     store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
     (key,) = store.storage.list(f"{store._root}/loss")
     store.storage.delete(key)  # whoever accepted it died in between

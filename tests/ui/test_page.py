@@ -25,7 +25,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointStatistics, Status, load_history
 from coordinator.storage.base import WrappedStorage
 from coordinator.ui import job as job_view
-from coordinator.ui.job import JobView, waterfall
+from coordinator.ui.job import JobView, pace, waterfall
 from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
@@ -190,6 +190,19 @@ def test_places_are_shown_without_their_passwords(job: Job) -> None:
         text = page_of(view).test_client().get("/configuration").text
     assert text.count("postgresql://me:***@host/database") == 2
     assert "geheim" not in text
+
+
+def test_the_pace_is_that_of_the_newest_driver() -> None:
+    def completed(generation: int, second: int) -> CheckpointStatistics:
+        return CheckpointStatistics(
+            "orders", second, generation, Status.COMPLETED, ended_at=second * 1000, rows={"a": 10}
+        )
+
+    before = [completed(1, 2), completed(1, 1)]
+    assert pace([completed(2, 1002), completed(2, 1000), *before]) == (5.0, 2.0), "and not the hours between both"
+    assert pace([completed(2, 1000), *before]) is None
+    assert pace(before) == (10.0, 1.0)
+    assert pace([]) is None
 
 
 def test_the_waterfall_of_two_sinks(job: Job) -> None:
