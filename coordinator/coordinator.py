@@ -116,7 +116,6 @@ class CheckpointCoordinator:
             Listeners(job, [self.statistics, *listeners]),
             self._clock,
             _spool(job, storage, config),
-            lambda generation, batch: self._heartbeat.begin(generation, batch.query),
         )
         """For tools, while no query runs: it is not for several threads."""
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery is over before the batch adds its own
@@ -223,6 +222,8 @@ class CheckpointCoordinator:
                 if batch.run_id != self.protocol.run_id:
                     self._serve_metrics()
                     self._verifier.begin(batch.query)
+                    self.protocol.claim_generation(self.config.heartbeat_interval)
+                    self._heartbeat.begin(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
             except Exception as error:
                 if batch.active:

@@ -112,10 +112,9 @@ def show_(
     """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        ids = store.ids()
-        named = store.read([at for at in ids if at[0] == checkpoint])
-        rounds = store.load_newest() if checkpoint is None else next(iter(named), ())
+        rounds = store.load_newest() if checkpoint is None else store.rounds_of(checkpoint)
         if not rounds:
+            ids = store.ids()
             there = f"there are {ids[0][0]} to {ids[-1][0]}" if ids else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")

@@ -63,9 +63,8 @@ class CheckpointProtocol:
         listeners: Listeners,
         clock: Clock,
         spool: Spool | None = None,
-        on_start: Callable[[int, MicroBatch], None] = lambda generation, batch: None,
     ) -> None:
-        """`spool` keeps rows for replays; `on_start` is called at each start of a query, with its first batch."""
+        """`spool` keeps rows for replays."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -76,7 +75,7 @@ class CheckpointProtocol:
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
-        self._spool, self._on_start = spool, on_start
+        self._spool = spool
         self.run_id: str | None = None
         """Spark's id of the run that this driver serves; None before its first batch."""
         self._visible_parts: dict[str, Complete] = {}
@@ -98,12 +97,12 @@ class CheckpointProtocol:
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
-        """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        """See one micro-batch through: when this returns, all of its rows are visible, once. For the first one of a
+        run, claim a generation before: this is a new driver from there on, also in the same object."""
         try:
-            if batch.run_id != self.run_id:
-                action = self._start(batch, self.config.heartbeat_interval)  # 1. recover, with 2. before it commits
-            else:
-                action = self._choose_action(batch)  # 2. write, finish, skip, or refuse
+            starts = batch.run_id != self.run_id
+            # 1. recover, with 2. before it commits; or alone 2. write, finish, skip, or refuse
+            action = self._recover(batch) if starts else self._choose_action(batch)
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._write_or_finish(action, batch)
@@ -159,12 +158,8 @@ class CheckpointProtocol:
         return {name: part for name in self.sinks if (part := complete.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
-    def _start(self, batch: MicroBatch, next_sign: float) -> Action:
-        """The first batch of a run: from here on this is a new driver, even in the same object. Recovers, and returns
-        what to do with the batch. `next_sign`: seconds until the driver's first sign of life is due."""
-        self.fence = Fence(self.store)
-        self.claim_generation(next_sign)
-        self._on_start(self.fence.generation, batch)
+    def _recover(self, batch: MicroBatch) -> Action:
+        """With the first batch of a run. Returns what to do with it."""
         action = self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
@@ -196,6 +191,7 @@ class CheckpointProtocol:
     def claim_generation(self, next_sign: float = 0.0) -> None:
         """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
         0 if it will run no query."""
+        self.fence = Fence(self.store)
         self.open_sinks()
         self._may_abort = False
         self._visible_parts.clear()

@@ -429,28 +429,24 @@ class CheckpointStore:
         shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
         raise self._stale(self._record_key(newest, 0), shown)
 
-    def history(
-        self, wanted: Callable[[int], bool] = lambda _: True, bad: list[str] | None = None
-    ) -> list[tuple[Record, ...]]:
+    def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[tuple[Record, ...]]:
         """Retained complete checkpoints with their replay records, oldest first: the newest, and those before it whose
-        id is `wanted`. `bad` gets a sentence on each before the newest that cannot be read; without it, that raises. A
-        reader need not claim."""
+        id is `wanted`. A reader need not claim."""
         newest = self.load_newest()
         before = [at for at in self.ids() if at[0] < newest[0].checkpoint_id and wanted(at[0])] if newest else []
-        return [*self.read(before, bad), newest] if newest else []
+        return [*self.read(before), newest] if newest else []
 
-    def read(self, before: Sequence[tuple[int, int]], bad: list[str] | None = None) -> list[tuple[Record, ...]]:
+    def rounds_of(self, checkpoint_id: int) -> tuple[Record, ...]:
+        """The records of one retained checkpoint; () if it is none. A reader need not claim."""
+        return next(iter(self.read([at for at in self.ids() if at[0] == checkpoint_id])), ())
+
+    def read(self, before: Sequence[tuple[int, int]]) -> list[tuple[Record, ...]]:
         """The checkpoints of the current lineage that `before` lists, which is a part of `ids`; else as `history`."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(before), "records") as advance:
             for id, round in before:
-                try:
-                    if record := self.get(id, round):  # None: retention was quicker
-                        by_id.setdefault(id, []).append(record)
-                except (CheckpointError, StorageError) as error:
-                    if bad is None:
-                        raise
-                    bad.append(str(error))
+                if record := self.get(id, round):  # None: retention was quicker
+                    by_id.setdefault(id, []).append(record)
                 advance(1)
         return [tuple(rounds) for rounds in by_id.values() if rounds[0].round == 0]
 
@@ -467,7 +463,8 @@ class CheckpointStore:
                 self._calls.delete(self._record_key(id, round))
 
     def losses(self, bad: list[str]) -> list[Record]:
-        """Every record, of any lineage, that gives participants up, oldest first. `bad`: as in `history`."""
+        """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that
+        cannot be read."""
         losses = {}
         replays = [self._record_key(id, round) for id, round in self.ids() if round]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:

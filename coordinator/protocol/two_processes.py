@@ -43,7 +43,8 @@ class TwoProcessProtocol(CheckpointProtocol):
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         setup = self._setup()
-        action = self._start(batch, self.config.timeout)
+        self.claim_generation(self.config.timeout)
+        action = self._recover(batch)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
         prepared = Prepared(

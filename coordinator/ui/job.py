@@ -142,8 +142,7 @@ class JobView:
     @_good_for(5)
     def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
         """Its committables, with the round of each, as long as the record is retained."""
-        history = self.store.history(lambda id: id == checkpoint_id)
-        records = next((rounds for rounds in history if rounds[0].checkpoint_id == checkpoint_id), ())
+        records = self.store.rounds_of(checkpoint_id)
         return [(record.round, committable) for record in records for committable in record.committables]
 
     # ------------------------------------------------------------------ the job
