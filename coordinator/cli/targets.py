@@ -67,7 +67,8 @@ def verify(
         about["checkpoints"] += totals
     if not balance.lines:
         tell(
-            f"No checkpoint of job {store.job!r} is retained: there is nothing to compare. See coordinator status.",
+            f"There is nothing to compare: job {store.job!r} has completed no checkpoint that is retained, since its "
+            "first start or since the restore that it began with. See coordinator status.",
             as_json,
         )
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}

@@ -7,7 +7,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from coordinator.operate.balance import Balance, take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
+from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import Acceptance, CheckpointStore, Record, jobs_in
 from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status, load_history
@@ -219,17 +221,9 @@ class JobView:
     # ------------------------------------------------------------------ what other systems tell
     @_good_for(10)
     def in_doubt(self, _: list[str]) -> tuple[Seen, list[str]]:
-        """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
-        sinks, since the balance may ask them just now."""
-        copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
-        try:
-            for sink in copies.values():
-                if isinstance(sink, Diagnosable):
-                    sink.set_answer_timeout(8.0)
-            return look(self.store, copies), set_back(self.store, copies)
-        finally:
-            for sink in copies.values():
-                sink.close()
+        """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage."""
+        with self._asked() as sinks:
+            return look(self.store, sinks), set_back(self.store, sinks)
 
     @_good_for(10)
     def savepoints(self, bad: list[str]) -> list[Savepoint]:
@@ -240,7 +234,21 @@ class JobView:
     @_good_for(30)
     def balance(self, _: list[str]) -> Balance:
         """Records beside the systems' own ledgers: no table and no topic is read."""
-        return take_balance(self.store, self.sinks, quick=True)
+        with self._asked() as sinks:
+            return take_balance(self.store, sinks, quick=True)
+
+    @contextmanager
+    def _asked(self) -> Iterator[dict[str, Sink]]:
+        """Copies of the sinks, since two pages may ask at once. Their systems have some seconds to answer, from now."""
+        copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
+        try:
+            for sink in copies.values():
+                if isinstance(sink, Diagnosable):
+                    sink.set_answer_timeout(8.0)
+            yield copies
+        finally:
+            for sink in copies.values():
+                sink.close()
 
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[tuple[str, str, bool]]:

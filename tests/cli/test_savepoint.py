@@ -38,6 +38,7 @@ def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list
     restored = file_job.json("savepoint", "restore", taken["uri"], place, "--yes")
     assert restored["lineage"] != taken["lineage"]
     assert restored == taken | {"lineage": restored["lineage"], "checkpoint_location": place}
+    assert "since the restore that it began with" in file_job.cli("verify", code=4).stdout
     shown = file_job.cli("savepoint", "show", taken["uri"]).stdout
     assert "{'" not in shown
     assert str(taken["created_at"]) not in shown

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -190,6 +192,30 @@ def test_places_are_shown_without_their_passwords(job: Job) -> None:
         text = page_of(view).test_client().get("/configuration").text
     assert text.count("postgresql://me:***@host/database") == 2
     assert "geheim" not in text
+
+
+class Impatient(FileSink):
+    """Answers until a time."""
+
+    answers_until = math.inf
+
+    def set_answer_timeout(self, seconds: float) -> None:
+        self.answers_until = time.monotonic() + seconds
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        if time.monotonic() > self.answers_until:
+            raise OSError("asked too late")
+        return super().in_doubt(job)
+
+
+def test_a_page_that_is_open_for_long_still_asks_the_sinks(job: Job, tmp_path: Path) -> None:
+    job.run(2)
+    sink = Impatient(tmp_path / "rows")
+    sink.set_answer_timeout(-1)  # as the command did, which began long ago
+    with job.coordinator(sink=sink) as coordinator:
+        browser = Browser(coordinator)
+        assert "asked too late" not in browser.see("/balance")
+        assert "asked too late" not in browser.see("/in-doubt")
 
 
 def test_the_pace_is_that_of_the_newest_driver() -> None:
