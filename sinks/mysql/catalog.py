@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
@@ -42,6 +43,7 @@ from sinks.errors import ConfigurationError
 from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, listed, query, quoted
 from sinks.mysql.connection import describe as text_of
 from sinks.sql import table as tables
+from sinks.sql.backend import LEDGER_RIGHTS
 from sinks.sql.server import Row
 from sinks.sql.table import Unique
 
@@ -116,17 +118,15 @@ class MySQLColumn(tables.Column):
 class Form(Enum):
     """How a column's text stands in a row."""
 
-    NUMBER = "number"  # as it is
-    WORD = "word"  # quoted in SQL, with nothing in it to escape
-    TEXT = "text"  # anything: quoted in SQL, escaped
+    WORD = "word"  # with nothing in it to escape; in SQL 1.5E-7 is a double, '1.5E-7' what the column takes
+    TEXT = "text"  # anything: escaped
     HEX = "hex"  # hexadecimal digits of bytes
     BITS = "bits"  # a number that only SQL can turn into a BIT
 
 
 _FORMS = {
-    **dict.fromkeys((*_BITS, "float", "double", "year"), Form.NUMBER),
-    # in SQL 1.5E-7 is a double, '1.5E-7' a decimal
-    **dict.fromkeys(("decimal", "date", "datetime", "timestamp", "time"), Form.WORD),
+    **dict.fromkeys((*_BITS, "float", "double", "year", "decimal"), Form.WORD),
+    **dict.fromkeys(("date", "datetime", "timestamp", "time"), Form.WORD),
     **dict.fromkeys(_BINARIES, Form.HEX),
     "bit": Form.BITS,
 }
@@ -428,34 +428,36 @@ def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Uniq
     return uniques, [f"index {index}" for index, of in columns.items() if None in of]
 
 
-def missing_rights(connection: Connection, schema: str, table: str, rights: Iterable[str], column: str) -> list[str]:
-    """What this user may not do with a table, as the server says: EXPLAIN needs the rights of what it explains."""
-    name = quoted(schema, table)
-    statements = {
-        "SELECT": f"SELECT {quoted(column)} FROM {name} WHERE 1 = 0",
-        "INSERT": f"INSERT INTO {name} ({quoted(column)}) VALUES (NULL)",
-        "UPDATE": f"UPDATE {name} SET {quoted(column)} = {quoted(column)} WHERE 1 = 0",
-        "DELETE": f"DELETE FROM {name} WHERE 1 = 0",
-    }
-    problems = []
-    for right in rights:
-        try:
-            query(connection, f"EXPLAIN {statements[right]}")
-        except pymysql.Error as error:
-            if code_of(error) in RIGHTS:
-                problems.append(f"GRANT {right} ON {name} is missing: {text_of(error)}")
-            elif not connection.open:
-                raise
-    return problems
-
-
-def may_not_create(connection: Connection, schema: str, table: str) -> list[str]:
-    """Why this user may not create and drop tables in a database; tried with the name of a table that is not there."""
+def missing_rights(
+    connection: Connection,
+    target: MySQLTarget,
+    rights: Sequence[str],
+    ledgers: Iterable[str] = (),
+    create: bool = False,
+) -> Iterator[str]:
+    """As the server says: EXPLAIN needs the rights of what it explains. Whether tables can be made is tried."""
+    schema, needed = target.schema, [(target.name, target.names[0], rights)]
+    for name, column, rights in [*needed, *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers)]:
+        name, column = quoted(schema, name), quoted(column)
+        statements = {
+            "SELECT": f"SELECT {column} FROM {name} WHERE 1 = 0",
+            "INSERT": f"INSERT INTO {name} ({column}) VALUES (NULL)",
+            "UPDATE": f"UPDATE {name} SET {column} = {column} WHERE 1 = 0",
+            "DELETE": f"DELETE FROM {name} WHERE 1 = 0",
+        }
+        for right in rights:
+            try:
+                query(connection, f"EXPLAIN {statements[right]}")
+            except pymysql.Error as error:
+                if code_of(error) in RIGHTS:
+                    yield f"GRANT {right} ON {name} is missing: {text_of(error)}"
+                elif not connection.open:
+                    raise
+    probe = quoted(schema, f"tpc_{uuid.uuid4().hex[:20]}")
     try:
-        execute(connection, f"CREATE TABLE {quoted(schema, table)} (x int PRIMARY KEY) ENGINE=InnoDB")
-        execute(connection, f"DROP TABLE {quoted(schema, table)}")
+        for statement in [f"CREATE TABLE {probe} (x int PRIMARY KEY) ENGINE=InnoDB", f"DROP TABLE {probe}"] * create:
+            execute(connection, statement)
     except pymysql.Error as error:
         if code_of(error) not in RIGHTS:
             raise
-        return [f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {text_of(error)}"]
-    return []
+        yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {text_of(error)}"

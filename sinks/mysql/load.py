@@ -29,6 +29,7 @@ from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
+from sinks.sql.names import STAGING
 from sinks.sql.server import Fault, explained
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
@@ -144,8 +145,8 @@ class InsertEncoder(RowEncoder):
 
     @staticmethod
     def _quoted(form: Form, text: pa.Array) -> pa.Array:
-        if form in (Form.NUMBER, Form.BITS):  # -0 without an exponent is the integer 0
-            return pc.if_else(pc.equal(text, "-0"), pa.scalar("-0e0", text.type), text)
+        if form is Form.BITS:
+            return text
         if form is Form.TEXT and (bytes_of(text) == ord("'")).any():
             text = pc.replace_substring(text, "'", "''")
         return _around("X'" if form is Form.HEX else "'", text, "'")
@@ -191,10 +192,9 @@ class LoadTransaction(RowTransaction):
     ) -> None:
         """`give_back` takes the connection when its work is done. `branch` is the xid of one that writes into the table
         itself; `undo` are the statements that throw another away."""
-        super().__init__(context, identity)
+        super().__init__(context, identity, target.label, fault)
         self._branch = branch
-        self.target, self._table = target, target.label
-        self._staging, self._rows = "", 0
+        self.target, self._rows = target, 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
         self._sealed = False
@@ -203,24 +203,25 @@ class LoadTransaction(RowTransaction):
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
-        return explained(self._fault, self._table, self.who)
+        return explained(self._told, self.table, self.who)
 
-    def _fault(self, error: Exception) -> Fault | None:
+    def _told(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""
         known = fault(error)
-        return known and replace(known, text=self._counted(known.text), reason=_ROW.sub("", self._renamed(known.text)))
+        return known and replace(known, text=self._counted(known.text), reason=self._uncounted(known.text))
 
     def _counted(self, text: str) -> str:
         return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", self._renamed(text))
 
+    def _uncounted(self, text: str) -> str:
+        return _ROW.sub("", self._renamed(text))
+
     def _renamed(self, text: str) -> str:
         """With the name that the user knows."""
-        return text.replace(self._staging, self._table.split(".")[-1]) if self._staging else text
+        return STAGING.sub(self.target.name, text)
 
-    def start(self, into: str, encoder: RowEncoder, *, alias: str = "") -> None:
-        """Rows go into this (quoted) table. `alias` is the name of it that errors must not show, if it is a staging
-        table."""
-        self._staging = alias
+    def start(self, into: str, encoder: RowEncoder) -> None:
+        """Rows go into this (quoted) table."""
         self._encoder = encoder
         self._statement = encoder.statement(into)
 
@@ -273,9 +274,9 @@ class LoadTransaction(RowTransaction):
         more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
         return BadValue(
-            f"table {self._table}: {self.who} was refused, since the server would alter or skip rows: "
+            f"table {self.table}: {self.who} was refused, since the server would alter or skip rows: "
             f"{said}{more}{skipped}"
-        ).because("; ".join(_ROW.sub("", self._renamed(text)) for text in warnings[:3]))
+        ).because("; ".join(map(self._uncounted, warnings[:3])))
 
     def finish(self) -> int:
         with self.explained():

@@ -10,7 +10,6 @@ import inspect
 import logging
 import math
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -49,7 +48,7 @@ from sinks.mysql.xa import name_of, recovered
 from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
-from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.names import of_sink, staging_table
 from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
@@ -198,6 +197,7 @@ class MySQLBackend(Pool, Backend):
     query = staticmethod(query)
     fault = staticmethod(fault)
     locate = staticmethod(catalog.locate)
+    missing_rights = staticmethod(catalog.missing_rights)
 
     def __init__(
         self,
@@ -360,15 +360,6 @@ class MySQLBackend(Pool, Backend):
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from catalog.no_innodb(target, target.engine)
-        strategy, _ = self.choose(connection, target)
-        rights = self.rights(target, strategy)
-        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
-        if strategy == "staged":
-            probe = f"tpc_{uuid.uuid4().hex[:20]}"
-            yield from catalog.may_not_create(connection, target.schema, probe)
-        for name in self.existing(connection, target.schema, [ledger, witness_of(ledger)]):
-            rights = ["SELECT", "INSERT", "DELETE"]
-            yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
 
     def no_two_phase(self, connection: Connection) -> str | None:
         if setting(connection, "wsrep_on") in ("1", "ON"):
@@ -547,7 +538,7 @@ class MySQLBackend(Pool, Backend):
                 f" COMMENT={literal(context.transaction_id)}"
             )
             transaction.execute("START TRANSACTION READ WRITE")
-            transaction.start(table, encoder, alias=name)
+            transaction.start(table, encoder)
         return transaction
 
     # ------------------------------------------------------------------ before the decision
@@ -570,7 +561,7 @@ class MySQLBackend(Pool, Backend):
             if name in move.written and query(move.connection, f"SELECT 1 FROM {staged} WHERE {missing} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
         rights = [right for right in self.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
-        yield from catalog.missing_rights(move.connection, target.schema, target.name, rights, target.names[0])
+        yield from self.missing_rights(move.connection, target, rights)
 
     def grouped(self, target: MySQLTarget, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""

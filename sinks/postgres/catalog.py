@@ -12,7 +12,7 @@ values are refused here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import table as tables
+from sinks.sql.backend import LEDGER_RIGHTS
 from sinks.sql.dialects import HOMES
 from sinks.sql.server import ambiguous
 from sinks.sql.table import Unique
@@ -408,11 +409,16 @@ def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
 
 
 def missing_rights(
-    connection: Connection, schema: str, needed: Mapping[str, Collection[str]], *, create: bool
+    connection: Connection,
+    target: PostgresTarget,
+    rights: Sequence[str],
+    ledgers: Iterable[str] = (),
+    create: bool = False,
 ) -> list[str]:
-    """The statements that an owner has to run so that this role may do what the sink does. `needed`: by table."""
-    place = sql.Identifier(schema).as_string()
-    names = {name: sql.Identifier(schema, name).as_string() for name in needed}
+    """With the statements that an owner has to run so that this role may do what the sink does."""
+    place = sql.Identifier(target.schema).as_string()
+    needed = {target.name: rights} | dict.fromkeys(ledgers, LEDGER_RIGHTS)
+    names = {name: sql.Identifier(target.schema, name).as_string() for name in needed}
     pairs = [(names[table], right) for table, rights in needed.items() for right in rights]
     role, usage, may_create, missing = row(
         connection,
@@ -422,9 +428,8 @@ def missing_rights(
         " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
         [name for name, _ in pairs],
         [right for _, right in pairs],
-        schema,
+        target.schema,
     )
-    if not usage:
-        return [f"GRANT USAGE ON SCHEMA {place} TO {role}"]
     wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
-    return [f"GRANT {right} TO {role}" for right in [*wanted, *missing]]
+    grants = [*wanted, *missing] if usage else [f"USAGE ON SCHEMA {place}"]
+    return [f"a right is missing; an owner has to run: GRANT {right} TO {role}" for right in grants]

@@ -16,7 +16,6 @@ from sinks.errors import BadValue
 from sinks.postgres.catalog import PostgresColumn
 from sinks.postgres.connection import Connection, Rows, fault
 from sinks.sql.backend import RowTransaction
-from sinks.sql.server import explained
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
@@ -74,18 +73,14 @@ class CopyTransaction(RowTransaction):
         identity: Identity,
     ) -> None:
         """The transaction that the connection is in. `give_back` takes the connection when it is committed."""
-        super().__init__(context, identity)
+        super().__init__(context, identity, table, fault)
         self.connection = connection
-        self._table = table
         self._give_back = give_back
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
         self._put = 0
         self.number: Rows = []
         self._under_savepoints = False
-
-    def explained(self) -> AbstractContextManager[None]:
-        return explained(fault, self._table, self.who)
 
     def start(self, into: sql.Identifier, encoder: CopyEncoder) -> None:
         """Rows go into this table."""

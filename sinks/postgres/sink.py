@@ -26,7 +26,7 @@ from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
 from sinks.sql.backend import Backend, Move, Plan, StagedTypes, by_table
 from sinks.sql.ledger import Ledger, LedgerRow
-from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.names import of_sink, staging_table
 from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 _OLD = 3600  # seconds, of a prepared transaction
 _FEW = 8  # free slots of max_prepared_transactions
-_LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
 Strategy = Literal["auto", "prepared", "staged"]
 
 
@@ -136,6 +135,7 @@ class PostgresBackend(Pool, Backend):
     JUDGE_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
 
     locate = staticmethod(catalog.locate)
+    missing_rights = staticmethod(catalog.missing_rights)
     fault = staticmethod(fault)
 
     def __init__(
@@ -303,15 +303,8 @@ class PostgresBackend(Pool, Backend):
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from self.unwritable(target)
-        strategy, _ = self.choose(connection, target)
         if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
-        rights = self.rights(target, strategy)
-        ledgers = self.existing(connection, target.schema, [ledger, witness_of(ledger)])
-        create = strategy == "staged" or len(ledgers) < 2
-        needed = {target.name: rights} | dict.fromkeys(ledgers, _LEDGER_RIGHTS)
-        for statement in catalog.missing_rights(connection, target.schema, needed, create=create):
-            yield f"a right is missing; an owner has to run: {statement}"
 
     def unwritable(self, target: PostgresTarget) -> Iterable[str]:
         """Why rows cannot go there, or an upsert may not find the row of its key."""
@@ -460,10 +453,9 @@ class PostgresBackend(Pool, Backend):
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
         try:
             known, ledger = plan.target, plan.ledger
-            needed: dict[str, Sequence[str]] = {known.name: self.rights(known, "staged")}
-            needed |= dict.fromkeys((ledger.name, ledger.witness.name), _LEDGER_RIGHTS)
-            if missing := catalog.missing_rights(connection, known.schema, needed, create=False):
-                return f"a right is missing; an owner has to run: {'; '.join(missing)}"
+            ledgers = [ledger.name, ledger.witness.name]
+            if missing := self.missing_rights(connection, known, self.rights(known, "staged"), ledgers):
+                return "; ".join(missing)
             catalog.lock(connection, known)
             connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:

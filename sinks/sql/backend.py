@@ -17,14 +17,15 @@ from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.dialects import MYSQL, TRIGGERS
 from sinks.sql.ledger import LEDGER_COLUMNS, Ledger, LedgerRow
-from sinks.sql.names import label
-from sinks.sql.server import Fault, Row, batches, marks
+from sinks.sql.names import label, witness_of
+from sinks.sql.server import Fault, Row, batches, explained, marks
 from sinks.sql.table import MergeOptions, Target, mismatches
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 logger = logging.getLogger(__name__)
 
 Declared = TypeVar("Declared")
+LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
 _COUNTED_TOGETHER = 50
 _INSERTED_TOGETHER = 1000
 _NULL_IS_SAID = (*MYSQL, "mssql")
@@ -40,8 +41,12 @@ class RowTransaction(ABC):
 
     connection: Any
 
-    def __init__(self, context: TransactionContext, identity: Identity) -> None:
+    def __init__(
+        self, context: TransactionContext, identity: Identity, table: str, fault: Callable[[Exception], Fault | None]
+    ) -> None:
+        """`table` is the target's name for a reader, and `fault` the backend's."""
         self.context, self.identity = context, identity
+        self.table, self._fault = table, fault
         self.sealing = False
         self.summed: Fingerprint | None = None
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
@@ -56,9 +61,9 @@ class RowTransaction(ABC):
             self.close()
             raise
 
-    @abstractmethod
     def explained(self) -> AbstractContextManager[None]:
         """Errors of the server inside this block name table, partition and checkpoint."""
+        return explained(self._fault, self.table, self.who)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Default: `put`, which may do more than is needed here."""
@@ -259,6 +264,13 @@ class Backend(ABC):
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
         return self.column(field.name, self.declared(connection, field, key=False), nullable=True)
 
+    def missing_rights(
+        self, connection: Any, target: Any, rights: Sequence[str], ledgers: Iterable[str] = (), create: bool = False
+    ) -> Iterable[str]:
+        """Which of these rights on the target the user lacks, or of those on ledgers, or to `create` tables, and how to
+        give them. Default: none."""
+        return ()
+
     def problems(self, connection: Any, target: Any, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
@@ -268,6 +280,10 @@ class Backend(ABC):
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
             yield f'{reason}: use strategy="staged"'
+        strategy, _ = self.choose(connection, target)
+        ledgers = self.existing(connection, target.schema, [ledger, witness_of(ledger)])
+        create = strategy == "staged" or len(ledgers) < 2
+        yield from self.missing_rights(connection, target, self.rights(target, strategy), ledgers, create)
 
     def choose(self, connection: Any, target: Any) -> tuple[str, str]:
         """The strategy and the reason for it."""

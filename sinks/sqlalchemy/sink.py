@@ -508,8 +508,7 @@ class InsertTransaction(RowTransaction):
         staging: sa.Table,
         columns: Sequence[SqlAlchemyColumn],
     ) -> None:
-        super().__init__(context, identity)
-        self._label = label
+        super().__init__(context, identity, label, backend.fault)
         self._backend, self._staging = backend, staging
         self._values: Values = Values(context.schema, columns, f"{label}: {self.who}", backend.merge)
         try:
@@ -521,15 +520,12 @@ class InsertTransaction(RowTransaction):
             self.close()
             raise
 
-    def explained(self) -> AbstractContextManager[None]:
-        return explained(self._backend.fault, self._label, self.who)
-
     def write(self, batch: pa.RecordBatch) -> None:
         names, values = batch.schema.names, self._values
         for piece in values.slices(batch):
             rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
             who = f"{self.who}, rows {values.rows + 1} to {values.rows + len(rows)},"
-            with explained(self._backend.fault, self._label, who):
+            with explained(self._backend.fault, self.table, who):
                 self.connection.execute(self._staging.insert(), rows)
             values.rows += len(rows)
 

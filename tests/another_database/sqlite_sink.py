@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from sinks.errors import ConfigurationError
 from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes, by_table
 from sinks.sql.names import staging_table
-from sinks.sql.server import Fault, Kind, Pool, Row, explained
+from sinks.sql.server import Fault, Kind, Pool, Row
 from sinks.sql.sink import TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Values
@@ -68,7 +68,7 @@ class SqliteTransaction(RowTransaction):
     """Rows wait in a temporary table, while other tasks write theirs: SQLite has one writer at a time."""
 
     def __init__(self, backend: SqliteBackend, target: Target, context: TransactionContext) -> None:
-        super().__init__(context, identity_of(target.schema, context.transaction_id))
+        super().__init__(context, identity_of(target.schema, context.transaction_id), target.label, backend.fault)
         self._backend, self._target = backend, target
         columns = backend.staging_columns(target, context.schema, backend.merge_column)
         self._values = Values(context.schema, columns, f"{target.label}: {self.who}", backend.merge)
@@ -77,9 +77,6 @@ class SqliteTransaction(RowTransaction):
             self.connection = backend.connect()
             with self.begun():
                 self.connection.execute(f"CREATE TEMPORARY TABLE tpc_rows ({self._definitions})")
-
-    def explained(self) -> AbstractContextManager[None]:
-        return explained(self._backend.fault, self._target.label, self.who)
 
     def encode(self, batch: pa.RecordBatch) -> object:
         return self._values.of(batch)
