@@ -318,7 +318,10 @@ class PostgresBackend(Pool, Backend):
     def no_two_phase(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
             return None
-        return "the server has max_prepared_transactions = 0 (set it above the number of partitions, and restart it)"
+        return (
+            "strategy prepared needs max_prepared_transactions above the number of partitions, and the server has 0, "
+            "which switches it off: set it (and restart the server)"
+        )
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         version, limit, used = row(

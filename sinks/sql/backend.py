@@ -279,7 +279,7 @@ class Backend(ABC):
                 "neither partial nor deferrable"
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
-            yield f'{reason}: use strategy="staged"'
+            yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
         strategy, _ = self.choose(connection, target)
         ledgers = self.existing(connection, target.schema, [ledger, witness_of(ledger)])
         create = strategy == "staged" or len(ledgers) < 2
@@ -295,7 +295,8 @@ class Backend(ABC):
         return ("staged", obstacle) if obstacle else (self.TWO_PHASE, "the server and the user's rights allow it")
 
     def no_two_phase(self, connection: Any) -> str | None:
-        """Why there can be no prepared transactions here. Default: this sink knows none."""
+        """Why there can be no prepared transactions here, and behind a colon what to do. Default: this sink knows
+        none."""
         return "the database has no prepared transactions that this sink knows"
 
     def unfit_server(self, connection: Any) -> str | None:
