@@ -93,7 +93,7 @@ class CheckpointCoordinator:
         self.config = config
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
-        """Of this driver's checkpoints."""
+        """Statistics of this driver's checkpoints."""
         store = CheckpointStore(open_storage(storage), job, on_call=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters.append(self.history)
@@ -117,7 +117,7 @@ class CheckpointCoordinator:
             self._clock,
             _spool(job, storage, config),
         )
-        """For tools, while no query runs: it is not for several threads."""
+        """Use it only while no query runs: it is not for several threads."""
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery is over before the batch adds its own
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
@@ -144,7 +144,7 @@ class CheckpointCoordinator:
         if refusal := refused_start.get():
             raise refusal
         self._prepare(df)
-        if not is_remote():  # else the sinks are reached from the server
+        if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = writers(self.sinks)
             for name, sink in self.sinks.items():
                 if not sink.transform:
@@ -153,7 +153,7 @@ class CheckpointCoordinator:
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
-        if not is_remote():  # else the query goes on without this object
+        if not is_remote():  # with Connect the query does not need this object
             self._lifecycle.notice_start_of(writer)
         if self.config.checkpoint_location:
             writer = writer.option("checkpointLocation", self.config.checkpoint_location)
@@ -315,7 +315,7 @@ class CheckpointCoordinator:
 
         savepoint = self._take_savepoint(place, begin=begin_with_it, stops=None if how == "trigger" else query)
         if how == "cancel":
-            self.protocol.fence.require_newest("cancel")  # which claims a generation
+            self.protocol.fence.require_newest("cancel")  # as cancel would supersede a newer driver
             self.cancel(query)
         return savepoint.summary()
 

@@ -92,7 +92,7 @@ class Heartbeat:
 
     @contextmanager
     def _tried(self, otherwise: str, level: int) -> Iterator[None]:
-        """What fails is told, and keeps nothing else from being done."""
+        """An error in the block is logged, and keeps nothing else from being done."""
         try:
             yield
         except Exception:
@@ -120,12 +120,12 @@ class Driver:
 
     @property
     def runs(self) -> bool:
-        """As far as storage tells."""
+        """Whether it runs, as far as storage tells."""
         return self.state is State.RUNNING
 
     @property
     def is_overdue(self) -> bool:
-        """It is not silent yet, but may well be dead."""
+        """Whether its next sign is late: it is not silent yet, but may well be dead."""
         return self.runs and self.age > _LATE * self.sign.next
 
     @property
@@ -135,8 +135,8 @@ class Driver:
 
 
 def look_for_driver(store: CheckpointStore, bad: list[str] | None = None) -> Driver | None:
-    """None if nobody has ever started the job on this storage. `bad` gets a sentence where its last sign cannot be
-    read: the claim tells then; without it, that raises."""
+    """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
+    last sign cannot be read: the claim tells then; without it, that raises."""
     claim = store.newest_claim()
     if not claim.generation:
         return None

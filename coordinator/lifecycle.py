@@ -32,7 +32,7 @@ class FairLock:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[int] = deque()
-        """Of threads; the first has the lock."""
+        """Ids of the threads that want the lock; the first has it."""
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -134,7 +134,7 @@ class QueryLifecycle:
         """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
         before, n = self._finished, batch.facts.checkpoint_id
         if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
-            self._finished = None  # Spark keeps what its DataFrame was computed from as long as that is known
+            self._finished = None  # its DataFrame would keep Spark from freeing what it was computed from
         elif before and not batch.same_rows(before):
             raise decisions.called_twice(n, self._job)
 

@@ -164,7 +164,7 @@ def shortened(error: str) -> str:
 
 
 def _schema(rows: pa.RecordBatch) -> str | None:
-    """None if Spark has no name for a type."""
+    """The columns as Spark's JSON; None if Spark has no name for a type."""
     try:
         return schema_to_json(rows.schema)
     except ValueError:

@@ -22,7 +22,7 @@ _tell: ContextVar[Callable[[str], None] | None] = ContextVar("tell", default=Non
 
 @dataclass(eq=False)
 class Progress:
-    """Of one thing that is being done. `total` is 0 if it is not known."""
+    """One thing that is being done. `done` counts up to `total`, which is 0 if it is not known."""
 
     doing: str
     total: int
@@ -93,5 +93,5 @@ def _watch() -> None:
 
 
 def under_way() -> list[str]:
-    """What this process does just now."""
+    """The lines of all that this process does just now."""
     return [str(work) for work in list(_under_way)]

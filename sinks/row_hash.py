@@ -102,7 +102,7 @@ def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
 
 
 _NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
-"""In place of a NULL among texts."""
+"""Stands for a NULL in an array of texts."""
 
 
 def _can_be_named(data_type: StructType) -> bool:
@@ -116,7 +116,7 @@ _JSON = {
     "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
     "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
-"""To the microsecond, and the same in every session."""
+"""Options of to_json: times to the microsecond, and the same text in every session."""
 
 
 def _column(name: str) -> Column:

@@ -121,7 +121,7 @@ class TransactionContext:
     """Which attempt this is, as `g1r0t0a7`: generation of the driver, replay round, try of the checkpoint, Spark's task
     attempt. For people; `transaction_id` contains it."""
     schema: pa.Schema
-    """Of the record batches that `write` gets."""
+    """The columns of the record batches that `write` gets."""
     transaction_id: str
     """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as the name."""
     slot: int = 0

@@ -90,7 +90,8 @@ class MicroBatch(Protocol):
         next start hands the batch over again."""
 
     def topic_ids(self) -> TopicIds:
-        """As the brokers tell them now; () where no source can be seen. Raises what keeps them from it."""
+        """The ids as Kafka's brokers tell them now; () if the sources of the query cannot be seen. Raises what keeps
+        them from it."""
 
     def drain(self) -> None:
         """Compute the batch without writing it."""

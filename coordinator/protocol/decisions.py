@@ -98,7 +98,8 @@ class Complete:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
     def superseded_by(self, replay: Record) -> Complete:
-        """With one more decision round; the outcomes of those that it replaces are open again."""
+        """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
+        again."""
         fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
         return Complete((*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh})
 
@@ -233,7 +234,8 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
 
 
 def require_known(complete: Complete) -> None:
-    """When all sinks have answered. Raises `InDoubtError` if an outcome is unknown, or held for no reason."""
+    """Raises `InDoubtError` if, after all sinks have answered, an outcome is unknown, or HELD beside none that is
+    lost."""
     named, outcomes = complete.named, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
@@ -376,7 +378,7 @@ RETRIES_WHEN_BLOCKED = 2
 
 
 def after_failure(errors: Sequence[Exception], *, tolerable: int, active: bool = True) -> AfterFailure:
-    """What to do when pre-commit has failed so often, for the last time just now. A task that was blocked is tried
+    """What to do when a try to pre-commit has failed. `errors`: of all tries so far. A task that was blocked is tried
     again, since an orphan may hold its lock (R8: sweep, then try again); other errors of a sink are not."""
     *earlier, error = errors
     blocked = sum(isinstance(e, SinkError) for e in earlier)

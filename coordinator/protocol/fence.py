@@ -18,7 +18,7 @@ class CommitPermit:
 
     complete: Complete
     listing: Listing | None = None
-    """What storage showed after the put, where there was one."""
+    """What storage showed after the record was put; None if it was loaded."""
 
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CommitPermit:
         return replace(self, complete=self.complete.with_outcomes(outcomes))

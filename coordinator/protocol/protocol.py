@@ -205,7 +205,7 @@ class CheckpointProtocol:
         """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Returns what to
         do with the batch; SKIP without one."""
         remembered: decisions.Memories = {}
-        if self.config.exactly_once:  # before the records: what is committed by then has one
+        if self.config.exactly_once:  # asked before records are read: what is committed by now has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         newest = self.load()
@@ -689,7 +689,7 @@ class CheckpointProtocol:
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):
                     errors[participant] = answer
-                elif final or answer.state is CommitState.COMMITTED:  # the rest is asked again together
+                elif final or answer.state is CommitState.COMMITTED:  # else: asked again, with the others
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
 

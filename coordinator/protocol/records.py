@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _RETAINED_CLAIMS = 10
 _STALE_LISTINGS = 20
-"""So many in a row that contradict what is there, and the storage is not what it has to be."""
+"""After so many listings in a row that contradict what is there, the storage is taken for an inconsistent one."""
 _STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
 _NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")
 
@@ -340,7 +340,7 @@ class CheckpointStore:
             count += older
 
     def statistics_keys(self) -> list[str]:
-        """Of objects that never change, oldest first."""
+        """Keys of the objects with statistics, oldest first. An object never changes."""
         return [key for _, _, key in self._statistics()]
 
     def _statistics(self) -> list[tuple[int, int, str]]:
@@ -364,7 +364,7 @@ class CheckpointStore:
         return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
-        """Unless it is there. `folder`: request, begun or answer."""
+        """Put a note, unless it is there. `folder`: request, begun or answer."""
         self._calls.put_if_absent(f"{self._root}/{folder}/{id}", seal({"job": self.job, "note": body}))
 
     def notes(self, folder: str) -> list[str]:
@@ -394,7 +394,7 @@ class CheckpointStore:
         key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
         won = self._calls.put_if_absent(key, data) or self._calls.get(key) == data
         if won:
-            with suppress(StorageError):  # else retention does it
+            with suppress(StorageError):  # `delete_older_than` tries again
                 self._keep_loss(record)
         return won
 

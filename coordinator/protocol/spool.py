@@ -32,7 +32,7 @@ from sinks.transaction import Fingerprint, token
 logger = logging.getLogger(__name__)
 
 _DELETES = 16
-"""At once: in an object store each takes a round trip."""
+"""So many deletes run at once: in an object store each takes a round trip."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Spool:
         return {sink: SpooledRows(self._uri, of_sink) for sink, of_sink in chunks.items()}
 
     def delete(self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()) -> None:
-        """Those of `lineage`, up to a checkpoint that is visible, and all of its predecessors, which are over."""
+        """Delete the rows of `lineage` up to the checkpoint `visible` (None: all), and all of its predecessors, which
+        are over."""
         over = tuple(f"{self._root}/{before}/" for before in predecessors if before != lineage)
         own = f"{self._root}/{lineage}/"
         first_after = own + (f"{visible + 1:020d}" if visible is not None else "~")

@@ -82,7 +82,7 @@ class Memory:
     aborted: dict[str, list[str]] = field(default_factory=dict)
 
     def is_committed(self, name: TransactionId) -> bool | None:
-        """None if the table has decided nothing of it."""
+        """True if it is committed, False if aborted; None if the table has decided nothing of it."""
         if _short(name) in self.committed.get(_place(name), ()):
             return True
         return False if _short(name) in self.aborted.get(_place(name), ()) else None
