@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kafka.errors import OffsetOutOfRangeError, for_code
+from kafka.errors import for_code
 from kafka.record import MemoryRecords
 
 from sinks.audit import Audit, Holding, Part
@@ -28,13 +27,8 @@ Transaction = tuple[int, int]
 """Producer id and epoch."""
 
 
-@dataclass
-class _Span:
-    """A range of offsets in one partition, and whose records are looked for there."""
-
-    first: int
-    end: int
-    of: dict[Transaction, tuple[int, int]] = field(default_factory=dict)
+Spans = dict[Transaction, tuple[int, int]]
+"""Of one partition: the first offset of each transaction, and the one after its last."""
 
 
 def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
@@ -57,18 +51,34 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
 
     reasons = [next((reason for its in part.committables if (reason := unknown(its))), "") for part in parts]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
-    counter = _Counter(cluster, patience)
-    spans = _spans(committable for part in asked for committable in part.committables)
-    with progress("read the log", sum(span.end - span.first for span in spans.values()), "offsets") as advance:
-        for place, span in spans.items():
-            counter.count(place, span, advance)
+    logs = _logs(committable for part in asked for committable in part.committables)
+    starts = cluster.logs(logs).starts if logs else {}
+    records, hidden = Counter[Transaction](), dict[Transaction, str]()
+    ends = {place: max(end for _, end in spans.values()) for place, spans in logs.items()}
+    total = sum(end - min(spans.values())[0] for end, spans in zip(ends.values(), logs.values(), strict=True))
+    with progress("read the log", total, "offsets") as advance:
+        for place, spans in logs.items():
+            where, start = f"{place[0]}-{place[1]}", starts.get(place, 0)
+            why = f"{where} begins at offset {start} now: retention, or somebody, has removed records"
+            hidden |= {name: why for name, (first, _) in spans.items() if first < start}
+            offset = max(start, min(spans.values())[0])
+            for batch, aborted in _batches(cluster, place, offset, ends[place], patience):
+                advance(batch.last_offset + 1 - offset)
+                offset = batch.last_offset + 1
+                name = batch.producer_id, batch.producer_epoch
+                if name in spans and not batch.is_control_batch:
+                    first, end = spans[name]
+                    if not any(id == name[0] and first <= at < end for id, at in aborted):
+                        records[name] += batch.records_count
+            why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
+            hidden |= {name: why for name, (_, end) in spans.items() if end > offset}
 
     def holding(part: Part, reason: str) -> Holding:
         names = [_name(committable) for committable in part.committables]
-        reason = reason or next((counter.unknown[name] for name in names if name in counter.unknown), "")
+        reason = reason or next((hidden[name] for name in names if name in hidden), "")
         if reason:
             return Holding(remarks=(reason,))
-        return Holding(rows=sum(counter.records[name] for name in names))
+        return Holding(rows=sum(records[name] for name in names))
 
     return Audit([holding(part, reason) for part, reason in zip(parts, reasons, strict=True)])
 
@@ -77,69 +87,32 @@ def _name(committable: Committable) -> Transaction:
     return committable.transaction["producer_id"], committable.transaction["producer_epoch"]
 
 
-def _spans(committables: Iterable[Committable]) -> dict[Where, _Span]:
-    spans: dict[Where, _Span] = {}
+def _logs(committables: Iterable[Committable]) -> dict[Where, Spans]:
+    logs: dict[Where, Spans] = {}
     for committable in committables:
         for topic, its in committable.proof["spans"].items():
             for partition, first, end in its:
-                span = spans.setdefault((topic, partition), _Span(first, end))
-                span.first, span.end = min(span.first, first), max(span.end, end)
-                span.of[_name(committable)] = first, end
-    return spans
+                logs.setdefault((topic, partition), {})[_name(committable)] = first, end
+    return logs
 
 
-@dataclass(frozen=True)
-class _Counter:
-    """Committed records by transaction; or why those of one cannot be told."""
-
-    cluster: Cluster
-    patience: float
-    records: Counter[Transaction] = field(default_factory=Counter)
-    unknown: dict[Transaction, str] = field(default_factory=dict)
-
-    def count(self, place: Where, span: _Span, advance: Callable[[int], None]) -> None:
-        where, offset = f"{place[0]}-{place[1]}", span.first
-        deadline = time.monotonic() + self.patience
-        while offset < span.end:
-            fetched = self.cluster.fetch(*place, offset, _FETCH_BYTES)
-            start = 0
-            if fetched.error_code == OffsetOutOfRangeError.errno:
-                start = self.cluster.starts([place])[place]
-            if start > offset:
-                advance(min(start, span.end) - offset)
-                offset = start
-                why = f"{where} begins at offset {offset} now: retention, or somebody, has removed records"
-                self.unknown.update({name: why for name, (first, _) in span.of.items() if first < offset})
-                continue
-            if fetched.error_code:
-                raise for_code(fetched.error_code)(where)
-            before, offset = offset, self._take(fetched, span, offset)
-            if offset > before:
-                advance(min(offset, span.end) - before)
-            elif time.monotonic() < deadline:
-                time.sleep(_PAUSE)
-            else:
-                why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
-                self.unknown.update({name: why for name, (_, end) in span.of.items() if end > offset})
-                return
-
-    def _take(self, fetched: Any, span: _Span, offset: int) -> int:
-        """Returns the offset after what was fetched."""
+def _batches(
+    cluster: Cluster, place: Where, offset: int, end: int, patience: float
+) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+    """From an offset to another, those that readers with read_committed get, and the aborted transactions among them.
+    Ends where they are held up for so long."""
+    deadline = time.monotonic() + patience
+    while offset < end:
+        fetched, before = cluster.fetch(*place, offset, _FETCH_BYTES), offset
+        if fetched.error_code:
+            raise for_code(fetched.error_code)(f"{place[0]}-{place[1]}")
         aborted = [(its.producer_id, its.first_offset) for its in fetched.aborted_transactions or ()]
-        for batch in _batches(fetched.records):
-            if batch.last_offset < offset:
-                continue
-            offset = batch.last_offset + 1
-            name = batch.producer_id, batch.producer_epoch
-            if name in span.of and not batch.is_control_batch:
-                first, end = span.of[name]
-                if not any(id == name[0] and first <= at < end for id, at in aborted):
-                    self.records[name] += batch.records_count
-        return offset
-
-
-def _batches(records: Any) -> Iterable[Any]:
-    if records:
-        several = MemoryRecords(bytes(records))
+        several = MemoryRecords(bytes(fetched.records or b""))
         while (batch := several.next_batch()) is not None:
-            yield batch
+            if batch.last_offset >= offset:
+                offset = batch.last_offset + 1
+                yield batch, aborted
+        if offset == before:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_PAUSE)

@@ -23,6 +23,7 @@ from logging import getLogger
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import (
     ConcurrentTransactionsError,
@@ -418,9 +419,8 @@ class Cluster:
         return self._ask(lambda: self._logs(places))
 
     async def _logs(self, places: Iterable[Where]) -> Logs:
-        starts = partial(self._offsets, places, OffsetSpec.EARLIEST)
-        both = self._both(partial(_empty_if_hidden, partial(self._open_in, places)), partial(_empty_if_hidden, starts))
-        return Logs(*await both)
+        open_in, starts = partial(self._open_in, places), partial(self._starts, places)
+        return Logs(*await self._both(partial(_empty_if_hidden, open_in), partial(_empty_if_hidden, starts)))
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
         states, logs = partial(self._states, transactional_ids), partial(self._logs, places)
@@ -498,31 +498,29 @@ class Cluster:
             for place, about in answers.items()
         }
 
-    def starts(self, places: Iterable[Where]) -> dict[Where, int]:
-        """The offset that each topic and partition begins with."""
-        return self._ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
-
-    def ends(self, places: Iterable[Where], *, committed: bool) -> dict[Where, int]:
-        """The offset after the last record; or after what readers of what is `committed` get."""
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
-
-    async def _offsets(
-        self, places: Iterable[Where], spec: OffsetSpec, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
-    ) -> dict[Where, int]:
+    async def _starts(self, places: Iterable[Where]) -> dict[Where, int]:
         wanted = ListOffsetsRequest.ListOffsetsTopic
 
         def listed(of: Mapping[str, list[int]]) -> Any:
             topics = [
                 wanted(
-                    name=name, partitions=[wanted.ListOffsetsPartition(partition_index=n, timestamp=spec) for n in its]
+                    name=name,
+                    partitions=[
+                        wanted.ListOffsetsPartition(partition_index=n, timestamp=OffsetSpec.EARLIEST) for n in its
+                    ],
                 )
                 for name, its in of.items()
             ]
-            return ListOffsetsRequest(isolation_level=level, topics=topics, min_version=2)
+            return ListOffsetsRequest(isolation_level=IsolationLevel.READ_UNCOMMITTED, topics=topics, min_version=2)
 
         answers = await self._ask_leaders(places, listed)
         return {place: int(about.offset) for place, about in answers.items()}
+
+    def ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record, whether readers get that or not."""
+        wanted = dict.fromkeys(places, OffsetSpec.LATEST)
+        offsets = self._call(lambda admin: admin.list_partition_offsets(wanted))
+        return {place: at.offset for place, at in offsets.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,

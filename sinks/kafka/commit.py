@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kafka.errors import (
@@ -69,22 +70,27 @@ class Commit:
                 "sink at the old one"
             )
             return [unknown] * len(committables)
-        outcomes = {at: self._without_its_topic(c, ids) for at, c in enumerate(committables) if made_anew(c, ids)}
-        others = [at for at in range(len(committables)) if at not in outcomes]
-        if outcomes:
-            places = places_of_all(committables[at] for at in others)
+        others: dict[int, Callable[[], CommitOutcome]] = {
+            at: partial(self._without_its_topic, c, ids) for at, c in enumerate(committables) if made_anew(c, ids)
+        }
+        if others:
+            places = places_of_all(c for at, c in enumerate(committables) if at not in others)
             logs = self.patiently(lambda: self.brokers.logs(places))
-        outcomes |= self._interrupted(committables, others, logs)
-        others = [at for at in range(len(committables)) if at not in outcomes]
-        outcomes |= zip(others, self._end([committables[at] for at in others]), strict=True)
+        others = self._interrupted(committables, logs) | others
+        whole = [at for at in range(len(committables)) if at not in others]
+        answers = zip(whole, self._end([committables[at].transaction for at in whole]), strict=True)
+        others |= {at: partial(self._answered, committables[at], answer) for at, answer in answers if answer != 0}
+        with ThreadPoolExecutor(_WITNESS_THREADS, f"witness-{self.sink}") as pool:
+            outcomes = dict(zip(others, pool.map(_tried, others.values()), strict=True))
         ids = self.brokers.topic_ids(names)  # one may have been made anew while the requests were under way
-        for at in others:
-            if outcomes[at] == CommitOutcome.COMMITTED and (topic := made_anew(committables[at], ids)):
+        for at in whole:
+            committed = outcomes.get(at, CommitOutcome.COMMITTED) == CommitOutcome.COMMITTED
+            if committed and (topic := made_anew(committables[at], ids)):
                 outcomes[at] = CommitOutcome.unknown(
                     f"it was committed while its topic {topic!r} was deleted: it is unknown whether anybody has read "
                     "its records. Look for them in the topic: all of them are there, or none"
                 )
-        return [self._to_the_same(c, outcomes[at]) for at, c in enumerate(committables)]
+        return [self._to_the_same(c, outcomes.get(at, CommitOutcome.COMMITTED)) for at, c in enumerate(committables)]
 
     def _to_the_same(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
         """What is lost is written again, to the topic of now."""
@@ -93,65 +99,106 @@ class Commit:
             return CommitOutcome.unknown(f"{outcome.reason}; {mismatch}")
         return outcome
 
-    def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome | Exception:
+    def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome:
         """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
         topic that somebody deletes; else it is aborted, so that all of it is written again."""
         topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
-        try:
-            if self.brokers.has_committed(committable.transaction):
-                logger.warning("topic %r was deleted after %s was committed", topic, name)
-                return CommitOutcome.COMMITTED
-            if ids[str(topic)] is None:
-                return NotYetKnown(
-                    f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
-                )
-            return self._aborted(
-                committable, f"its topic {topic!r} was deleted and made anew after its rows were written"
+        if self.brokers.has_committed(committable.transaction):
+            logger.warning("topic %r was deleted after %s was committed", topic, name)
+            return CommitOutcome.COMMITTED
+        if ids[str(topic)] is None:
+            raise NotYetKnown(
+                f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
             )
-        except Exception as error:
-            return error
+        return self._aborted(committable, f"its topic {topic!r} was deleted and made anew after its rows were written")
 
-    def _interrupted(
-        self, committables: Sequence[Committable], among: Sequence[int], logs: Logs
-    ) -> dict[int, CommitOutcome | Exception]:
+    def _interrupted(self, committables: Sequence[Committable], logs: Logs) -> dict[int, Callable[[], CommitOutcome]]:
         """Those that are open, but not whole, are aborted, so that all of each is written again: an EndTxn would say
         that they are committed."""
-        ended = {among[at]: why for at, why in in_part([committables[at] for at in among], logs).items()}
+        ended = in_part(committables, logs)
         names = {at: committables[at].transaction["transactional_id"] for at in ended}
         states = self.brokers.states(names.values())
-        outcomes: dict[int, CommitOutcome | Exception] = {}
-        for at, why in ended.items():
-            if states.get(names[at]) == ongoing(committables[at]):
-                try:
-                    outcomes[at] = self._aborted(committables[at], why)
-                except Exception as error:
-                    outcomes[at] = error
-        return outcomes
+        return {
+            at: partial(self._aborted, committables[at], why)
+            for at, why in ended.items()
+            if states.get(names[at]) == ongoing(committables[at])
+        }
 
     def _aborted(self, committable: Committable, why: str) -> CommitOutcome:
         (answer,) = self.brokers.end([committable.transaction], commit=False)
         if answer == 0:
             return CommitOutcome.lost(f"{why}, so {committable.transaction['transactional_id']} was aborted")
-        return of_commit(self.brokers, committable, answer)
+        return self._answered(committable, answer)
 
-    def _end(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
+    def _end(self, transactions: Sequence[Identity]) -> list[Answer]:
         answers: list[Answer] = []
-        with progress(f"sink {self.sink}: commit", len(committables), "transactions") as advance:
-            for start in range(0, len(committables), _ENDED_TOGETHER):
-                some = [committable.transaction for committable in committables[start : start + _ENDED_TOGETHER]]
+        with progress(f"sink {self.sink}: commit", len(transactions), "transactions") as advance:
+            for start in range(0, len(transactions), _ENDED_TOGETHER):
+                some = transactions[start : start + _ENDED_TOGETHER]
                 answers += self.brokers.end(some, commit=True)
                 advance(len(some))
+        return answers
 
-        def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:
-            try:
-                return of_commit(self.brokers, committable, answer)
-            except Exception as error:
-                return error
+    def _answered(self, committable: Committable, answer: Answer) -> CommitOutcome:
+        """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == 0:
+            return CommitOutcome.COMMITTED
+        name = committable.transaction["transactional_id"]
+        if answer in _NOT_ALLOWED:
+            return CommitOutcome.unknown(
+                f"the driver's principal may not end transaction {name} ({for_code(answer).message}): give it the ACLs "
+                "Write and Describe on transactional ids with the prefix 'tpc.', and start the query again"
+            )
+        if answer in ASK_THE_WITNESS:
+            return self._witnessed(committable, for_code(answer).message)
+        raise NotYetKnown(f"{name}: {for_code(answer).message}")
 
-        if all(answer == 0 for answer in answers):
-            return [CommitOutcome.COMMITTED] * len(answers)
-        with ThreadPoolExecutor(_WITNESS_THREADS, f"witness-{self.sink}") as pool:
-            return list(pool.map(outcome, committables, answers))
+    def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
+        """What the log says about the record that the committable names. `answer` is why it is asked."""
+        identity, proof = committable.transaction, committable.proof
+        topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
+        name, producer, epoch = (identity[key] for key in ("transactional_id", "producer_id", "producer_epoch"))
+        about = f"{name} (producer {producer}, epoch {epoch})"
+        where = f"{topic}-{partition} at offset {offset}"
+        forgotten = f"the coordinator does not know {about} any more ({answer}), and"
+        by_hand = "Look for its rows in the topic; they are either all there or none"
+
+        known = proof.get("topic_ids", {}).get(topic)
+        if known and self.brokers.topic_ids([topic])[topic] not in (known, None):
+            return CommitOutcome.unknown(
+                f"{forgotten} its topic {topic!r} was deleted and made anew: its records there are gone, whether they "
+                "were committed before or not"
+            )
+        fetched = self.brokers.fetch(topic, partition, offset)
+        if fetched.error_code == OffsetOutOfRangeError.errno:
+            return CommitOutcome.unknown(
+                f"{forgotten} its record {where} is gone (the log starts at {fetched.log_start_offset}): retention or "
+                f"truncation was quicker. {by_hand}"
+            )
+        if fetched.error_code:
+            raise for_code(fetched.error_code)(where)
+        if offset >= fetched.last_stable_offset:
+            raise NotYetKnown(
+                f"{about} is ended ({answer}), but readers are held up before its record {where}: the last stable "
+                f"offset is {fetched.last_stable_offset}, so a transaction is still open there"
+            )
+        batch = _batch_at(fetched.records, offset)
+        if (
+            batch is None
+            or not batch.is_transactional
+            or batch.is_control_batch
+            or batch.records_count == 0  # left over by compaction to remember the producer
+            or (batch.producer_id, batch.producer_epoch) != (producer, epoch)
+        ):
+            return CommitOutcome.unknown(
+                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {by_hand}"
+            )
+        aborted = fetched.aborted_transactions or ()
+        if any(its.producer_id == producer and its.first_offset <= offset for its in aborted):
+            return CommitOutcome.lost(f"the broker has aborted {about} ({answer}): its record {where} is marked so")
+        return CommitOutcome.COMMITTED
 
 
 def topics_of(committables: Iterable[Committable]) -> set[str]:
@@ -199,66 +246,11 @@ def places_of(committable: Committable) -> dict[tuple[str, int], int]:
     return {(topic, partition): first for topic, its in spans.items() for partition, first, *_ in its}
 
 
-def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> CommitOutcome:
-    """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
-    if isinstance(answer, Exception):
-        raise answer
-    if answer == 0:
-        return CommitOutcome.COMMITTED
-    name = committable.transaction["transactional_id"]
-    if answer in _NOT_ALLOWED:
-        return CommitOutcome.unknown(
-            f"the driver's principal may not end transaction {name} ({for_code(answer).message}): give it the ACLs "
-            "Write and Describe on transactional ids with the prefix 'tpc.', and start the query again"
-        )
-    if answer in ASK_THE_WITNESS:
-        return witnessed(cluster, committable, for_code(answer).message)
-    raise NotYetKnown(f"{name}: {for_code(answer).message}")
-
-
-def witnessed(cluster: Cluster, committable: Committable, answer: str) -> CommitOutcome:
-    """What the log says about the record that the committable names. `answer` is why it is asked."""
-    identity, proof = committable.transaction, committable.proof
-    topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
-    about = f"{identity['transactional_id']} (producer {identity['producer_id']}, epoch {identity['producer_epoch']})"
-    where = f"{topic}-{partition} at offset {offset}"
-    by_hand = "Look for its rows in the topic; they are either all there or none"
-
-    known = proof.get("topic_ids", {}).get(topic)
-    if known and cluster.topic_ids([topic])[topic] not in (known, None):
-        return CommitOutcome.unknown(
-            f"the coordinator does not know {about} any more ({answer}), and its topic {topic!r} was deleted and made "
-            "anew: its records there are gone, whether they were committed before or not"
-        )
-    fetched = cluster.fetch(topic, partition, offset)
-    if fetched.error_code == OffsetOutOfRangeError.errno:
-        return CommitOutcome.unknown(
-            f"the coordinator does not know {about} any more ({answer}), and its record {where} is gone (the log "
-            f"starts at {fetched.log_start_offset}): retention or truncation was quicker. {by_hand}"
-        )
-    if fetched.error_code:
-        raise for_code(fetched.error_code)(where)
-    if offset >= fetched.last_stable_offset:
-        raise NotYetKnown(
-            f"{about} is ended ({answer}), but readers are held up before its record {where}: the last stable offset "
-            f"is {fetched.last_stable_offset}, so a transaction is still open there"
-        )
-    batch = _batch_at(fetched.records, offset)
-    if (
-        batch is None
-        or not batch.is_transactional
-        or batch.is_control_batch
-        or batch.records_count == 0  # left over by compaction to remember the producer
-        or (batch.producer_id, batch.producer_epoch) != (identity["producer_id"], identity["producer_epoch"])
-    ):
-        return CommitOutcome.unknown(
-            f"the coordinator does not know {about} any more ({answer}), and {where} is not its record: the topic was "
-            f"compacted, or deleted and made anew. {by_hand}"
-        )
-    aborted = fetched.aborted_transactions or ()
-    if any(its.producer_id == identity["producer_id"] and its.first_offset <= offset for its in aborted):
-        return CommitOutcome.lost(f"the broker has aborted {about} ({answer}): its record {where} is marked so")
-    return CommitOutcome.COMMITTED
+def _tried(question: Callable[[], CommitOutcome]) -> CommitOutcome | Exception:
+    try:
+        return question()
+    except Exception as error:
+        return error
 
 
 def _batch_at(records: Any, offset: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -47,8 +47,7 @@ _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
 _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
 
-Ends = Mapping[Where, int]
-"""Offsets by partition."""
+Offsets = Mapping[TopicPartition, int]
 
 _HELD_UP = 5.0
 """Seconds that the end of a transaction is waited for that holds readers up."""
@@ -130,12 +129,26 @@ def read_dead_letters(
     if (about := cluster.topic(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
     places = [TopicPartition(topic, partition["partition_index"]) for partition in about["partitions"]]
-    starts, ends, gaps = _stable(cluster, places)
+    gaps = []
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
     own = {"isolation_level": "read_committed", "enable_auto_commit": False, "allow_auto_create_topics": False}
     window = _WINDOW
     with closing(KafkaConsumer(**{**options, **own})) as consumer:
+        written, deadline = cluster.ends(places), time.monotonic() + _HELD_UP
+        while (ends := consumer.end_offsets(places)) != written and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+        starts = consumer.beginning_offsets(places)
+        gaps += [
+            f"{topic}-{place.partition} begins at offset {start}: retention, or somebody, has removed records"
+            for place, start in starts.items()
+            if start
+        ]
+        gaps += [
+            f"readers of {topic}-{place.partition} are held up at offset {ends[place]} by a transaction that is open"
+            for place, end in written.items()
+            if ends[place] < end
+        ]
         while True:
             firsts = {place: max(starts[place], end - window) for place, end in ends.items()}
             newest: dict[Where, deque[Mapping[str, Any]]] = {place: deque(maxlen=most) for place in places}
@@ -148,42 +161,20 @@ def read_dead_letters(
             window *= 10
 
 
-def _stable(cluster: Cluster, places: Sequence[Where]) -> tuple[Ends, Ends, list[str]]:
-    """The first offset of each partition; where readers stop now; and what they do not get: what was removed, and what
-    comes before the end as it was at first."""
-    ends, deadline = cluster.ends(places, committed=False), time.monotonic() + _HELD_UP
-    stable = cluster.ends(places, committed=True)
-    while any(stable[place] < ends[place] for place in places) and time.monotonic() < deadline:
-        time.sleep(_PAUSE)
-        stable = cluster.ends(places, committed=True)
-    starts = cluster.starts(places)
-    gaps = [
-        f"{topic}-{number} begins at offset {start}: retention, or somebody, has removed records"
-        for (topic, number), start in starts.items()
-        if start
-    ]
-    gaps += [
-        f"readers of {topic}-{number} are held up at offset {stable[topic, number]} by a transaction that is open"
-        for (topic, number), end in ends.items()
-        if stable[topic, number] < end
-    ]
-    return starts, stable, gaps
-
-
-def _read(consumer: KafkaConsumer, firsts: Ends, ends: Ends, timeout: float) -> Iterator[Any]:
+def _read(consumer: KafkaConsumer, firsts: Offsets, ends: Offsets, timeout: float) -> Iterator[Any]:
     """Committed records of these offsets. Raises `SinkError` if nothing comes."""
-    places = {TopicPartition(*place): end for place, end in ends.items()}
-    consumer.assign(list(places))
-    for place in places:
-        consumer.seek(place, firsts[place])
-    heard, before = time.monotonic(), 0
-    while left := {place: end - consumer.position(place) for place, end in places.items()}:
-        places = {place: end for place, end in places.items() if left[place] > 0}
-        if (now := sum(left[place] for place in places)) != before:
-            heard, before = time.monotonic(), now
+    consumer.assign(list(ends))
+    for place, first in firsts.items():
+        consumer.seek(place, first)
+    positions: Offsets = {}
+    heard = time.monotonic()
+    while late := [place for place, end in ends.items() if consumer.position(place) < end]:
+        before, positions = positions, {place: consumer.position(place) for place in late}
+        if positions != before:
+            heard = time.monotonic()
         elif time.monotonic() - heard > timeout:
-            topic, number = min(places)
-            raise SinkError(f"{topic}-{number} could not be read to offset {places[min(places)]} in time")
+            topic, number = place = min(late)
+            raise SinkError(f"{topic}-{number} could not be read to offset {ends[place]} in time")
         try:
             polled = consumer.poll(1000 * _PAUSE)
         except TopicAuthorizationFailedError as error:

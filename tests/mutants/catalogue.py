@@ -1156,14 +1156,14 @@ MUTANTS = (
     Mutant(
         "Kafka: fenced is taken for lost",
         "sinks/kafka",
-        "return witnessed(cluster, committable, for_code(answer).message)",
+        "return self._witnessed(committable, for_code(answer).message)",
         'return CommitOutcome.lost("fenced")',
         KAFKA,
     ),
     Mutant(
         "Kafka: fenced is taken for committed",
         "sinks/kafka",
-        "return witnessed(cluster, committable, for_code(answer).message)",
+        "return self._witnessed(committable, for_code(answer).message)",
         "return CommitOutcome.COMMITTED",
         KAFKA,
     ),
@@ -1177,15 +1177,15 @@ MUTANTS = (
     Mutant(
         "Kafka: another producer's record is the witness",
         "sinks/kafka",
-        'or (batch.producer_id, batch.producer_epoch) != (identity["producer_id"], identity["producer_epoch"])',
+        "or (batch.producer_id, batch.producer_epoch) != (producer, epoch)",
         "or False",
         KAFKA,
     ),
     Mutant(
         "Kafka: an aborted record is the witness of a commit",
         "sinks/kafka",
-        "if any(its.producer_id == identity",
-        "if False and any(its.producer_id == identity",
+        "if any(its.producer_id == producer",
+        "if False and any(its.producer_id == producer",
         KAFKA,
     ),
     Mutant(
@@ -1368,8 +1368,8 @@ MUTANTS = (
     Mutant(
         "Kafka: letters that a transaction holds up are passed over",
         "sinks/kafka",
-        "if stable[topic, number] < end\n",
-        "if stable[topic, number] < 0\n",
+        "if ends[place] < end\n",
+        "if ends[place] < 0\n",
         LETTERS,
     ),
     Mutant(
@@ -1404,7 +1404,7 @@ MUTANTS = (
     Mutant(
         "Kafka: what was ended in one partition is committed",
         "sinks/kafka",
-        "outcomes |= self._interrupted(committables, others, logs)",
+        "others = self._interrupted(committables, logs) | others",
         "pass",
         KAFKA_CRASHES,
     ),
