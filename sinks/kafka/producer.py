@@ -75,11 +75,10 @@ class _Topic:
         return led[self.turn % len(led)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
     nth: int
     data: bytes
-    sequence: int
     records: int
     timed: bool
     """Whether its records have timestamps of their own."""
@@ -99,12 +98,14 @@ class _Partition:
     sequence: int = 0
     made: int = 0
     """Record batches."""
-    waiting: deque[_Batch] = field(default_factory=deque)
-    under_way: list[_Batch] = field(default_factory=list)
-    failed: list[_Batch] = field(default_factory=list)
+    batches: deque[_Batch] = field(default_factory=deque)
+    """Those that are not acknowledged, in their order."""
+    under_way: int = 0
+    """So many of them: the first, unless one was not taken."""
     leader: int = -1
     """Of what is under way."""
-    retry_at: float = 0.0
+    retry_at: float | None = None
+    """After one was not taken: when all may be sent again, by time.monotonic()."""
     pause: float = field(default_factory=lambda: _FIRST_PAUSE)
     added: bool = False
     known: bool = False
@@ -115,32 +116,22 @@ class _Partition:
         return self.topic.name, self.number
 
     @property
-    def unacknowledged(self) -> list[_Batch]:
-        return [*self.failed, *self.under_way, *self.waiting]
-
-    @property
     def next(self) -> _Batch | None:
         """That may be sent: a leader knows the last five again, and no more; and it takes any as the first one of a
         producer that it does not know."""
-        if self.under_way and not self.known:
+        if self.retry_at is not None or self.under_way == len(self.batches) or (self.under_way and not self.known):
             return None
-        if not self.waiting or (self.under_way and self.waiting[0].nth - self.under_way[0].nth >= _KNOWN_AGAIN):
-            return None
-        return self.waiting[0]
+        batch = self.batches[self.under_way]
+        return batch if batch.nth - self.batches[0].nth < _KNOWN_AGAIN else None
 
     @property
     def due_at(self) -> float:
-        """When what failed may be sent again, by time.monotonic()."""
-        return self.retry_at if self.failed and not self.under_way else math.inf
+        return math.inf if self.retry_at is None or self.under_way else self.retry_at
 
-    def is_first(self, batch: _Batch) -> bool:
-        """Whether all that was sent before it is acknowledged."""
-        return all(other.nth > batch.nth for other in (*self.under_way, *self.failed))
-
-    def again(self) -> None:
-        """All failed ones, first."""
-        self.waiting.extendleft(sorted(self.failed, key=lambda batch: -batch.nth))
-        self.failed = []
+    def fail(self, now: float) -> None:
+        if self.retry_at is None:
+            self.retry_at = now + self.pause
+            self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
 
 Answered = tuple[int, list[tuple[_Partition, _Batch]], Any]
@@ -176,8 +167,9 @@ class TransactionalProducer:
         self._identity: Identity | None = None
         self._adds = False
         """Whether partitions join the transaction by what is sent to them (KIP-890)."""
-        self._witness: tuple[str, int, int] | None = None
-        self._spans: dict[tuple[str, int], list[int]] = {}
+        self._spans: dict[tuple[str, int], tuple[int, int]] = {}
+        """Of the records whose offsets the brokers have told."""
+        self._untold = False
         self._topics: dict[str, _Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._answers: SimpleQueue[Answered] = SimpleQueue()
@@ -211,13 +203,12 @@ class TransactionalProducer:
         offset of the first record there, and the one after the last, unless a broker did not tell an offset."""
         self.flush(timeout)
         self.end_mark()
-        if self._identity is None or self._witness is None:
+        if self._identity is None or not self._spans:
             raise RuntimeError(f"the brokers did not tell the offset of any record of {self.transactional_id}")
-        topic, partition, offset = self._witness
-        spans: dict[str, list[list[int]]] = {}
+        (topic, partition), (offset, _) = next(iter(self._spans.items()))
+        spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for (name, number), (first, end) in sorted(self._spans.items()):
-            spans.setdefault(name, []).append([number, first, end])
-        complete = all(first >= 0 for first, _ in self._spans.values())
+            spans[name].append([number, first, end])
         return Committable(
             self._identity,
             {
@@ -226,7 +217,7 @@ class TransactionalProducer:
                 "partition": partition,
                 "offset": offset,
                 "topic_ids": self.topic_ids,
-                **({"spans": spans} if complete else {}),
+                **({} if self._untold else {"spans": dict(spans)}),
             },
         )
 
@@ -366,8 +357,7 @@ class TransactionalProducer:
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
         data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)
         timed = "timestamp" in rows.schema.names and rows["timestamp"].null_count < rows.num_rows
-        batch = _Batch(partition.made, data, partition.sequence, rows.num_rows, timed, time.monotonic())
-        partition.waiting.append(batch)
+        partition.batches.append(_Batch(partition.made, data, rows.num_rows, timed, time.monotonic()))
         partition.made += 1
         partition.sequence = (partition.sequence + rows.num_rows) % _SEQUENCES
         self._held -= partition.bytes
@@ -413,7 +403,7 @@ class TransactionalProducer:
         deadline = time.monotonic() + timeout
         self._raise_failure()
         self._encode(*self._partitions.values())
-        while any(partition.unacknowledged for partition in self._partitions.values()):
+        while any(partition.batches for partition in self._partitions.values()):
             if time.monotonic() > deadline:
                 raise self._late()
             self._take(self._patience())
@@ -438,7 +428,7 @@ class TransactionalProducer:
         now = time.monotonic()
         by_leader: defaultdict[int, list[_Partition]] = defaultdict(list)
         self._try_again(now)
-        ready = [partition for partition in self._partitions.values() if partition.waiting and not partition.failed]
+        ready = [partition for partition in self._partitions.values() if partition.next]
         if not self._adds:
             self._add([partition for partition in ready if not partition.added])
         for partition in ready:
@@ -449,7 +439,7 @@ class TransactionalProducer:
             if leader >= 0:
                 by_leader[leader].append(partition)
             else:
-                self._fail(partition, partition.waiting.popleft(), now)
+                partition.fail(now)
         for leader, partitions in by_leader.items():
             while self._requests[leader] < _IN_FLIGHT and (taken := _next_of(partitions)):
                 self._produce(leader, taken)
@@ -459,7 +449,7 @@ class TransactionalProducer:
         for topic in {partition.topic.name: partition.topic for partition in due}.values():
             self._look(topic)
         for partition in due:
-            partition.again()
+            partition.retry_at = None
 
     def _look(self, topic: _Topic) -> None:
         """For its leaders. A topic that was deleted is waited for in vain; one that was made anew has lost what went
@@ -491,7 +481,6 @@ class TransactionalProducer:
     def _produce(self, leader: int, taken: list[tuple[_Partition, _Batch]]) -> None:
         by_name: dict[str, list[tuple[int, bytes]]] = {}
         for partition, batch in taken:
-            partition.under_way.append(batch)
             by_name.setdefault(partition.topic.name, []).append((partition.number, batch.data))
         self._requests[leader] += 1
         self._brokers.produce(
@@ -508,7 +497,7 @@ class TransactionalProducer:
         self._hear(timeout)
         self._raise_failure()
         oldest = time.monotonic() - self._options.transaction_timeout_ms / 1000
-        if any(batch.made < oldest for partition in self._partitions.values() for batch in partition.unacknowledged):
+        if any(its.batches[0].made < oldest for its in self._partitions.values() if its.batches):
             raise self._late()
 
     def _hear(self, timeout: float) -> None:
@@ -527,7 +516,7 @@ class TransactionalProducer:
         if not isinstance(answer, Exception):
             by_place = {(of.name, its.index): its for of in answer.responses for its in of.partition_responses}
         for partition, batch in taken:
-            partition.under_way.remove(batch)
+            partition.under_way -= 1
             about = by_place.get(partition.place)
             if about is None:
                 self._refused(partition, batch, answer if isinstance(answer, Exception) else KafkaConnectionError())
@@ -539,13 +528,15 @@ class TransactionalProducer:
     def _taken(self, partition: _Partition, batch: _Batch, offset: int, appended_at: int) -> None:
         """Offset -1 if the broker did not tell it."""
         partition.known = True
+        partition.batches.remove(batch)
         self._encoded -= len(batch.data)
         self.delivered += batch.records
         partition.pause = _FIRST_PAUSE
-        if self._witness is None and offset >= 0:
-            self._witness = *partition.place, offset
-        span = self._spans.setdefault(partition.place, [offset, offset])
-        span[:] = min(span[0], offset), max(span[1], offset + batch.records)
+        if offset < 0:
+            self._untold = True
+        else:
+            first, end = self._spans.get(partition.place, (offset, 0))
+            self._spans[partition.place] = min(first, offset), max(end, offset + batch.records)
         if batch.timed and appended_at >= 0:
             self._failure = self._failure or ConfigurationError(
                 f"topic {partition.topic.name!r} puts its own time in place of the records' timestamps "
@@ -556,9 +547,9 @@ class TransactionalProducer:
         name = name_of(error)
         if name == _DUPLICATE:
             self._taken(partition, batch, -1, -1)
-        elif is_passing(error) or (name == _OUT_OF_ORDER and not partition.is_first(batch)):
+        elif is_passing(error) or (name == _OUT_OF_ORDER and batch is not partition.batches[0]):
             logger.info("%s of %s: %s", partition.place, self.transactional_id, error)
-            self._fail(partition, batch, time.monotonic())
+            partition.fail(time.monotonic())
         elif name == "INVALID_TIMESTAMP" and not batch.timed:
             self._failure = self._failure or ConfigurationError(
                 f"topic {partition.topic.name!r} takes no records of the time that this machine's clock shows: set the "
@@ -567,12 +558,6 @@ class TransactionalProducer:
         else:
             what = f"{batch.records} record(s) for topic {partition.topic.name!r} were not taken by the broker"
             self._failure = self._failure or failure(error, what)
-
-    def _fail(self, partition: _Partition, batch: _Batch, now: float) -> None:
-        if not partition.failed:
-            partition.retry_at = now + partition.pause
-            partition.pause = min(2 * partition.pause, _LONGEST_PAUSE)
-        partition.failed.append(batch)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -586,6 +571,7 @@ def _next_of(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]
     for partition in partitions:
         batch = partition.next
         if batch and (not taken or bytes + len(batch.data) <= _REQUEST_BYTES):
-            taken.append((partition, partition.waiting.popleft()))
+            taken.append((partition, batch))
+            partition.under_way += 1
             bytes += len(batch.data)
     return taken

@@ -817,14 +817,14 @@ MUTANTS = (
     Mutant(
         "Kafka: what follows a record batch that was not taken fails the task",
         "sinks/kafka",
-        "(name == _OUT_OF_ORDER and not partition.is_first(batch))",
+        "(name == _OUT_OF_ORDER and batch is not partition.batches[0])",
         "False",
         PRODUCER,
     ),
     Mutant(
         "Kafka: a leader that has lost what it had acknowledged is asked for ever",
         "sinks/kafka",
-        "(name == _OUT_OF_ORDER and not partition.is_first(batch))",
+        "(name == _OUT_OF_ORDER and batch is not partition.batches[0])",
         "name == _OUT_OF_ORDER",
         PRODUCER,
     ),
@@ -838,8 +838,8 @@ MUTANTS = (
     Mutant(
         "Kafka: what was not taken is sent again behind what follows it",
         "sinks/kafka",
-        "self.waiting.extendleft(sorted(self.failed, key=lambda batch: -batch.nth))",
-        "self.waiting.extend(self.failed)",
+        "            partition.fail(time.monotonic())",
+        "            partition.fail(time.monotonic())\n            partition.batches.rotate()",
         PRODUCER,
     ),
     Mutant(
