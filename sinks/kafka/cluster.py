@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from logging import getLogger
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -173,7 +172,8 @@ class Cluster:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
         fences = self.fences
-        answers = self._end(identities, partial(_end_txn, commit, _FENCING if fences else _PLAIN))
+        version = _FENCING if fences else _PLAIN
+        answers = self._end(identities, lambda its: EndTxnRequest(committed=commit, max_version=version, **its))
         if commit or fences:
             return answers
         # Not InitProducerId alone, which would abort whichever transaction of the id is open now
@@ -205,21 +205,21 @@ class Cluster:
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way, and where
         the coordinator has moved."""
+
+        def asked(places: Sequence[int]) -> dict[int, Answer]:
+            names = [identities[at]["transactional_id"] for at in places]
+            requests = [request(identities[at]) for at in places]
+            answers = self._ask(lambda: self._ask_coordinators(_TRANSACTION, names, lambda nth: requests[nth[0]]))
+            codes = [self._explained(each) if isinstance(each, Exception) else each.error_code for each in answers]
+            return dict(zip(places, codes, strict=True))
+
+        answers, pause = asked(range(len(identities))), 0.005
         again = {_CONCURRENT, *_NOT_THE_COORDINATOR}
-        answers = self._end_each(identities, request)
-        pause = 0.005
-        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer in again]):
+        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in answers.items() if answer in again]):
             time.sleep(pause)
             pause *= 2
-            for at, answer in zip(busy, self._end_each([identities[at] for at in busy], request), strict=True):
-                answers[at] = answer
-        return answers
-
-    def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
-        names = [identity["transactional_id"] for identity in identities]
-        ask = partial(self._ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at[0]]))
-        answers = self._ask(ask)
-        return [self._explained(each) if isinstance(each, Exception) else each.error_code for each in answers]
+            answers |= asked(busy)
+        return list(answers.values())
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:
@@ -233,8 +233,7 @@ class Cluster:
             about = _raised(answer)
             if about.error_code == TransactionalIdNotFoundError.errno:
                 continue
-            if about.error_code:
-                raise for_code(about.error_code)(name)
+            _checked(about, name)
             identity = {
                 "transactional_id": name,
                 "producer_id": about.producer_id,
@@ -284,8 +283,8 @@ class Cluster:
         requests = [ListTransactionsRequest(state_filters=[state], producer_id_filters=[]) for _ in brokers]
         sent = self._send(zip(requests, brokers, strict=True))
         answers = [_raised(await self._answer(answer)) for answer in sent]
-        if codes := [answer.error_code for answer in answers if answer.error_code]:
-            raise for_code(codes[0])(f"list of transactions in state {state}")
+        for answer in answers:
+            _checked(answer, f"list of transactions in state {state}")
         return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
 
     def group_offsets(self, group: str) -> GroupOffsets:
@@ -293,7 +292,7 @@ class Cluster:
         there is no such group."""
         wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
-        answer = self._ask(partial(self._ask_coordinator, _GROUP, group, request))
+        answer = self._ask(lambda: self._ask_coordinator(_GROUP, group, request))
         return {
             (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
             for topic in answer.groups[0].topics
@@ -308,9 +307,12 @@ class Cluster:
         `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        begin = partial(self._ask_coordinator, _TRANSACTION, transactional_id, request)
-        others = partial(self._both, partial(self._place, topic), self._fences)
-        answer, (place, fences) = self._ask(lambda: self._both(begin, others))
+        answer, (place, fences) = self._ask(
+            lambda: self._both(
+                self._ask_coordinator(_TRANSACTION, transactional_id, request),
+                self._both(self._place(topic), self._fences()),
+            )
+        )
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
 
     def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
@@ -325,22 +327,13 @@ class Cluster:
             ],
             max_version=3,
         )
-        name = identity["transactional_id"]
-        self._ask(partial(self._ask_coordinator, _TRANSACTION, name, request))
+        self._ask(lambda: self._ask_coordinator(_TRANSACTION, identity["transactional_id"], request))
 
     def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> Future[None]:
         """To the transaction, for the mark's group; `by_itself`: the group need not be added before. Does not wait."""
         done = Future[None]()
-
-        async def added() -> None:
-            try:
-                await self._add_offset(identity, mark, topic, by_itself)
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        self._manager.call_soon(added)
+        added = self._manager.call_soon(self._add_offset, identity, mark, topic, by_itself)
+        added.add_callback(done.set_result).add_errback(done.set_exception)
         return done
 
     async def _add_offset(self, identity: Identity, mark: Mark, topic: str, by_itself: bool) -> None:
@@ -419,17 +412,15 @@ class Cluster:
         return self._ask(lambda: self._logs(places))
 
     async def _logs(self, places: Iterable[Where]) -> Logs:
-        open_in, starts = partial(self._open_in, places), partial(self._starts, places)
-        return Logs(*await self._both(partial(_empty_if_hidden, open_in), partial(_empty_if_hidden, starts)))
+        open_in, starts = _empty_if_hidden(self._open_in(places)), _empty_if_hidden(self._starts(places))
+        return Logs(*await self._both(open_in, starts))
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
-        states, logs = partial(self._states, transactional_ids), partial(self._logs, places)
-        return self._ask(lambda: self._both(states, logs))
+        return self._ask(lambda: self._both(self._states(transactional_ids), self._logs(places)))
 
     def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
         """The cluster's id, the topics', and the logs."""
-        metadata, logs_of = partial(self._metadata, names), partial(self._logs, places)
-        about, logs = self._ask(lambda: self._both(metadata, logs_of))
+        about, logs = self._ask(lambda: self._both(self._metadata(names), self._logs(places)))
         return about.cluster_id, _ids(about), logs
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
@@ -547,9 +538,7 @@ class Cluster:
             max_version=12,  # from 13 on topics go by their ids
         )
         leader = place.leaders.get(partition, -1)
-        answer = self._ask(lambda: self._request(request, leader))
-        if answer.error_code:
-            raise for_code(answer.error_code)(f"fetch from {topic}-{partition}")
+        answer = _checked(self._ask(lambda: self._request(request, leader)), f"fetch from {topic}-{partition}")
         return answer.responses[0].partitions[0]
 
     # ------------------------------------------------------------------ the connection
@@ -598,12 +587,10 @@ class Cluster:
         answer: First = self._call(lambda admin: admin._manager.run(question))
         return answer
 
-    async def _both(
-        self, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
-    ) -> tuple[First, Second]:
+    async def _both(self, first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:
         """At once."""
         under_way = self._manager.call_soon(second)
-        return await first(), await under_way
+        return await first, await under_way
 
     def _send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Each to its node (None: any), at once. An exception in place of one is the answer."""
@@ -700,8 +687,7 @@ class Cluster:
         leaders = {
             (topic.name, partition.partition_index): partition.leader_id
             for topic in about.topics
-            if not _raised(_error(topic, topic.name))
-            for partition in topic.partitions
+            for partition in _checked(topic, topic.name).partitions
         }
         for topic, number in wanted:
             if (leader := leaders.get((topic, number))) is None:
@@ -713,8 +699,8 @@ class Cluster:
         for sent in self._send((request(_partitions_by_topic(its)), node) for node, its in by_node.items()):
             for topic in _raised(await self._answer(sent)).topics:
                 for partition in topic.partitions:
-                    _raised(_error(partition, f"{topic.name}-{partition.partition_index}"))
-                    answers[topic.name, partition.partition_index] = partition
+                    number = partition.partition_index
+                    answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
         return answers
 
 
@@ -731,9 +717,11 @@ def _raised(answer: Any) -> Any:
     return answer
 
 
-def _error(about: Any, what: str) -> Exception | None:
-    error: type[Exception] = for_code(about.error_code)
-    return error(what) if about.error_code else None
+def _checked(answer: Any, what: str) -> Any:
+    """Raises the error that it tells."""
+    if answer.error_code:
+        raise for_code(answer.error_code)(what)
+    return answer
 
 
 def _codes(answer: DataContainer) -> Iterator[int]:
@@ -762,15 +750,11 @@ def _ids(about: Any) -> dict[str, str | None]:
     return ids
 
 
-async def _empty_if_hidden(question: Callable[[], Awaitable[dict[Where, Any]]]) -> dict[Where, Any]:
+async def _empty_if_hidden(question: Awaitable[dict[Where, Any]]) -> dict[Where, Any]:
     try:
-        return await question()
+        return await question
     except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
         return {}
-
-
-def _end_txn(commit: bool, version: int, identity: Identity) -> Any:
-    return EndTxnRequest(committed=commit, max_version=version, **identity)
 
 
 def _raise_epoch(identity: Identity) -> Any:

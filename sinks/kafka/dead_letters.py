@@ -93,31 +93,21 @@ def refused(
     """Rows for a partition that their topic has not, or of more than `largest` bytes. `partitions`: how many a topic
     has, of which a row asks for this one."""
     if "partition" in batch.schema.names:
-        wanted, count = batch["partition"], _partitions(batch, default_topic, partitions)
-        yield from refusals(
-            pc.greater_equal(wanted, count),
-            "NoPartition",
-            lambda at: f"it asks for partition {wanted[at]}, and the topic has {count[at]}",
-        )
+        numbered = batch.append_column("number of the row", pa.array(range(batch.num_rows)))
+        for topic, rows in by_topic(numbered, default_topic):
+            last = pc.max(rows["partition"]).as_py()
+            if topic and last is not None and last >= (count := partitions(topic, last)):
+                beyond = rows.filter(pc.greater_equal(rows["partition"], count))
+                for row, wanted in zip(beyond["number of the row"], beyond["partition"], strict=True):
+                    yield Refusal(
+                        row.as_py(), "NoPartition", f"it asks for partition {wanted}, and the topic has {count}"
+                    )
     size = pa.array(sizes(batch))
     yield from refusals(
         pc.greater(size, largest),
         "RecordTooLarge",
         lambda at: f"the record has {size[at]} bytes, and the producer or the topic takes {largest}",
     )
-
-
-def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Callable[[str, int], int]) -> pa.Array:
-    """Of the topic of each row that asks for one."""
-    places = pa.array(range(batch.num_rows), pa.int64())
-    counts: list[int | None] = [None] * batch.num_rows
-    for topic, rows in by_topic(batch.append_column("place of the row", places), default_topic):
-        last = pc.max(rows["partition"]).as_py()
-        if topic and last is not None:
-            count = partitions(topic, last)
-            for place in rows["place of the row"].to_pylist():
-                counts[place] = count
-    return pa.array(counts, pa.int64())
 
 
 # ---------------------------------------------------------------------- read again

@@ -48,22 +48,17 @@ def lengths_of(column: pa.Array) -> Numbers:
 
 def texts(count: int, *parts: Part) -> pa.Array:
     """For each row its numbers, one after the other."""
-    ends = np.zeros(count + 1, np.int32)
-    np.cumsum(np.broadcast_to(sum(size(part) for part in parts), count), out=ends[1:])
-    data = np.empty(int(ends[-1]), np.uint8)
-    at = ends[:-1].astype(np.int64)
+    width = sum(1 if isinstance(part, int) else len(part.bytes) for part in parts)
+    data, used, at = np.empty((count, width), np.uint8), np.ones((count, width), np.bool_), 0
     for part in parts:
         if isinstance(part, int):
-            data[at] = part
-        else:
-            for nth, bytes in enumerate(part.bytes):
-                some = part.lengths > nth
-                if some.all():
-                    data[at + nth] = bytes
-                else:
-                    data[at[some] + nth] = bytes[some]
-        at = at + size(part)
-    return binary(ends, pa.py_buffer(data))
+            data[:, at], at = part, at + 1
+            continue
+        for nth, bytes in enumerate(part.bytes):
+            data[:, at], used[:, at], at = bytes, part.lengths > nth, at + 1
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.broadcast_to(sum(size(part) for part in parts), count), out=ends[1:])
+    return binary(ends, pa.py_buffer(data[used]))
 
 
 def size(part: Part) -> Numbers | int:

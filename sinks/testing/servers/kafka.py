@@ -109,6 +109,7 @@ class KafkaService(Service):
             yield name
         finally:
             self.start()
+            admin = self.admin()  # the old one may wait on a connection to a broker that has crashed
             try:
                 admin.delete_topics([name])[name].result(START_TIMEOUT)
             except KafkaException as error:
