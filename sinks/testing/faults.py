@@ -422,6 +422,7 @@ class Faults(SinkTests):
         asked, call = (driver, purge) if stopped == "purge" else (sink, partial(sink.snapshot_state, trial))
         stops = lines(asked, call, 2 * self.stops)
         self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
+        self.sweep(sink, Clause.ROLLBACK_AFTER, "after a rollback")
         for stop in stops:
             self.close(driver)
             driver, purge = self._purge(sink, done)

@@ -65,6 +65,17 @@ def test_a_tombstone_may_be_met_at_the_begin(tmp_path: Path) -> None:
     Kit().test_abort_of_what_was_never_seen_is_no_error_and_no_commit(RefusesAtTheBegin(tmp_path))
 
 
+class LeavesWhatIsPreCommittedToTheSweep(Shelf):
+    def rollback(self, transaction: Handle) -> None:
+        transaction.file.close()
+        self.path(transaction.name, "open").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("stopped", ["purge", "pre_commit"])
+def test_a_rollback_may_leave_to_the_sweep_what_is_pre_committed(tmp_path: Path, stopped: str) -> None:
+    Kit().test_a_purge_beside_a_pre_commit(LeavesWhatIsPreCommittedToTheSweep(tmp_path), stopped)
+
+
 def test_every_clause_is_broken() -> None:
     assert set(Clause) - {broken.clause for broken in CATALOGUE} == set()
 
