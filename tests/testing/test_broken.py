@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,22 @@ class LeavesWhatIsPreCommittedToTheSweep(Shelf):
 @pytest.mark.parametrize("stopped", ["purge", "pre_commit"])
 def test_a_rollback_may_leave_to_the_sweep_what_is_pre_committed(tmp_path: Path, stopped: str) -> None:
     Kit().test_a_purge_beside_a_pre_commit(LeavesWhatIsPreCommittedToTheSweep(tmp_path), stopped)
+
+
+class ListsWhatItCanBar(Shelf):
+    """Open ones, too: their pre-commit fails once they were aborted."""
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return [{"name": path.stem} for state in ("open", "ready") for path in self.paths(job, state)]
+
+    def abort(self, transaction: Identity) -> None:
+        super().abort(transaction)
+        self.path(transaction["name"], "open").unlink(missing_ok=True)
+
+
+def test_a_sink_that_cannot_tell_open_ones_is_told_to_say_so(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)IN_DOUBT_OPEN.*`cannot = \{Ability.TELL_OPEN: why\}`"):
+        Kit().test_written_rows_are_invisible_and_not_in_doubt(ListsWhatItCanBar(tmp_path))
 
 
 def test_every_clause_is_broken() -> None:
