@@ -18,7 +18,7 @@ from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SinkTests, copy_of, forget, rows
 from sinks.testing.lines import Stop, at, lines, watched
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
 _BLOCKED = 0.1  # seconds until one that waits for the other is let wait
@@ -369,14 +369,25 @@ class Faults(SinkTests):
 
     @pytest.mark.parametrize("stopped", ["pre_commit", "abort"])
     def test_a_pre_commit_beside_another_task_or_a_sweep(self, sink: Sink, stopped: str) -> None:
-        """One of these is stopped at any line, and a task goes ahead: what each pre-committed is in doubt."""
+        """One of these is stopped at any line, and a task goes ahead. It may fail; what it pre-commits is in doubt."""
         self.needs(Ability.SIDE_BY_SIDE)
         done: list[pa.Table] = []
 
-        def task(first: int) -> tuple[Sink, Callable[[], Any]]:
-            done.append(rows(first, 2))
-            copy = copy_of(sink)
-            return copy, partial(self.sealed, copy, self.written(copy, done[-1]), 2)
+        def task(first: int) -> tuple[Sink, Callable[[], Committable | None]]:
+            copy, table = copy_of(sink), rows(first, 2)
+            transaction = self.written(copy, table)
+
+            def seal() -> Committable | None:
+                try:
+                    committable = copy.snapshot_state(transaction)
+                except Exception as error:
+                    forget(error)
+                    self.rollback(copy, transaction, Clause.ROLLBACK_AFTER)
+                    return None
+                done.append(table)
+                return committable.of(sink.name, 0, Fingerprint(2))
+
+            return copy, seal
 
         def other(first: int) -> tuple[Sink, Callable[[], Any]]:
             if stopped == "pre_commit":
@@ -388,16 +399,18 @@ class Faults(SinkTests):
         stops = lines(asked, call, 2 * self.stops)
         self.sweep(sink, Clause.IN_DOUBT, "of a first one")
         done.clear()
-        for stop in stops:
+        for number, stop in enumerate(stops):
             self.close(asked)
-            (asked, call), (beside, seal) = other(20 * len(done)), task(20 * len(done) + 10)
+            (asked, call), (beside, seal) = other(20 * number), task(20 * number + 10)
             answers = meet(asked, stop, call, seal)
             self.close(beside)
             if error := next((answer for answer in answers if isinstance(answer, Exception)), None):
                 raise error
             made, when = [answer for answer in answers if answer], f"with a pre_commit while {stopped} is at {stop}"
-            self.expect_doubts(sink, Clause.IN_DOUBT, when, *made)
+            if len(made) == 1 + (stopped == "pre_commit"):  # else a sweep is due
+                self.expect_doubts(sink, Clause.IN_DOUBT, when, *made)
             self.commit(sink, *made, when=when)
+            self.sweep(sink, Clause.IN_DOUBT, when)
         self.expect_rows(sink, Clause.COMMIT, f"after pre_commits beside {stopped}", *done)
 
     def _purge(self, sink: Sink, done: list[pa.Table]) -> tuple[Sink, Callable[[], None]]:

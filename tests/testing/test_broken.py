@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sinks import Identity, TransactionContext
+from sinks import Committable, Identity, TransactionContext
 from sinks.errors import SinkError
 from sinks.testing import Clause, SinkContract
 from tests.testing.broken_drivers import TakesOneRequestAtATime
@@ -74,6 +74,22 @@ class LeavesWhatIsPreCommittedToTheSweep(Shelf):
 @pytest.mark.parametrize("stopped", ["purge", "pre_commit"])
 def test_a_rollback_may_leave_to_the_sweep_what_is_pre_committed(tmp_path: Path, stopped: str) -> None:
     Kit().test_a_purge_beside_a_pre_commit(LeavesWhatIsPreCommittedToTheSweep(tmp_path), stopped)
+
+
+class PreCommitsOneAtATime(Shelf):
+    """Another one fails, as by a conflict that a database reports, and is tried again."""
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        busy = self.folder / "busy"
+        busy.touch(exist_ok=False)
+        try:
+            return super().pre_commit(transaction)
+        finally:
+            busy.unlink()
+
+
+def test_tasks_may_fail_beside_each_other(tmp_path: Path) -> None:
+    Kit().test_a_pre_commit_beside_another_task_or_a_sweep(PreCommitsOneAtATime(tmp_path), "pre_commit")
 
 
 class ListsWhatItCanBar(Shelf):
