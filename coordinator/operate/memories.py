@@ -72,7 +72,7 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
     if newest > stored:
         return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
     lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
-    if not lacking:
+    if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
         return Memory(name, newest, "as storage")
     if [part.checkpoint_id for part in lacking] == [stored]:
         return Memory(

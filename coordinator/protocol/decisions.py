@@ -498,7 +498,7 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
     before, n = base.predecessors or {}, base.checkpoint_id
     for sink, memory in memories.items():
         for other, newest in (memory or {}).items():
-            if base.rows.get(sink) and before.get(other) == n > newest:
+            if before.get(other) == n and newest < base.newest_rows.get(sink, -1):
                 raise ExternalSystemBehind(
                     f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
                     f"{n}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier lineage "
@@ -518,11 +518,11 @@ def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str
 
 
 def decided_before(
-    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Sequence[Complete]
+    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[Complete]
 ) -> list[tuple[str, Complete]]:
-    """Each sink's part of the retained checkpoints before the newest that is still in doubt, oldest first: a system
-    that was set back has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor
-    in doubt: nobody has its rows any more."""
+    """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
+    has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor in doubt: nobody
+    has its rows any more."""
     parts = []
     for complete in older:
         for sink, memory in memories.items():
@@ -532,20 +532,39 @@ def decided_before(
             if len(gone) < len(named):
                 parts.append((sink, part))
             if gone and memory is not None and missing(memory, part):
-                raise external_system_behind(sink, memory, part)
+                raise external_system_behind(sink, newest_of(memory, part), part)
     return parts
 
 
-def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
-    named, newest = part.named.values(), newest_of(memory, part)
+def newest_rows(visible: Complete | None) -> Mapping[str, int]:
+    """As in `Record`, up to this checkpoint."""
+    if visible is None or visible.record.restored_from:
+        return {}
+    remembered = {sink for (sink, _), committable in visible.named.items() if committable.remembered}
+    return {**visible.record.newest_rows, **dict.fromkeys(remembered, visible.checkpoint_id)}
+
+
+def require_records(
+    memories: Memories, newest_rows: Mapping[str, int], lineage: str, visible: Sequence[tuple[int, int]]
+) -> None:
+    """Raises `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
+    for sink, memory in memories.items():
+        newest, n = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
+        if memory is not None and newest < n and (n, 0) not in visible:
+            raise external_system_behind(sink, newest, n)
+
+
+def external_system_behind(sink: str, newest: int, lost: Complete | int) -> ExternalSystemBehind:
+    """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
+    id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.named.values()))
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
-    rows = sum(committable.fingerprint.rows for committable in named)
+    rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
     return ExternalSystemBehind(
-        f"the target of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with {rows} "
-        "row(s) of this sink: the target is older than checkpoint storage (restored from a backup, failed over to a "
-        "replica that lagged, or emptied), and going on would leave these rows out. Restore the newer state of the "
-        "target. Or set storage and checkpointLocation back to the same checkpoint, by a backup or a savepoint, and "
-        "start again: that writes the later input again. Nothing was aborted.",
+        f"the target of sink {sink!r} {has}, but checkpoint {id} was complete and visible, with {rows} of "
+        "this sink: the target is older than checkpoint storage (restored from a backup, failed over to a replica "
+        "that lagged, or emptied), and going on would leave these rows out. Restore the newer state of the target. Or "
+        "set storage and checkpointLocation back to the same checkpoint, by a backup or a savepoint, and start again: "
+        "that writes the later input again. Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
 

@@ -78,8 +78,6 @@ class CheckpointProtocol:
         self._spool = spool
         self.run_id: str | None = None
         """Spark's id of the run that this driver serves; None before its first batch."""
-        self._visible_parts: dict[str, Complete] = {}
-        """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._predecessors: Mapping[str, int] | None = None
         """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
@@ -143,19 +141,13 @@ class CheckpointProtocol:
         """Remember what is visible, and let its sinks purge older proofs. A sink without rows in it is not asked: its
         newest proof may be all by which it remembers the job (R15)."""
         self.newest = visible
-        parts = self._parts(visible)
-        self._visible_parts |= parts
-        for name in parts:
+        for name in dict.fromkeys(sink for sink, _ in visible.named):
             try:
                 self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
             except Exception:
                 logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
         if self._spool:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
-
-    def _parts(self, complete: Complete) -> dict[str, Complete]:
-        """By sink that has rows in it, its part of the checkpoint."""
-        return {name: part for name in self.sinks if (part := complete.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
     def _recover(self, batch: MicroBatch) -> Action:
@@ -194,7 +186,6 @@ class CheckpointProtocol:
         self.fence = Fence(self.store)
         self.open_sinks()
         self._may_abort = False
-        self._visible_parts.clear()
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
@@ -247,9 +238,9 @@ class CheckpointProtocol:
                     decisions.require_none_later(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
         action = decisions.action_for(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Action.SKIP
-        if newest and remembered:
+        if newest and remembered and not newest.record.restored_from:
             older = [at for at in retained if at[0] < newest.checkpoint_id]
-            self._commit_what_is_back(remembered, older, (), batch)
+            self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
         if newest:
             self._may_abort = True
         return action
@@ -264,22 +255,23 @@ class CheckpointProtocol:
     def _commit_what_is_back(
         self,
         remembered: decisions.Memories,
-        retained: Sequence[tuple[int, int]],
-        known: Sequence[Complete],
+        visible: Sequence[tuple[int, int]],
+        newest_rows: Mapping[str, int],
         batch: MicroBatch | None,
     ) -> None:
         """Commit again what was visible, and is in doubt because its system was set back to before the commit.
-        `retained` (ids and rounds of records in storage) and `known` name what was visible. Raises
+        `visible`: ids and rounds of records in storage; `newest_rows`: as in `Record`, up to the last of them. Raises
         `ExternalSystemBehind` for what is gone."""
-        if not (retained or known):
+        decisions.require_records(remembered, newest_rows, self.store.lineage, visible)
+        if not visible:
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
         wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
-        visible = [*map(Complete, self.store.read([at for at in retained if wanted(at[0])])), *known]
-        for name, part in decisions.decided_before(remembered, in_doubt, visible):
+        decided = map(Complete, self.store.read([at for at in visible if wanted(at[0])]))
+        for name, part in decisions.decided_before(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
-                raise decisions.external_system_behind(name, remembered[name], part)
+                raise decisions.external_system_behind(name, decisions.newest_of(remembered[name], part), part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
@@ -508,9 +500,10 @@ class CheckpointProtocol:
         self.listeners.tell(Step.VALIDATED, n)
 
     def _require_not_set_back(self, batch: MicroBatch) -> None:
-        """R15, before the batch is decided: the sinks still have what this driver has made visible, and nothing of
+        """R15, before the batch is decided: the sinks still have what was visible when it began, and nothing of
         another driver. After a failover that lost only commits, their transactions are in doubt again, and are
         committed as at a restart."""
+        newest_rows = decisions.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
@@ -518,10 +511,9 @@ class CheckpointProtocol:
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
-            newest = self._visible_parts.get(name)
-            if remembered is not None and newest and decisions.missing(remembered, newest):
-                older = [at for at in self.store.ids() if at[0] < newest.checkpoint_id]
-                self._commit_what_is_back({name: remembered}, older, [newest], batch)
+            if remembered is not None and remembered.get(self.store.lineage, -1) < newest_rows.get(name, -1):
+                visible = [at for at in self.store.ids() if at[0] < batch.facts.checkpoint_id]
+                self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
@@ -547,6 +539,7 @@ class CheckpointProtocol:
             dead_letters=self._dead_letter_writers,
             row_hash=batch.row_hash,
             topic_ids=tuple(self._topic_ids),
+            newest_rows={} if round else decisions.newest_rows(self.newest),
         )
 
     def _require_same_topics(self, batch: MicroBatch) -> TopicIds:

@@ -80,8 +80,6 @@ class TwoProcessProtocol(CheckpointProtocol):
             self.newest = newest
             if self.newest.checkpoint_id == prepared.checkpoint_id:
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
-            else:
-                self._visible_parts = self._parts(self.newest)
         self._write_or_finish(self._choose_action(batch), batch)
         self.sweep()  # what tasks that died have left: another batch may not come
 

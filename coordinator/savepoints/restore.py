@@ -94,12 +94,12 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         job=job,
         lineage=lineage,
         partitions={name: record.partitions.get(name, 0) for name in required},
-        rows={name: rows for name, rows in record.rows.items() if name in remembered},
         committables=(),
         restored_from=savepoint.id,
         predecessors=None
         if later or record.predecessors is None
         else {**record.predecessors, record.lineage: record.checkpoint_id},
+        newest_rows={**record.newest_rows, **dict.fromkeys(remembered, record.checkpoint_id)},
     )
 
 

@@ -684,8 +684,15 @@ MUTANTS = (
     Mutant(
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
-        "self._commit_what_is_back({name: remembered}, older, [newest], batch)",
-        "raise decisions.external_system_behind(name, remembered, newest)",
+        "self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)",
+        "raise decisions.external_system_behind(name, -1, newest_rows[name])",
+        MEMORIES,
+    ),
+    Mutant(
+        "rows whose record retention has deleted are not missed (R15)",
+        "coordinator",
+        "        decisions.require_records(remembered, newest_rows, self.store.lineage, visible)\n",
+        "",
         MEMORIES,
     ),
     Mutant(

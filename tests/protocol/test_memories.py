@@ -35,6 +35,7 @@ from sinks.optional import Validating
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input, ids
+from sinks.testing.local import Partitions
 from tests.protocol.play import fail
 
 BATCHES = 4
@@ -71,9 +72,9 @@ class World:
         config = CheckpointConfig(commit_timeout=1, **self.options)
         return CheckpointCoordinator("job", [self.sink()], self.storage, config, listeners)
 
-    def start(self, batches: int = BATCHES, listeners: Any = ()) -> None:
+    def start(self, batches: int = BATCHES, listeners: Any = (), of: Sequence[Partitions] = INPUT) -> None:
         with self.coordinator(listeners) as coordinator:
-            LocalQuery(self.path("query"), INPUT[:batches]).run(coordinator)
+            LocalQuery(self.path("query"), of[:batches]).run(coordinator)
 
     def save(self) -> str:
         """A savepoint of the stopped query."""
@@ -478,11 +479,11 @@ def test_a_driver_of_before_a_restore_is_superseded(world: World) -> None:
 class SetBack(CheckpointListener):
     """The database fails over to a replica that lagged behind, between two batches."""
 
-    def __init__(self, world: World, moment: Path, after: int) -> None:
-        self.world, self.moment, self.after = world, moment, after
+    def __init__(self, world: World, moment: Path, after: int, step: Step = Step.DONE) -> None:
+        self.world, self.moment, self.when = world, moment, (step, after)
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if (step, checkpoint_id) == (Step.DONE, self.after):
+        if (step, checkpoint_id) == self.when:
             with (
                 closing(sqlite3.connect(self.moment / "db" / "shop.db")) as old,
                 closing(sqlite3.connect(self.world.path("db") / "shop.db")) as live,
@@ -496,6 +497,57 @@ def test_the_database_set_back_while_the_query_runs(world: World, moments: dict[
     with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
         world.start(listeners=[SetBack(world, old, after=1)])
     assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+def test_the_database_set_back_during_the_first_batch_of_a_start(
+    world: World, moments: dict[tuple[int, Step], Path]
+) -> None:
+    """What an earlier run has made visible counts too."""
+    old, new = moments[0, Step.DONE], moments[1, Step.DONE]
+    put_together(world, storage=new, query=new, db=new)
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
+        world.start(listeners=[SetBack(world, old, after=2, step=Step.TRIGGERED)])
+    assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+SELDOM = [batch if n in (0, 1, 7) else [rows.slice(0, 0) for rows in batch] for n, batch in enumerate(example_input(8))]
+"""The records of the batches with rows are gone long before the next one has some."""
+
+
+def test_a_database_without_rows_whose_record_is_gone(world: World) -> None:
+    world.start(1, of=SELDOM)
+    old = world.back_up(world.folder / "old")
+    world.start(6, of=SELDOM)
+    world.restore("db", old)
+    with pytest.raises(ExternalSystemBehind, match=r"checkpoint 0, but checkpoint 1 .* with rows of this sink"):
+        world.start(8, of=SELDOM)
+    assert world.visible() == Counter(ids(SELDOM[:1]))
+
+
+def test_a_database_set_back_between_two_batches_without_rows(world: World) -> None:
+    world.start(1, of=SELDOM)
+    old = world.back_up(world.folder / "old")
+    world.start(5, of=SELDOM)
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 "):
+        world.start(8, [SetBack(world, old, after=5)], SELDOM)
+    assert world.visible() == Counter(ids(SELDOM[:1]))
+
+
+def test_rows_that_come_seldom_are_in_place(world: World) -> None:
+    for batches in range(1, 9):
+        world.start(batches, of=SELDOM)
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(SELDOM)), [])
+
+
+def test_a_database_of_before_a_savepoint_without_rows(world: World) -> None:
+    world.start(1, of=SELDOM)
+    old = world.back_up(world.folder / "old")
+    world.start(3, of=SELDOM)
+    world.restore_savepoint(world.save())
+    world.restore_savepoint(world.save())
+    world.restore("db", old)
+    with pytest.raises(ExternalSystemBehind, match=r"savepoint .* ends with checkpoint 0 of the earlier lineage"):
+        world.start(8, of=SELDOM)
 
 
 class Meanwhile(CheckpointListener):
