@@ -67,6 +67,9 @@ class MicroBatch(Protocol):
     def rows(self) -> int | None:
         """How many rows it has, before the sinks' transforms; None before `run`, or if that does not count them."""
 
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        """What Spark's log says of an earlier batch."""
+
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:

@@ -213,8 +213,9 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     raise CheckpointLocationMismatch(
         f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads "
         f"{', '.join(batch.offsets)}. "
-        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the newest "
-        "checkpointLocation. To take this batch for done would lose its rows."
+        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?), or another copy "
+        "than the one that was used last (of before a savepoint was restored?). Start with that one. To take this "
+        "batch for done would lose rows."
     )
 
 

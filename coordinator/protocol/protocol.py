@@ -238,6 +238,8 @@ class CheckpointProtocol:
                     decisions.require_none_later(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
         action = decisions.action_for(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Action.SKIP
+        if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
+            decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
         if newest and remembered and not newest.record.restored_from:
             older = [at for at in retained if at[0] < newest.checkpoint_id]
             self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)

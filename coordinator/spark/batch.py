@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import Acks, MicroBatch, Query, Sink, TopicIds
+from coordinator.protocol.batch import Acks, BatchFacts, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
 from sinks.errors import SinkError
@@ -116,12 +116,15 @@ class SparkBatch(MicroBatch):
         self._execution, self._job_tag = execution, f"checkpoint-{batch_id}-{uuid.uuid4()}"
         self.run_id, self.location = execution.run_id, execution.location
         try:
-            log = b"".join(open_location(self.location).read(f"offsets/{batch_id}")).decode()
+            self.facts = self.facts_of(batch_id)
         except Exception:
             if self.active:
                 raise
             self.raise_stopped()
-        self.facts = facts_in(log, batch_id, execution.query_id)
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        log = b"".join(open_location(self.location).read(f"offsets/{checkpoint_id}")).decode()
+        return facts_in(log, checkpoint_id, self._execution.query_id)
 
     @property
     def active(self) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import Query, Sink, TopicIds
+from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
 from sinks.row_hash import with_row_hash
@@ -75,6 +75,10 @@ class ConnectBatch(SparkBatch):
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
         self.run_id, self._query = query.runId, query
         self.facts = facts_in(log, batch_id, query_id)
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        [log] = _read(self._df.sparkSession, self.location, f"offsets/{checkpoint_id}")
+        return facts_in(log, checkpoint_id, self.facts.query_id)
 
     @property
     def active(self) -> bool:

@@ -73,7 +73,7 @@ class ExactlyOnceSource(DataSource):
         if overwrite:
             raise ConfigurationError('format("exactly_once") writes what is new: outputMode("complete") is not for it')
         with _job_of(place.job_file) as (sink, protocol):
-            prepared = protocol.prepare(_WrittenBatch(place.facts(), place.location, schema))
+            prepared = protocol.prepare(_WrittenBatch(_facts_at(place.location), place.location, schema))
             return Participant(prepared, prepared.task(sink, protocol.job))
 
     def _option(self, name: str) -> str:
@@ -151,19 +151,20 @@ class _Place:
     job_file: str
     location: str
 
-    def facts(self, batch_id: int | None = None) -> BatchFacts:
-        """Of the batch that Spark is at, which it has planned last."""
-        path = re.sub(r"^file:(//(localhost)?(?=/))?", "", self.location)
-        files, root = LocalFileSystem(), str(Path(path).absolute())
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
-            files, root = FileSystem.from_uri(re.sub(r"^s3[an]:", "s3:", path))
-        if batch_id is None:
-            names = [file.base_name for file in files.get_file_info(FileSelector(f"{root}/offsets"))]
-            batch_id = max(int(name) for name in names if name.isdigit())
-        log, metadata = (
-            files.open_input_stream(f"{root}/{name}").read().decode() for name in (f"offsets/{batch_id}", "metadata")
-        )
-        return facts_in(log, batch_id, json.loads(metadata)["id"])
+
+def _facts_at(location: str, batch_id: int | None = None) -> BatchFacts:
+    """Without a `batch_id`, of the batch that Spark is at, which it has planned last."""
+    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", location)
+    files, root = LocalFileSystem(), str(Path(path).absolute())
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
+        files, root = FileSystem.from_uri(re.sub(r"^s3[an]:", "s3:", path))
+    if batch_id is None:
+        names = [file.base_name for file in files.get_file_info(FileSelector(f"{root}/offsets"))]
+        batch_id = max(int(name) for name in names if name.isdigit())
+    log, metadata = (
+        files.open_input_stream(f"{root}/{name}").read().decode() for name in (f"offsets/{batch_id}", "metadata")
+    )
+    return facts_in(log, batch_id, json.loads(metadata)["id"])
 
 
 @dataclass
@@ -180,7 +181,8 @@ class Decision(DataSourceStreamArrowWriter):
             raise CheckpointError(f"the tasks of batch {batchId} were prepared by different processes")
         if prepared.needed:
             acks = [Ack.from_json(message.ack) for message in messages]
-            batch = _WrittenBatch(self.place.facts(batchId), self.place.location, self.schema, prepared, acks)
+            location = self.place.location
+            batch = _WrittenBatch(_facts_at(location, batchId), location, self.schema, prepared, acks)
             with _job_of(self.place.job_file) as (_, protocol):
                 protocol.conclude(prepared, batch)
 
@@ -218,6 +220,9 @@ class _WrittenBatch:
     def rows(self) -> int | None:
         """A job file's sink has no transform."""
         return sum(ack.fingerprint.rows for ack in self.acks)
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        return _facts_at(self.location, checkpoint_id)
 
     def schema(self, sink: Sink) -> pa.Schema:
         return to_arrow(self.columns, "UTC")

@@ -21,6 +21,7 @@ from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator
 from coordinator.protocol.batch import BatchFacts, TopicIds
+from coordinator.spark.checkpoint_location import facts_in
 from sinks.base import TwoPhaseCommitSink
 from sinks.row_hash import HASH_COLUMN
 from sinks.task import Ack, SinkTask
@@ -48,6 +49,9 @@ class LocalBatch:
 
     def raise_stopped(self) -> NoReturn:
         raise QueryStopped
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        return self.query.facts_of(checkpoint_id)
 
     def schema(self, sink: TwoPhaseCommitSink[Any]) -> pa.Schema:
         return self._partitions[0].schema
@@ -116,13 +120,15 @@ class LocalQuery:
         self._ended.set()
 
     def batch(self, n: int, run_id: str) -> LocalBatch:
-        end = f'{{"end":{n}}}'
-        (self.folder / "offsets" / str(n)).write_text(f"v1\n{{}}\n{end}")
+        (self.folder / "offsets" / str(n)).write_text(f'v1\n{{}}\n{{"end":{n}}}')
         if self._batch and self._batch.run_id != run_id:
             self._handed_over.clear()
         self._handed_over.append(n)
-        self._batch = LocalBatch(BatchFacts(n, self.query_id, (end,)), run_id, self.input[n], self)
+        self._batch = LocalBatch(self.facts_of(n), run_id, self.input[n], self)
         return self._batch
+
+    def facts_of(self, n: int) -> BatchFacts:
+        return facts_in((self.folder / "offsets" / str(n)).read_text(), n, self.query_id)
 
     def next_batch(self) -> int:
         return len(list((self.folder / "commits").iterdir()))

@@ -213,6 +213,13 @@ MUTANTS = (
         MEMORIES,
     ),
     Mutant(
+        "a checkpointLocation of another history of the query asks for the next batch (R12)",
+        "coordinator",
+        "        if batch and newest and action is Action.WRITE:",
+        "        if False:",
+        MEMORIES,
+    ),
+    Mutant(
         "rows that another driver has written are not looked for before a replay (R15)",
         "coordinator",
         "        self._require_alone(complete)\n",

@@ -26,7 +26,14 @@ from coordinator import (
     Step,
     restore_savepoint,
 )
-from coordinator.errors import CheckpointGap, ExternalSystemBehind, QueryNotAdopted, StorageBehind, Superseded
+from coordinator.errors import (
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    ExternalSystemBehind,
+    QueryNotAdopted,
+    StorageBehind,
+    Superseded,
+)
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable
@@ -356,6 +363,21 @@ def test_storage_of_before_a_replay(world: World, batches: int) -> None:
 
 
 # ---------------------------------------------------------------------- before and after a restored savepoint
+def test_the_checkpoint_location_of_before_a_restore(world: World) -> None:
+    """It has the query's id, and asks for the next batch too; but its input was planned in other batches."""
+    world.start(2)
+    uri = world.save()
+    old = world.back_up(world.folder / "old")
+    (old / "query/offsets/2").write_text('v1\n{}\n{"end":7}')
+    (old / "query/commits/2").touch()
+    world.restore_savepoint(uri)
+    world.start(3)
+    world.restore("query", old)
+    with pytest.raises(CheckpointLocationMismatch, match=r'other offsets: {"end":2}; Spark now reads {"end":7}'):
+        world.start()
+    assert world.visible() == Counter(ids(INPUT[:3]))
+
+
 def test_storage_of_before_a_restore(world: World, eras: dict[str, Path]) -> None:
     """Its checkpointLocation is of then, too; the database has rows of the lineage after it."""
     put_together(world, storage=eras["saved"], query=eras["saved"], db=eras["3-DONE"])
