@@ -53,7 +53,7 @@ class Job:
     def __init__(self, server: PostgresServer, strategy: str, folder: Path) -> None:
         self.server, self.folder, self.backup = server, folder, folder / "backup"
         with server.connect(autocommit=True) as connection:
-            connection.execute("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
+            connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)")
         self.sink = PostgresSink(server.dsn, "orders", strategy=strategy)  # type: ignore[arg-type]
         assert self.run(KillAt(Step.COMPLETE, checkpoint_id=1)) == KILLED
         self.sink.close()
@@ -122,6 +122,17 @@ def test_a_server_set_back_where_others_took_the_numbers_of_its_transactions(job
     with pytest.raises(InDoubtError, match="its outcome is unknown: the server says"):
         job.driver().run_here()
     assert job.visible() == Counter(ids(INPUT[:2]))
+
+
+@pytest.mark.parametrize("job", ["prepared"], indirect=True)
+def test_a_server_set_back_to_before_a_loss(job: Job) -> None:
+    """It has in doubt again what was written anew since, which is gone. The former would hold the keys for ever."""
+    job.sink.abort(min(job.sink.in_doubt("job"), key=str))
+    assert job.run(KillAt(Step.COMMITTED, checkpoint_id=1)) == KILLED
+    job.set_back()
+    assert job.in_doubt() == 3
+    assert job.run() == 0
+    assert (job.visible(), job.in_doubt()) == (Counter(ids(INPUT)), 0)
 
 
 def test_a_server_set_back_behind_sparks_back(job: Job) -> None:
