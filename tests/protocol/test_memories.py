@@ -646,6 +646,21 @@ def test_storage_that_is_set_back_under_a_driver_stops_it_before_it_commits(tmp_
     assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT)), [])
 
 
+def test_storage_and_database_set_back_together_just_before_a_decision(world: World) -> None:
+    """As by a failover of a server that has both. The record that goes into the older storage tells what it follows."""
+    backups = Backups(world, world.folder / "backups")
+
+    def set_back() -> None:
+        for part in ("storage", "db"):
+            world.restore(part, backups.moments[0, Step.DONE])
+
+    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
+        world.start(listeners=[backups, Meanwhile(set_back)])
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 "):
+        world.start()
+    assert world.visible() == Counter(ids(INPUT[:1]))
+
+
 def test_what_is_decided_becomes_visible_though_its_storage_is_gone(tmp_path: Path) -> None:
     """The sweep between two tries to commit decides nothing."""
     world = Files(tmp_path / "world")
