@@ -445,6 +445,13 @@ class KeepsItsColumnsInALine(AnyShelf):
         super().put(transaction, [dict(zip(names, row.values(), strict=False)) for row in rows])
 
 
+@breaks(Clause.CHECK_REFUSES, "columns_of_any_name_arrive_or_are_refused")
+class FailsOnNamesThatNobodyQuoted(AnyShelf):
+    def check(self, schema: pa.Schema) -> None:
+        if strange := [name for name in schema.names if not name.isidentifier()]:
+            raise ValueError(f"syntax error near {strange[0]}")
+
+
 @breaks(Clause.WRITE, TYPES)
 class HoldsDecimalsAsFloats(_Alters, AnyShelf):
     def value(self, value: Any) -> Any:
