@@ -58,7 +58,7 @@ def _in_turn(items: list[pytest.Item]) -> None:
     """First what one test process has to run as a whole, which takes longest, and the longest files, so that at the end
     no process of `make test` waits for the other. Of the rest, files that keep a processor busy with Spark are in turn
     with others, most of which wait for servers."""
-    busy = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
+    busy = {item.path for item in items if "spark" in _module(item.nodeid) or item.get_closest_marker("slow")}
     scopes: dict[bool, dict[str, int]] = {True: {}, False: {}}
     """The place of each in its row."""
     for item in items:
