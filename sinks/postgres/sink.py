@@ -236,7 +236,7 @@ class PostgresBackend(Pool, Backend):
             connection.end("COMMIT")
 
     def _begin(self, connection: Connection, access: str = "WRITE") -> None:
-        """With the next statement."""
+        """Begin a transaction together with the next statement."""
         connection.defer(f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
         connection.defer(self._settings(connection))
 

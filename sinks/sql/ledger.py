@@ -3,6 +3,9 @@
 A participant's row (`committed` true) is written in the same transaction as its rows, so its presence proves the
 commit. Its absence proves nothing until a tombstone (`committed` false) stands under the same primary key: the insert
 waits for whoever is in flight, and then either meets the row or makes the loss final.
+
+A second table, the witness, has each commit once more, from the same transaction: a ledger that lacks one of them was
+set back by itself, and proves no loss.
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYS
 @dataclass(frozen=True)
 class Ledger:
     """The ledger table, as it travels to the tasks; `server` is the sink's `Backend`. `id` is random, and tells it from
-    another one of the same name. It is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it
-    away."""
+    another one of the same name. The table's row with the key `IDENTITY` has it as its `lineage`: a table that was
+    emptied has no id."""
 
     IDENTITY: ClassVar[str] = "ledger"
     server: Any = field(compare=False, repr=False)

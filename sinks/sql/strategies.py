@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Strategy:
-    """What both do alike."""
+    """What `TwoPhase` and `StagingTables` do alike."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.merge = backend, backend.merge
@@ -75,7 +75,7 @@ class TwoPhase(Strategy):
         transaction.commit()
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
-        """One, for which others do not wait."""
+        """Commit one participant; the checkpoint's others are committed by calls of their own."""
         [committable] = committables
         with self.backend.lend() as connection:
             try:
@@ -90,7 +90,8 @@ class TwoPhase(Strategy):
         return "It was there when the rows were prepared"
 
     def _outcome_of_gone(self, connection: Any, plan: Plan, committable: Committable) -> CommitOutcome:
-        """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
+        """Of one that is not prepared: it was committed, or rolled back by somebody, or is not prepared yet. The ledger
+        tells which, or a tombstone makes it the second."""
         ledger = plan.ledger
         key = self.backend.key(committable.transaction)
         witnessed = key in ledger.witness.states(connection, [key])
