@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from coordinator.errors import CorruptRecord
 from coordinator.protocol.batch import Query
-from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.protocol.records import CheckpointStore, Record, SignOfLife
 from coordinator.storage import StorageError
 
 logger = logging.getLogger(__name__)
@@ -134,9 +134,12 @@ class Driver:
         return _MISSED * self.sign.next
 
 
-def look_for_driver(store: CheckpointStore, bad: list[str] | None = None) -> Driver | None:
+def look_for_driver(
+    store: CheckpointStore, bad: list[str] | None = None, newest: Sequence[Record] = ()
+) -> Driver | None:
     """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
-    last sign cannot be read: the claim tells then; without it, that raises."""
+    last sign cannot be read: the claim tells then; without it, that raises. `newest`: the records of the newest
+    checkpoint, whose end is a sign of its driver, too."""
     claim = store.newest_claim()
     if not claim.generation:
         return None
@@ -149,6 +152,9 @@ def look_for_driver(store: CheckpointStore, bad: list[str] | None = None) -> Dri
         sign = claim.sign
     now = store.storage.clock() if sign.storage_at is not None else None
     age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
+    since = newest[0].completed_at - sign.at if newest and newest[0].generation == claim.generation else 0
+    if 0 < since <= age * 1000 and not sign.ended:
+        sign, age = replace(sign, at=newest[0].completed_at), age - since / 1000
     if not sign.next:
         state = State.NONE
     elif sign.ended:

@@ -42,7 +42,6 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
-        driver, losses = look_for_driver(store, bad), losses_of(store.losses(bad))
         newest: Sequence[Record] = ()
         unreadable = ""
         try:
@@ -50,6 +49,7 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         except CorruptRecord as error:
             bad.append(str(error))
             unreadable = "Newest checkpoint: it cannot be read."
+        driver, losses = look_for_driver(store, bad, newest), losses_of(store.losses(bad))
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
     sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]

@@ -108,7 +108,7 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
     retained = [Complete(rounds) for rounds in reversed(history)]
-    driver = look_for_driver(store)
+    driver = look_for_driver(store, newest=history[-1] if history else ())
     judged = [
         _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()

@@ -150,7 +150,7 @@ class JobView:
     # ------------------------------------------------------------------ the job
     @_good_for(1)
     def driver(self, bad: list[str]) -> Driver | None:
-        return look_for_driver(self.store, bad)
+        return look_for_driver(self.store, bad, self.newest().value or ())
 
     @_good_for(3)
     def newest(self, _: list[str]) -> Sequence[Record]:

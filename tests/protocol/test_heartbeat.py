@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from coordinator.errors import CheckpointFailed
 from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.listener import Step
 from coordinator.operate.text import of_driver
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
-from tests.protocol.play import Job, fail
+from tests.protocol.play import CrashError, Job, crash_at, fail
 
 FAST = {"heartbeat_interval": 0.1}
 
@@ -114,3 +116,24 @@ def test_an_operators_claim_is_no_driver(job: Job) -> None:
 def test_a_driver_that_missed_a_sign_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
     driver = Driver(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
     assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
+
+
+def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
+    """Else a driver would be told silent for longer than its newest checkpoint is old."""
+    with pytest.raises(CrashError):
+        job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
+    store = CheckpointStore(job.storage, "job")
+    [record] = store.load_newest()
+    later = replace(record, completed_at=time.time_ns() // 1_000_000)
+    time.sleep(0.01)
+    alone, both = look_for_driver(store), look_for_driver(store, newest=[later])
+    assert alone
+    assert both
+    assert both.sign.at == later.completed_at > alone.sign.at
+    assert 0 <= both.age < alone.age
+    of_another = replace(later, generation=2)
+    ahead = replace(later, completed_at=later.completed_at + 3_600_000)
+    for other in of_another, ahead:
+        told = look_for_driver(store, newest=[other])
+        assert told
+        assert told.sign == alone.sign
