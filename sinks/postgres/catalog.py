@@ -327,6 +327,8 @@ SELECT 'judge', 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND
 UNION ALL
 SELECT 'judge', 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
 UNION ALL
+SELECT 'judge', 'bounds of a partition' FROM pg_class WHERE oid = %(oid)s AND relispartition
+UNION ALL
 SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint
  WHERE contype = 'f' AND confrelid = %(oid)s AND conparentid = 0
 UNION ALL

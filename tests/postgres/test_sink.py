@@ -641,6 +641,19 @@ def test_a_row_without_a_partition(db: Observer) -> None:
     assert db.ids("parts") == [5, 5]
 
 
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_row_outside_of_the_partition_that_is_the_target(db: Observer, strategy: str) -> None:
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    sink = make(db, table="parts_1", strategy=strategy)
+    with pytest.raises(BadValue, match="violates partition constraint"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(5, 99))])
+    good = pre_commit(sink, rows_of(5))
+    sink.validate_all(checkpoint(), [good])
+    assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
+    assert db.ids("parts") == [5]
+
+
 def test_row_security_is_refused(db: Observer) -> None:
     role = f"guarded_{conninfo_to_dict(db.dsn)['dbname']}"
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
