@@ -108,6 +108,10 @@ class CopyTransaction(RowTransaction):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
+        if (
+            not self._under_savepoints
+        ):  # amid a COPY the server does not count the time until the next rows, here it does
+            self.connection.defer("SET LOCAL idle_in_transaction_session_timeout = 0")
         self.connection.execute("SAVEPOINT tpc")
         self._under_savepoints = True
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sinks.postgres import PostgresSink
 from sinks.spark_types import schema_of_json
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.driver import KillAt
+from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, run
 from tests.dead_letters import INPUT, DeadLettersOfTables, assert_each_once, ids
 from tests.postgres.play import Observer
@@ -160,3 +162,17 @@ class TestPostgres(DeadLettersOfTables):
         with pytest.raises(BadValue, match="good_pkey"):
             run(tmp_path, self.sink(dsn), [[table], [table]])
         assert (db.ids("good"), db.pending()) == (good, 0)
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_rows_that_are_long_in_coming(db: Observer, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ends no session of a task that waits for them."""
+    monkeypatch.setattr("sinks.postgres.sink._IDLE_LIMIT", 0)
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy, lock_timeout=1)
+    sink.check(SCHEMA)
+    transaction = sink.begin_transaction(context(sink))
+    assert not sink.write_good_rows(transaction, rows_of(1), most=0)
+    time.sleep(2)
+    assert not sink.write_good_rows(transaction, rows_of(2), most=0)
+    sink.rollback(transaction)
+    sink.close()
