@@ -177,7 +177,7 @@ class SparkBatch(MicroBatch):
         (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …)."""
         if self._execution.runs_python is None:
             plans = [self._execution.executed_plan]
-            plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]
+            plans += [executed_plan(self._written(task.sink)) for task in tasks.values()]
             self._execution.runs_python = any(runs_python(plan) for plan in plans)
         return not self._execution.runs_python
 

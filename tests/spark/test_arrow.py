@@ -158,9 +158,10 @@ def run(
     shape: Callable[[DataFrame], DataFrame],
     names: tuple[str, ...] = ("a",),
     transform: Callable[[DataFrame], DataFrame] | None = None,
+    inside: Callable[[DataFrame], DataFrame] = lambda df: df,
     **config: Any,
 ) -> list[NotingSink]:
-    """A query with three checkpoints of 10 rows each, in two partitions."""
+    """A query with three checkpoints of 10 rows each, in two partitions. `inside` is called in foreachBatch."""
     sinks = []
     for name in names:
         (folder / name).mkdir()
@@ -173,7 +174,7 @@ def run(
 
         def each(df: DataFrame, n: int) -> None:
             if n < 3:
-                coordinator(df, n)
+                coordinator(inside(df), n)
                 assert df.sparkSession.conf.get(MAX_BYTES, None) is None, "it was not put back"
                 done.append(n)
 
@@ -218,7 +219,7 @@ def test_rows_that_have_grown_bring_the_limit_back(spark: SparkSession, tmp_path
     assert [set(limits(sink)[n]) for n in range(3)] == [{"None"}, {UNLIMITED}, {"None"}]
 
 
-@pytest.mark.parametrize("where", ["query", "transform"])
+@pytest.mark.parametrize("where", ["query", "inside", "transform"])
 def test_queries_that_run_python_keep_the_limit(spark: SparkSession, tmp_path: Path, where: str) -> None:
     """Their own functions would get record batches without any bound."""
 
@@ -228,7 +229,7 @@ def test_queries_that_run_python_keep_the_limit(spark: SparkSession, tmp_path: P
     def in_python(df: DataFrame) -> DataFrame:
         return df.mapInArrow(same, df.schema)
 
-    shapes = {"shape": in_python} if where == "query" else {"shape": lambda df: df, "transform": in_python}
+    shapes = {"shape": in_python} if where == "query" else {"shape": lambda df: df, where: in_python}
     [sink] = run(spark, tmp_path, **shapes)
     assert {limit for each in limits(sink).values() for limit in each} == {"None"}
     assert sorted(row["id"] for row in visible(sink)) == list(range(30))
