@@ -232,10 +232,12 @@ class PostgresTarget(tables.Target):
     """Why rows cannot go there at all: row-level security, rules, partitions that are foreign tables."""
     heirs: tuple[str, ...] = ()
     """Tables that inherit from it and are no partitions: no index of it binds their rows."""
+    long_indexes: tuple[tuple[str, ...], ...] = ()
+    """The columns of each index that has one without a fixed length: it takes no value beyond a third of a page."""
 
     @property
     def judges(self) -> bool:
-        return bool(super().judges or self.checks)
+        return bool(super().judges or self.checks or self.long_indexes)
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -303,6 +305,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
         unwritable=about.get("obstacle", ()),
         heirs=about.get("heir", ()),
+        long_indexes=tuple(tuple(held) for *_, held, is_long in indexes if is_long),
     )
 
 
@@ -395,7 +398,10 @@ _INDEXES = (
     " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
     " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
     " indisunique, indimmediate AND indisvalid, indexprs IS NOT NULL OR indpred IS NOT NULL,"
-    " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false)"  # from PostgreSQL 15 on
+    " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"  # from PostgreSQL 15 on
+    " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
+    " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
+    " AND atttypid <> 'numeric'::regtype)"
     " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s AND NOT indisexclusion ORDER BY 1"
 )
 
@@ -404,7 +410,7 @@ def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
     """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell."""
     uniques = tuple(
         Unique(name, tuple(columns), arbiter)
-        for name, columns, unique, arbiter, special, nulls_equal in rows
+        for name, columns, unique, arbiter, special, nulls_equal, *_ in rows
         if unique and not special and not nulls_equal
     )
     return uniques, [f"index {row[0]}" for row in rows if row[4] or (row[2] and row[5])]

@@ -212,8 +212,9 @@ def fault(error: Exception) -> Fault | None:
         return Fault("gone", text)
     if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
         return Fault("changed", text)
-    # a trigger raises what it likes
-    if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException) or type(error) is psycopg.DatabaseError:
+    # a trigger raises what it likes; a value may be too long for an index
+    is_refused = state[:2] in ("22", "23") or isinstance(error, errors.RaiseException | errors.ProgramLimitExceeded)
+    if is_refused or type(error) is psycopg.DatabaseError:
         needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
         mends = ["attach a partition that takes it"] if needs_partition else []
         mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 _OLD = 3600  # seconds, of a prepared transaction
+_LONG = 2000  # bytes of what goes into an index, which takes a third of a page for a row
 _FEW = 8  # free slots of max_prepared_transactions
 Strategy = Literal["auto", "prepared", "staged"]
 
@@ -470,9 +471,20 @@ class PostgresBackend(Pool, Backend):
     def changes_since(self, move: Move) -> Iterable[str]:
         return self.unwritable(move.target)
 
-    def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
-        reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
-        return super().constraints(target, written) + reasons
+    def constraints(self, move: Move) -> list[str]:
+        reasons = [f"check {check.name}" for check in move.target.checks if not set(check.columns) <= set(move.written)]
+        reasons = super().constraints(move) + reasons
+        return reasons or ["an index"] * self._has_long_values(move)
+
+    def _has_long_values(self, move: Move) -> bool:
+        """Whether staged rows have values that may be too long for an index of the target."""
+        columns = [set(index) & set(move.written) for index in move.target.long_indexes]
+        sizes = [" + ".join(f"coalesce(pg_column_size({self.quote(c)}), 0)" for c in sorted(c)) for c in columns if c]
+        if not sizes:
+            return False
+        staged = self.union(move.tables, self.quoted(sorted(set().union(*columns))))
+        statement = f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {_LONG} LIMIT 1"
+        return bool(self.query(move.connection, statement))
 
     def sample(self, move: Move) -> None:
         """Rights of defaults and the like show with the first row only."""

@@ -500,11 +500,12 @@ class Backend(ABC):
                 "emptied the ledger after they were moved"
             )
 
-    def constraints(self, target: Any, written: Sequence[str]) -> list[str]:
+    def constraints(self, move: Move) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
+        target = move.target
         reasons = list(target.constraints)
         for unique in target.uniques:
-            known = set(unique.columns) & set(written)
+            known = set(unique.columns) & set(move.written)
             if self.merge.mode == "append":
                 if known and not known >= set(unique.columns):
                     reasons.append(f"index {unique.name}")

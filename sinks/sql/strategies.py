@@ -219,7 +219,7 @@ class StagingTables(Strategy):
                 move = self._locked(connection, plan, tables, committables)
                 if self.merge.mode == "upsert" or move.target.judges:
                     self.clashes(move)
-                    if self.backend.constraints(move.target, move.written):
+                    if self.backend.constraints(move):
                         self.transfer(move, sum(c.fingerprint.rows for c in committables))
                         return
                 self.backend.sample(move)

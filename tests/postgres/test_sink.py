@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -652,6 +653,28 @@ def test_a_row_outside_of_the_partition_that_is_the_target(db: Observer, strateg
     sink.validate_all(checkpoint(), [good])
     assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
     assert db.ids("parts") == [5]
+
+
+@pytest.mark.parametrize(
+    ("index", "options"),
+    [
+        ("CREATE INDEX ON orders (name)", {"strategy": "prepared"}),
+        ("CREATE INDEX ON orders (name)", {"strategy": "staged"}),
+        ("CREATE UNIQUE INDEX ON orders (id) INCLUDE (name)", {"strategy": "staged"}),
+        ("ALTER TABLE orders ADD PRIMARY KEY (name)", {"mode": "upsert", "keys": ["name"]}),
+    ],
+)
+def test_a_value_that_is_too_long_for_an_index(db: Observer, index: str, options: dict[str, Any]) -> None:
+    """A staging table, without indexes, takes it."""
+    db.run(index)
+    sink = make(db, **options)
+    good = pre_commit(sink, rows_of(1))
+    sink.validate_all(checkpoint(), [good])
+    assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
+    long = batch([{"id": 2, "name": random.Random(1).randbytes(4000).hex()}], SCHEMA)
+    with pytest.raises(BadValue, match=r"index row size .* exceeds"):
+        sink.validate_all(checkpoint(1), [pre_commit(sink, long, checkpoint=1)])
+    assert db.ids() == [1]
 
 
 def test_row_security_is_refused(db: Observer) -> None:
