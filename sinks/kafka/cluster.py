@@ -37,7 +37,6 @@ from kafka.errors import (
     RequestTimedOutError,
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
-    UnknownBrokerIdError,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -278,26 +277,38 @@ class Cluster:
         return sorted(name for name in self._ask(lambda: self._listed(state)) if name.startswith(prefix))
 
     async def _listed(self, state: str) -> set[str]:
-        """Of all brokers at once: KafkaAdminClient asks them in turn."""
-        brokers = [broker.node_id for broker in self._manager.cluster.brokers()]
-        requests = [ListTransactionsRequest(state_filters=[state], producer_id_filters=[]) for _ in brokers]
-        sent = self._send(zip(requests, brokers, strict=True))
-        answers = [_raised(await self._answer(answer)) for answer in sent]
+        answers = await self._ask_all(lambda: ListTransactionsRequest(state_filters=[state], producer_id_filters=[]))
         for answer in answers:
             _checked(answer, f"list of transactions in state {state}")
         return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
 
+    async def _ask_all(self, request: Callable[[], Any]) -> list[Any]:
+        """All brokers at once: KafkaAdminClient asks them in turn. Raises if one does not answer."""
+        brokers = (await self._metadata(())).brokers
+        sent = self._send([(request(), broker.node_id) for broker in brokers])
+        return [_raised(await self._answer(answer)) for answer in sent]
+
     def group_offsets(self, group: str) -> GroupOffsets:
         """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
         there is no such group."""
-        wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-        request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
-        answer = self._ask(lambda: self._ask_coordinator(_GROUP, group, request))
+        answer = self._ask(lambda: self._group_offsets(group))
         return {
             (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
             for topic in answer.groups[0].topics
             for partition in topic.partitions
         }
+
+    async def _group_offsets(self, group: str) -> Any:
+        """A broker that was frozen answers with the offsets of then, until it learns that another coordinates the group
+        now. So all brokers have to name the same."""
+        request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+        named = [answer.coordinators[0] for answer in await self._ask_all(lambda: _find(_GROUP, [group]))]
+        if len({broker.node_id for broker in named}) > 1:
+            raise CoordinatorNotAvailableError(f"the brokers do not agree who coordinates group {group}")
+        self._know_coordinator(_GROUP, _checked(named[0], f"coordinator of {group}"))
+        return await self._ask_coordinator(
+            _GROUP, group, OffsetFetchRequest(groups=[request], min_version=8, max_version=8)
+        )
 
     # ------------------------------------------------------------------ what a producer asks
     def begin(
@@ -378,15 +389,11 @@ class Cluster:
             ],
             **({"min_version": 12, "max_version": 12} if adds else {"max_version": 11}),
         )
-        manager = self._manager
 
         async def exchange() -> None:
-            answer = await self._answer(*self._send([(request, node)]))
-            if isinstance(answer, UnknownBrokerIdError):
-                manager.cluster.request_update()
-            answered(self._explained(answer))
+            answered(self._explained(await self._answer(*self._send([(request, node)]))))
 
-        manager.call_soon(exchange)
+        self._manager.call_soon(exchange)
 
     # ------------------------------------------------------------------ topics
     def place(self, topic: str) -> Place | None:
@@ -616,9 +623,12 @@ class Cluster:
         return _raised(await self._answer(*self._send([(request, node)])))
 
     async def _metadata(self, topics: Iterable[str]) -> Any:
-        """`cluster_id`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`."""
+        """`cluster_id`, `brokers`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`. The
+        client's own list of brokers, which may be minutes old, becomes this one: one that has joined can be asked."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
-        return await self._request(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10))
+        answer = await self._request(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10))
+        self._manager.cluster.update_metadata(answer)
+        return answer
 
     # ------------------------------------------------------------------ the broker that knows
     async def _ask_coordinators(
@@ -655,9 +665,8 @@ class Cluster:
         """Those that were not found, and why."""
         if not (keys := sorted(names)):
             return {}
-        request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
         try:
-            answer = await self._request(request)
+            answer = await self._request(_find(kind, keys))
         except KafkaError as error:
             return dict.fromkeys(keys, error)
         failed: dict[str, Exception] = {}
@@ -665,9 +674,12 @@ class Cluster:
             if broker.error_code:
                 failed[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
             else:
-                node = self._manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
-                self._coordinators[kind, broker.key] = node
+                self._know_coordinator(kind, broker)
         return failed
+
+    def _know_coordinator(self, kind: CoordinatorType, broker: Any) -> None:
+        node = self._manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
+        self._coordinators[kind, broker.key] = node
 
     async def _ask_coordinator(self, kind: CoordinatorType, name: str, request: Any) -> Any:
         """Raises what keeps it from answering, or an error of those in its answer."""
@@ -702,6 +714,10 @@ class Cluster:
                     number = partition.partition_index
                     answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
         return answers
+
+
+def _find(kind: CoordinatorType, keys: list[str]) -> Any:
+    return FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
 
 
 def _partitions_by_topic(places: Iterable[Where]) -> dict[str, list[int]]:

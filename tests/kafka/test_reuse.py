@@ -17,15 +17,17 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.protocol.admin.topics import ElectionType
+from kafka.protocol.metadata import CoordinatorType
 
 from sinks import resting
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NotYetKnown
+from sinks.kafka.sink import _group
 from sinks.testing.servers.kafka import KafkaServer, KafkaService, _id
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
-from tests.kafka.play import anew, begun, pre_commit, sink_of, texts
+from tests.kafka.play import LINEAGE, anew, begun, pre_commit, sink_of, texts
 from tests.kafka.test_crashes import coordinator_of
 from tests.kafka.test_sink import values
 
@@ -192,6 +194,25 @@ def three() -> Iterator[KafkaServer]:
         yield server
 
 
+def lead(server: KafkaServer, topic: str, node: int) -> None:
+    """This broker leads all of the topic."""
+    admin = KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))
+
+    def partitions() -> list[dict[str, Any]]:
+        (about,) = admin.describe_topics([topic])
+        return list(about["partitions"])
+
+    eventually(lambda: all(node in partition["isr_nodes"] for partition in partitions()))
+    first = {
+        partition["partition_index"]: [node, *(other for other in partition["replica_nodes"] if other != node)]
+        for partition in partitions()
+    }
+    admin.alter_partition_reassignments({TopicPartition(topic, at): nodes for at, nodes in first.items()})
+    admin.elect_leaders(ElectionType.PREFERRED, {topic: list(first)}, raise_errors=False)
+    eventually(lambda: all(partition["leader_id"] == node for partition in partitions()))
+    admin.close()
+
+
 def move(server: KafkaServer, topic: str, away_from: int) -> None:
     """Another broker leads what this one has led of the topic."""
     admin = KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))
@@ -269,3 +290,48 @@ def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change:
         assert again(lambda: sink.commit(third)) == COMMITTED
         three.start()  # for the reader, which would wait for a frozen broker in vain
         assert values(three, topic) == ["1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_joins_while_a_driver_is_connected(three: KafkaServer) -> None:
+    """The client's own list of brokers may be five minutes old: a transaction in doubt was not listed."""
+    three.start()
+    with three.topic() as topic:
+        with closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}")) as sink:
+            assert committed(sink, in_a_task(sink, "1")[1])
+        three.broker(3).stop()
+        eventually(lambda: 3 not in three.admin().list_topics(timeout=120).brokers)
+        with closing(sink):
+            sink.check(texts("").schema)
+            three.broker(3).start()
+            for of in ("__transaction_state", topic):
+                lead(three, of, 3)
+            _, second = in_a_task(sink, "2")
+            assert list(sink.in_doubt("job")) == [second.transaction]
+            assert committed(sink, second)
+        assert values(three, topic) == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(three: KafkaServer) -> None:
+    """It answers from its memory, before it learns that another has the group: as if brokers had been set back."""
+    three.start()
+    name = f"of-{uuid.uuid4().hex}"
+    with (
+        three.topic() as topic,
+        closing(KafkaSink(three.bootstrap, topic, name=name)) as driver,
+        closing(KafkaSink(three.bootstrap, topic, name=name)) as other,
+    ):
+        assert driver.commit(pre_commit(driver, texts("1"), checkpoint=1)) == COMMITTED
+        assert driver.committed_checkpoints("job") == {LINEAGE: 1}
+        node = driver._brokers._coordinators[CoordinatorType.GROUP, _group("job", name)]
+        three.broker(node).pause()
+        eventually(lambda: node not in three.admin().list_topics(timeout=120).brokers)
+        second = again(lambda: pre_commit(other, texts("2"), checkpoint=2))
+        assert again(lambda: other.commit(second)) == COMMITTED
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(driver.committed_checkpoints, "job")
+            connection = driver._brokers._manager._conns[node]
+            eventually(lambda: answer.done() or connection.in_flight_requests)
+            three.broker(node).resume()
+            assert answer.result() == {LINEAGE: 2}
