@@ -104,17 +104,18 @@ class Spool:
         self, complete: Complete, lost: Iterable[Participant], writers: Mapping[str, str]
     ) -> dict[str, SpooledRows]:
         """By sink, the rows of participants that are lost; none unless all of them are there. Those of `writers`, which
-        tasks of another sink write, are among the rows of that one."""
+        tasks of another sink write, are among the rows of that one, also if they were given up since."""
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
             number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
             attempts.setdefault(f"{number}.{name}.{index}", {}).setdefault(attempt, []).append(key)
+        written = {(committable.sink, committable.subtask): committable for committable in complete.record.committables}
         chunks: dict[str, dict[int, tuple[str, ...]]] = {}
         for sink, subtask in {(writers.get(sink, sink), subtask) for sink, subtask in lost}:
             own = attempts.get(f"{_part(complete.checkpoint_id, sink)}.{subtask:06d}", {})
             wanted = Fingerprint()
             for name in (sink, *(dead for dead, writer in writers.items() if writer == sink)):
-                if part := complete.named.get((name, subtask)):
+                if part := written.get((name, subtask)):
                     wanted += part.fingerprint
             whole = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
             if whole is None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import ReplayMismatch
-from coordinator.protocol import spool
+from coordinator.protocol import operators, spool
 from coordinator.storage import StorageError, open_storage, stream
 from examples.custom_sink import FileSink
+from sinks.dead_letters import Refusal, find_refused_rows
+from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue
+from sinks.optional import DeadLettering
 from sinks.testing import LocalQuery
+from sinks.testing.conformance import ids
 from sinks.testing.local import Partitions
 from tests.protocol.play import CrashError, Job, crash_at
 
@@ -115,6 +121,45 @@ def test_rows_of_many_chunks(job: SpoolingJob, monkeypatch: pytest.MonkeyPatch) 
     assert max(path.stat().st_size for path in job.kept()) == 100
     job.run()
     job.assert_exactly_once()
+
+
+class Picky(FileSink, DeadLettering[Any]):
+    """Takes no row whose id is a multiple of 3."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "letters").mkdir(exist_ok=True)
+        self.letters = FileSink(folder / "letters", "letters")
+        self.dead_letters = self.letters
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        if any(id % 3 == 0 for id in batch["id"].to_pylist()):
+            raise BadValue("a multiple of 3")
+        super().write(transaction, batch)
+
+    def write_good_rows(self, transaction: Any, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most)
+
+
+@pytest.mark.parametrize("given_up", ["files", "letters"])
+def test_what_was_kept_is_found_after_a_part_of_it_was_given_up(job: SpoolingJob, given_up: str) -> None:
+    """Rows of a partition are kept together with its dead letters, of which an operator goes on without one."""
+    sink = Picky(job.sink.folder)
+    with pytest.raises(CrashError):
+        job.run(sink=sink, listeners=[crash_at(Step.COMPLETE, 1)])
+    lost = [min(its.in_doubt("job"), key=str) for its in (sink, sink.letters)]
+    assert [InDoubt.named(identity).subtask for identity in lost] == [0, 0]
+    sink.abort(lost[0])
+    sink.letters.abort(lost[1])
+    with job.coordinator(sink=sink) as coordinator:
+        operators.accept_loss(coordinator.protocol, [(given_up, 0)], who="ann", why="gone")
+    job.run(sink=sink)
+    files = [pq.read_table(path)["id"].to_pylist() for path in job.sink.folder.glob("[!.]*.parquet")]
+    good = [id for id in ids(job.input) if id % 3]
+    assert given_up == "files" or sorted(chain(*files)) == sorted(good)
+    letters = sum(pq.read_metadata(path).num_rows for path in sink.letters.folder.glob("[!.]*.parquet"))
+    assert given_up == "letters" or letters == len(ids(job.input)) - len(good)
+    assert job.kept() == []
 
 
 @pytest.mark.parametrize("what", ["altered", "gone"])
