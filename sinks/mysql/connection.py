@@ -297,8 +297,10 @@ _TOO_LARGE = 1153
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
-# arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
+# arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set, a division by
+# zero, and what does not fit an index over an expression
 _REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
+_REFUSED |= {1365, 3751, 3752, *range(3903, 3909)}
 
 
 def code_of(error: pymysql.Error) -> int:

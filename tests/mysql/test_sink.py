@@ -559,6 +559,9 @@ def test_servers_that_forget_prepared_transactions_are_refused(
 
 
 # ---------------------------------------------------------------------- values that the table refuses
+_NUMBERS = "ALTER TABLE orders ADD INDEX numbers (id, (CAST(substr(name, 5) AS unsigned)))"
+
+
 @pytest.mark.parametrize("strategy", ["xa", "staged"])
 @pytest.mark.parametrize(
     ("constraints", "row", "named"),
@@ -592,12 +595,30 @@ def test_servers_that_forget_prepared_transactions_are_refused(
             {"id": 99, "name": "x"},
             "99|partition",
         ),
+        (["ALTER TABLE orders ADD hundreds tinyint DEFAULT (id * 10)"], {"id": 99, "name": "x"}, "hundreds"),
+        (["ALTER TABLE orders ADD inverse int DEFAULT (1 DIV id)"], {"id": 0, "name": "x"}, "by 0"),
+        ([_NUMBERS], {"id": 1, "name": "row x"}, "numbers"),
     ],
-    ids=["check", "not null", "unique", "too long", "foreign key", "trigger", "prefix", "collation", "partition"],
+    ids=[
+        "check",
+        "not null",
+        "unique",
+        "too long",
+        "foreign key",
+        "trigger",
+        "prefix",
+        "collation",
+        "partition",
+        "default",
+        "zero",
+        "expression",
+    ],
 )
 def test_a_refused_row_fails_the_checkpoint_before_the_decision(
     db: Observer, strategy: str, constraints: list[str], row: dict[str, Any], named: str
 ) -> None:
+    if constraints == [_NUMBERS] and "MariaDB" in str(db.run("SELECT VERSION()")):
+        pytest.skip("MariaDB has no indexes over expressions")
     for constraint in constraints:
         db.run(constraint)
     sink = make(db, strategy=strategy)
