@@ -59,6 +59,12 @@ _CHANGED = re.compile(
 )
 _RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
 
+_COLLATIONS = """
+SELECT part.name, part.coll FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
+ WHERE list."unique" AND part.key AND part.coll <> 'BINARY'
+"""
+"""In SQLite, of columns of unique indexes: SQLAlchemy does not tell. The parameters are the table's name and schema."""
+
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
@@ -310,16 +316,21 @@ class SqlAlchemyBackend(Backend):
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
+        collations = dict[str, str]()
+        if self.dialect == "sqlite":
+            collations |= self.query(connection, _COLLATIONS, [name, schema or "main"])
         columns = []
         for column in table.columns:
-            declared = self._in_sql(column.type)
+            declared, kind = self._in_sql(column.type), repr(column.type)
+            if isinstance(column.type, sa.String) and column.name in collations:  # for staging tables: equal keys
+                column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
             counter = column is table.autoincrement_column
             columns.append(
                 SqlAlchemyColumn(
                     column.name,
-                    repr(column.type),
+                    kind,
                     declared,
                     nullable=bool(column.nullable) and not counter,
                     has_default=column.server_default is not None or counter,
