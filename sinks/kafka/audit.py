@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kafka.errors import for_code
+from kafka.errors import OffsetOutOfRangeError, for_code
 from kafka.record import MemoryRecords
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from sinks.audit import Audit, Holding, Part
 from sinks.kafka.cluster import Cluster, Where
@@ -31,8 +32,10 @@ Spans = dict[Transaction, tuple[int, int]]
 """Of one partition: the first offset of each transaction, and the one after its last."""
 
 
+@retry(retry=retry_if_exception_type(OffsetOutOfRangeError), stop=stop_after_attempt(3), reraise=True)
 def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
-    """`patience`: seconds to wait for the brokers' markers of what was committed just before."""
+    """`patience`: seconds to wait for the brokers' markers of what was committed just before. Counts again if retention
+    removes records meanwhile."""
     here = cluster.cluster_id()
     ids = cluster.topic_ids(topics_of(committable for part in parts for committable in part.committables))
     policies = {name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id}

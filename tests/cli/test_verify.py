@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from coordinator.storage import open_storage
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
+from sinks.kafka.cluster import Cluster, Logs, Where
 from sinks.testing.servers.kafka import KafkaService
 from tests.cli.conftest import TABLE
 from tests.cli.play import INPUT, Job
@@ -140,7 +142,7 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     assert sum(line[3] for line in lines(job.json("verify", code=1))) == sum(ROWS) - 1
 
 
-def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
+def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(
         tmp_path,
         f'type = "tests.kafka.play:AsRecords"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
@@ -165,14 +167,23 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     assert "readers of" in told_by_sink[2].remarks[0]
     other.abort(transactions[1].transaction)
     other.close()
-    sink.close()
 
     admin = kafka.admin()
     spans = [span for one in part.committables for span in one.proof["spans"][kafka_topic]]
     starts = {partition: first + 1 for partition, first, _ in sorted(spans, reverse=True)}
     removed = [TopicPartition(kafka_topic, partition, start) for partition, start in starts.items()]
-    for done in admin.delete_records(removed).values():
-        done.result(120)
+    ask = Cluster.logs
+
+    def and_remove(self: Cluster, places: Iterable[Where]) -> Logs:
+        answer = ask(self, places)
+        for done in admin.delete_records(removed).values():
+            done.result(120)
+        return answer
+
+    monkeypatch.setattr(Cluster, "logs", and_remove)
+    (amid,) = sink.audit("orders", [part]).holdings
+    assert "has removed records" in amid.remarks[0]
+    sink.close()
     told = job.json("verify", code=4)
     assert [line[4:] for line in lines(told)] == [(None, "cannot tell"), (ROWS[1], "balanced"), (ROWS[2], "balanced")]
     assert "retention, or somebody, has removed records" in told["checkpoints"][0]["remarks"][0]
