@@ -22,6 +22,12 @@ _TOO_LARGE = (
     "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or a record batch is "
     "(lower options={'batch.size': …}, in bytes)"
 )
+
+
+class Fenced(RuntimeError):
+    """A transaction that was ended before its producer did so, or whose transactional id somebody else has taken."""
+
+
 _FENCED = (
     "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
     "attempt or driver of this job has taken its place"
@@ -57,12 +63,12 @@ _MEANINGS: dict[str, tuple[type[Exception], str]] = {
         "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
     ),
     "INVALID_TIMESTAMP": (BadValue, "the timestamp of a record is out of the range that the topic allows"),
-    "PRODUCER_FENCED": (RuntimeError, _FENCED),
-    "INVALID_PRODUCER_EPOCH": (RuntimeError, _FENCED),
-    "INVALID_TXN_STATE": (RuntimeError, _FENCED),
-    "INVALID_PRODUCER_ID_MAPPING": (RuntimeError, _FENCED),
-    "UNKNOWN_PRODUCER_ID": (RuntimeError, _FENCED),
-    "TRANSACTION_ABORTABLE": (RuntimeError, _FENCED),
+    "PRODUCER_FENCED": (Fenced, _FENCED),
+    "INVALID_PRODUCER_EPOCH": (Fenced, _FENCED),
+    "INVALID_TXN_STATE": (Fenced, _FENCED),
+    "INVALID_PRODUCER_ID_MAPPING": (Fenced, _FENCED),
+    "UNKNOWN_PRODUCER_ID": (Fenced, _FENCED),
+    "TRANSACTION_ABORTABLE": (Fenced, _FENCED),
 }
 
 

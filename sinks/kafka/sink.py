@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka.errors import GroupAuthorizationFailedError, KafkaError
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
@@ -32,7 +33,7 @@ from sinks.kafka.commit import (
     places_of_all,
     topics_of,
 )
-from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
+from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, Fenced, NotYetKnown, patiently
 from sinks.kafka.options import client_options, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
@@ -232,6 +233,18 @@ class KafkaSink(
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
                 "address, the security options, and that the brokers run"
             ) from error
+        again = Retrying(
+            retry=retry_if_exception_type(Fenced), wait=wait_random(0, 0.1), stop=stop_after_attempt(20), reraise=True
+        )
+        try:
+            again(self._begin_and_abort)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"sink {self.name!r}: {error}") from None
+        except RuntimeError as error:
+            raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
+
+    def _begin_and_abort(self) -> None:
+        """Fenced while a sink of the same name is checked elsewhere: another job's to this topic, or by an operator."""
         name = f"tpc.check.{token(self.name)}"
         producer = self._producer(name, Mark(name, "", -1) if self.remember else None)
         try:
@@ -240,10 +253,6 @@ class KafkaSink(
                 producer.end_mark()
             finally:
                 producer.abort(self.timeout)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"sink {self.name!r}: {error}") from None
-        except RuntimeError as error:
-            raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
         finally:
             producer.close()
 

@@ -252,6 +252,23 @@ def test_all_that_is_wrong_with_the_columns_is_named_at_once(sink: KafkaSink) ->
         assert part in str(caught.value)
 
 
+def test_two_jobs_that_start_at_once_with_sinks_of_one_name(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins a transaction to see that it may, under an id that has no job in it, and fences the other."""
+    add_offset, others = Cluster.add_offset, [sink_of(kafka, kafka_topic) for _ in range(3)]
+
+    def amid(*about: Any, **more: Any) -> Any:
+        if others:
+            with closing(others.pop()) as other:
+                other.check(TEXTS)
+        return add_offset(*about, **more)
+
+    monkeypatch.setattr(Cluster, "add_offset", amid)
+    sink.check(TEXTS)
+    assert others == []
+
+
 def test_a_missing_topic(kafka: KafkaService) -> None:
     sink = sink_of(kafka, "no-such-topic")
     with pytest.raises(ConfigurationError, match=r"no topic 'no-such-topic'.*create_topic=True"):
