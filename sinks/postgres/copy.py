@@ -108,9 +108,7 @@ class CopyTransaction(RowTransaction):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
-        if (
-            not self._under_savepoints
-        ):  # amid a COPY the server does not count the time until the next rows, here it does
+        if not self._under_savepoints:  # between two COPYs the server counts the time until the next rows
             self.connection.defer("SET LOCAL idle_in_transaction_session_timeout = 0")
         self.connection.execute("SAVEPOINT tpc")
         self._under_savepoints = True
