@@ -366,10 +366,10 @@ def test_the_diff_shows_both_schemas_and_the_registrys_word(subject: Avro, tmp_p
     assert {"sink": subject.topic, "reason": reason} in diff["unfit"]
     shown = job.cli("schema", "diff", "id int, note string", code=1)
     assert "add the field note" in shown.stdout
-    assert f"version 1, schema {subject.client.get_latest_version(subject.name).schema_id}: {text(ID)}" in shown.stderr
-    assert f"new schema: {text(ID, NOTE)}" in shown.stderr
-    assert "calls it compatible with the latest version (compatibility FULL)" in shown.stderr
-    assert "takes these rows as it is" in job.cli("schema", "diff", "id int").stderr
+    assert f"version 1, schema {subject.client.get_latest_version(subject.name).schema_id}: {text(ID)}" in shown.stdout
+    assert f"new schema: {text(ID, NOTE)}" in shown.stdout
+    assert "calls it compatible with the latest version (compatibility FULL)" in shown.stdout
+    assert "takes these rows as it is" in job.cli("schema", "diff", "id int").stdout
     assert subject.versions() == [[ID]]
 
 
