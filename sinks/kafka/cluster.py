@@ -283,10 +283,16 @@ class Cluster:
         return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
 
     async def _ask_all(self, request: Callable[[], Any]) -> list[Any]:
-        """All brokers at once: KafkaAdminClient asks them in turn. Raises if one does not answer."""
-        brokers = (await self._metadata(())).brokers
-        sent = self._send([(request(), broker.node_id) for broker in brokers])
-        return [_raised(await self._answer(answer)) for answer in sent]
+        """All brokers: those that the client knows at once, beside the question which there are, and then those that
+        have joined since. KafkaAdminClient asks them in turn. Raises if one does not answer."""
+        sent = self._ask_each(request, (broker.node_id for broker in self._manager.cluster.brokers()))
+        there = [broker.node_id for broker in (await self._metadata(())).brokers]
+        sent |= self._ask_each(request, (node for node in there if node not in sent))
+        return [_raised(await self._answer(sent[node])) for node in there]
+
+    def _ask_each(self, request: Callable[[], Any], nodes: Iterable[int]) -> dict[int, Any]:
+        asked = list(nodes)
+        return dict(zip(asked, self._send([(request(), node) for node in asked]), strict=True))
 
     def group_offsets(self, group: str) -> GroupOffsets:
         """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
