@@ -275,13 +275,16 @@ class TransactionalProducer:
     def end_mark(self) -> None:
         """Return when the mark is part of the transaction, or raise why it is not."""
 
-        def added() -> None:
+        def added() -> bool:
             assert self._add_mark
             marking, self._marking = self._marking or self._add_mark(), None
-            marking.result(self._options.transaction_timeout_ms / 1000)
+            if not wait([marking], self._options.transaction_timeout_ms / 1000).done:
+                return False
+            marking.result()
+            return True
 
-        if self._marking:
-            self._ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added)
+        if self._marking and not self._ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added):
+            raise KafkaTimeoutError(f"the brokers did not take the offset of {self.transactional_id} in time")
 
     # ------------------------------------------------------------------ rows
     def write(self, batch: pa.RecordBatch) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import defaultdict, deque
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from kafka.record import MemoryRecords
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import producer as module
-from sinks.kafka.cluster import Place
+from sinks.kafka.cluster import Mark, Place
 from sinks.kafka.options import producer_options
 from sinks.kafka.producer import TransactionalProducer
 
@@ -222,6 +223,16 @@ def test_a_flush_ends_when_nobody_answers() -> None:
     with pytest.raises(KafkaTimeoutError, match="2 of 2 records were not acknowledged in time"):
         producer.flush(0.3)
     assert time.monotonic() - began < 60
+
+
+def test_a_mark_that_nobody_takes_fails_the_task() -> None:
+    brokers: Any = Brokers(0)
+    brokers.add_offset = lambda *_, **__: Future()
+    producer = TransactionalProducer(brokers, producer_options({}, 1), "id", "topic", Mark("group", "", 0))
+    producer.begin(5)
+    producer.write(rows(1))
+    with pytest.raises(KafkaTimeoutError, match="did not take the offset of id in time"):
+        producer.seal(5)
 
 
 def test_what_is_under_way_is_bounded() -> None:
