@@ -197,7 +197,7 @@ class LoadTransaction(RowTransaction):
         self.target, self._rows = target, 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
-        self._sealed = False
+        self._ended = False
         self.connection = connection
         self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
@@ -299,7 +299,7 @@ class LoadTransaction(RowTransaction):
         self.seal(f"XA PREPARE {self._branch}")
         if detached != [(1,)]:
             disconnect(self.connection)
-        self._give_back(self.connection)
+        self._end()
 
     def commit(self) -> None:
         with self.explained():
@@ -307,16 +307,19 @@ class LoadTransaction(RowTransaction):
         if self._branch:
             self.connection.defer(f"XA END {self._branch}")
         self.seal(f"XA COMMIT {self._branch} ONE PHASE" if self._branch else "COMMIT")
-        self._give_back(self.connection)
+        self._end()
 
     def seal(self, statement: str) -> None:
         """Run the statement that makes the transaction durable."""
         self.sealing = True
         self.execute(statement)
-        self._sealed = True
+
+    def _end(self) -> None:
+        self._ended = True
+        self._give_back(self.connection)
 
     def close(self) -> None:
-        if self._sealed:  # another may have the connection
+        if self._ended:  # another may have the connection
             return
         self.connection.forget()
         with contextlib.suppress(Exception):

@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
-from sinks.mysql import MySQLSink, xa
+from sinks.mysql import MySQLSink, load, xa
 from sinks.mysql import sink as mysql_sink
 from sinks.mysql.connection import Connection, parameters
 from sinks.mysql.sink import MySQLBackend
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
-from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
+from sinks.testing.table import SCHEMA, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.mysql.play import ON_MARIADB, Observer, held
 
@@ -272,6 +273,22 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
 
 
 # ------------------------------------------------------------------ XA COMMIT beside the end of the session (MariaDB)
+@ON_MARIADB
+@pytest.mark.parametrize("strategy", ["xa"], indirect=True)
+def test_a_task_that_fails_before_its_session_has_ended_is_undone(
+    db: Observer, sink: MySQLSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then MariaDB keeps the branch to it: nobody else could roll it back."""
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(load, "disconnect", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            sink.pre_commit(transaction)
+    sink.rollback(transaction)
+    assert list(sink.in_doubt("job")) == []
+
+
 @ON_MARIADB
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
 def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sink: MySQLSink) -> None:
