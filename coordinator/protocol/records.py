@@ -62,14 +62,13 @@ class Record:
     milliseconds since the epoch (0: unknown). `guarantee` is the text of the job's `Guarantee`. `batch_rows` are those
     of Spark's batch, before the sinks' transforms, None if they were not counted; `rows` those that came to each sink.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
-    committables. `accepted` (in rounds > 0) names
-    participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
-    and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
-    `dead_letters`: by sink of dead letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of
-    fingerprints and dead letters were hashed; a replay has to hash them so again. `topic_ids`: per source, those of the
-    Kafka topics that it read, by name; () if they are not known. `newest_rows` (of round 0): by sink, the newest
-    checkpoint before this one with rows that its system remembers, in this lineage; of a base, the newest up to its
-    savepoint, in that one's.
+    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
+    `predecessors` are the lineages of the job before this one, and the newest checkpoint that the external systems may
+    have of each; None: whatever they have at the next start. `dead_letters`: by sink of dead letters, the sink that
+    refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters were hashed; a replay has
+    to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by name; () if they are not
+    known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows that its system
+    remembers, in this lineage; of a base, the newest up to its savepoint, in that one's.
     """
 
     job: str

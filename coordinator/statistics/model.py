@@ -108,13 +108,12 @@ class CheckpointStatistics:
 
     def __str__(self) -> str:
         """One line for a person."""
-        phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
-        said, label = (
-            [f"checkpoint {self.checkpoint_id} {self.status.value} in {self.duration:.3f} s ({phases})"],
-            "rows: ",
-        )
         if self.status is Status.RESTORED:
             said, label = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"], "its rows: "
+        else:
+            phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
+            ended = f"{self.status.value} in {self.duration:.3f} s ({phases})"
+            said, label = [f"checkpoint {self.checkpoint_id} {ended}"], "rows: "
         said += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
         transactions = sum(self.transactions.values())
         said += [f"{transactions} transactions"] if transactions else []

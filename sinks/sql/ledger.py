@@ -54,34 +54,34 @@ _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYS
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger table, as it travels to the tasks; `server` is the sink's `Backend`. `id` is random, and tells it from
-    another one of the same name. The table's row with the key `IDENTITY` has it as its `lineage`: a table that was
-    emptied has no id."""
+    """The ledger table, as it travels to the tasks. `backend` is the sink's `Backend`. `id` is random, and tells the
+    table from another one of its name. It is the `lineage` of the row with the key `IDENTITY`: a table that was emptied
+    has no id."""
 
     IDENTITY: ClassVar[str] = "ledger"
-    server: Any = field(compare=False, repr=False)
+    backend: Any = field(compare=False, repr=False)
     schema: str
     name: str
     id: str
 
     @classmethod
-    def find(cls, server: Any, connection: Any, schema: str, name: str) -> Self | None:
+    def find(cls, backend: Any, connection: Any, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
-        ledger = cls(server, schema, name, "")
+        ledger = cls(backend, schema, name, "")
         id = ledger._id(connection) if ledger.exists(connection) else ""
         return replace(ledger, id=id) if id else None
 
     @classmethod
-    def ensure(cls, server: Any, connection: Any, schema: str, name: str) -> Self:
+    def ensure(cls, backend: Any, connection: Any, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
-        new = cls(server, schema, name, uuid.uuid4().hex)
+        new = cls(backend, schema, name, uuid.uuid4().hex)
         for table in (new, new.witness):
             if not table.exists(connection):
                 table._create(connection)
         if not (id := new._id(connection)):
-            with server.transaction(connection):
+            with backend.transaction(connection):
                 identity = (cls.IDENTITY, True, "-", new.id, "-", 0, None, None)
-                server.insert_missing(connection, {new.table: [identity]})
+                backend.insert_missing(connection, {new.table: [identity]})
             id = new._id(connection)
         if not id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
@@ -89,10 +89,10 @@ class Ledger:
 
     def exists(self, connection: Any) -> bool:
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
-        if ask := LEDGERS.get(self.server.dialect):
-            columns = self.server.query(connection, ask, [self.schema, self.name] * (ask.count("%s") // 2))
+        if question := self._question:
+            columns = self.backend.query(connection, *question)
         else:
-            table = self.server.describe(connection, self.schema, self.name)
+            table = self.backend.describe(connection, self.schema, self.name)
             columns = [(name, name == _KEY and table.is_unique((name,))) for name in table.names] if table else []
         self._judge(columns)
         return bool(columns)
@@ -101,11 +101,16 @@ class Ledger:
         """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the latest with the next
         statement. Where reading a table keeps others from altering it until the transaction ends, the caller has read
         it."""
-        if ask := LEDGERS.get(self.server.dialect):
-            asked = [self.schema, self.name] * (ask.count("%s") // 2)
-            self.server.later(connection, ask, asked, self._judge)
+        if question := self._question:
+            self.backend.later(connection, *question, self._judge)
         else:
             self.exists(connection)
+
+    @property
+    def _question(self) -> tuple[str, list[str]] | None:
+        """Which columns it has, and which are its key; None for a database of which only `describe` tells."""
+        ask = LEDGERS.get(self.backend.dialect)
+        return (ask, [self.schema, self.name] * (ask.count("%s") // 2)) if ask else None
 
     def _judge(self, columns: Sequence[Row]) -> None:
         keys = [name for name, is_key in columns if is_key]
@@ -117,16 +122,16 @@ class Ledger:
             )
 
     def _create(self, connection: Any) -> None:
-        server, columns = self.server, list[str]()
+        backend, columns = self.backend, list[str]()
         for column in LEDGER:
-            word = _WORDS.get(server.dialect, "varchar(199)")
-            kind = word if column.type == pa.string() else server.declared(connection, column, key=False)
-            columns.append(server.column(column.name, kind, nullable=column.nullable))
-        time = _TIMES.get(server.dialect, "timestamp")
-        columns.append(f"{server.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
-        columns.append(f"PRIMARY KEY ({server.quote(_KEY)})")
-        engine = " ENGINE=InnoDB" if server.dialect in MYSQL else ""
-        server.create_table(connection, self.schema, self.name, columns, engine)
+            word = _WORDS.get(backend.dialect, "varchar(199)")
+            kind = word if column.type == pa.string() else backend.declared(connection, column, key=False)
+            columns.append(backend.column(column.name, kind, nullable=column.nullable))
+        time = _TIMES.get(backend.dialect, "timestamp")
+        columns.append(f"{backend.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
+        columns.append(f"PRIMARY KEY ({backend.quote(_KEY)})")
+        engine = " ENGINE=InnoDB" if backend.dialect in MYSQL else ""
+        backend.create_table(connection, self.schema, self.name, columns, engine)
 
     def _id(self, connection: Any) -> str:
         rows = self._query(connection, _ASK_ID, [self.IDENTITY])
@@ -135,7 +140,7 @@ class Ledger:
     def require_same(self, connection: Any) -> None:
         """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
         another database that has one; the driver's errors if it is gone."""
-        self.server.later(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
+        self.backend.later(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
         self.require_intact(connection)
 
     def _require_id(self, rows: Sequence[Row]) -> None:
@@ -143,8 +148,8 @@ class Ledger:
         if there != self.id:
             raise ConfigurationError(
                 f"the ledger {self.label} is another one than when the query looked at it first (id "
-                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.server} is another database "
-                "now. See that it is the right one, then start the query again"
+                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.backend} is another "
+                "database now. See that it is the right one, then start the query again"
             )
 
     @property
@@ -160,13 +165,13 @@ class Ledger:
     @property
     def table(self) -> str:
         """Its name in a statement that has parameters, in which % stands for itself only when doubled."""
-        return str(self.server.quote(self.schema, self.name)).replace("%", "%%")
+        return str(self.backend.quote(self.schema, self.name)).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
-        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
+        return template.format(ledger=self.table, **{name: self.backend.quote(name) for name in LEDGER_COLUMNS})
 
     def _query(self, connection: Any, template: str, parameters: Sequence[object]) -> list[Row]:
-        return list(self.server.query(connection, self._sql(template), parameters))
+        return list(self.backend.query(connection, self._sql(template), parameters))
 
     def proof(self) -> dict[str, object]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
@@ -174,7 +179,7 @@ class Ledger:
 
     def foreign(self, connection: Any, proof: Mapping[str, object]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        there = self.find(self.server, connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        there = self.find(self.backend, connection, self.schema, self.name)  # it may have been made anew since `ensure`
         if not proof:
             return None
         then = proof["ledger"]
@@ -217,7 +222,7 @@ class Ledger:
         )
         asked, witnessed = [job, sink, True], dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
-            self.server.later(connection, self.witness._sql(template), asked, witnessed.update)
+            self.backend.later(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
@@ -244,9 +249,9 @@ class Ledger:
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
         if not committed:
-            return bool(self.server.insert_missing(connection, {self.table: rows}) == len(rows))
+            return bool(self.backend.insert_missing(connection, {self.table: rows}) == len(rows))
         both = {self.table: rows, self.witness.table: [(*row[:-2], None, None) for row in rows]}
-        return bool(self.server.insert_missing(connection, both) == 2 * len(rows))
+        return bool(self.backend.insert_missing(connection, both) == 2 * len(rows))
 
     def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
@@ -284,4 +289,4 @@ class Ledger:
             old = [text for (text,) in table._query(connection, template, mine)]
             for some in batches(old, _ASKED_TOGETHER):
                 those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
-                self.server.execute(connection, table._sql(those), some)
+                self.backend.execute(connection, table._sql(those), some)

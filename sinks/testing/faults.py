@@ -354,10 +354,9 @@ class Faults(SinkTests):
             else:
                 listed = committable.transaction in self.doubts(driver)
                 (outcome,) = self.outcomes(driver, committable, clause=Clause.PRE_COMMIT_ABORTED)
-                beside = (
-                    bool(stop.number) or stop not in ended
-                )  # else it had left its proof before pre_commit did anything
-                final = outcome == COMMITTED or (outcome.state is CommitState.LOST and (listed or beside))
+                aborted_first = stop.number == 0 and stop in ended  # its proof was there before pre_commit did anything
+                lost = outcome.state is CommitState.LOST and (listed or not aborted_first)
+                final = outcome == COMMITTED or lost
                 assert final, Clause.PRE_COMMIT_ABORTED.broken(
                     f"after an abort at {stop}, pre_commit returns {committable.transaction}; then `in_doubt` "
                     f"{'lists it' if listed else 'does not list it'}, and commit answers {outcome}"
