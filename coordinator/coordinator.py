@@ -26,8 +26,9 @@ from coordinator.protocol.spool import Spool
 from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests
 from coordinator.savepoints.model import Savepoint, storage_at
-from coordinator.savepoints.take import take_savepoint
+from coordinator.savepoints.take import require_own, take_savepoint
 from coordinator.spark.batch import RowTransfer
+from coordinator.spark.checkpoint_location import open_location
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
@@ -270,23 +271,26 @@ class CheckpointCoordinator:
         stops: Query | None = None,
     ) -> Savepoint:
         """Wait for the end of the batch under way, call `begin`, which may raise to refuse, and save. `location`: the
-        checkpointLocation, in place of that of the last batch or the config. `stops`: a query to stop before its next
-        batch."""
-        with storage_at(target) as storage, self._one_at_a_time:
-            begin()
-            savepoint = self._save(storage, location)
+        checkpointLocation, in place of that of the last batch. `stops`: a query to stop before its next batch."""
+        with storage_at(target) as storage:
+            with self._one_at_a_time:
+                begin()
+                savepoint = self._save(storage, location)
+                if stops:
+                    self._lifecycle.hold()
             if stops:
-                self._lifecycle.hold()
-        if stops:
-            self.stop(stops)
+                self.stop(stops)
         return savepoint
 
     def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
         """Copy the newest checkpoint, all of which is visible, into `target`."""
-        location = location or self._lifecycle.location or self.config.checkpoint_location
+        location = location or self._lifecycle.location
         if location is None:
-            raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
-        newest, storage = self.protocol.reload_newest(), self.protocol.store.storage
+            raise SavepointError("no batch has come to this coordinator: wait for one, or pass checkpoint_location")
+        storage, known = self.protocol.store.storage, self.protocol.load()
+        if known:  # looked at before a claim stops a driver that runs
+            require_own(open_location(location), known.record)
+        newest = self.protocol.reload_newest() if known else None
         if newest is None:
             raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
         decisions.require_visible(newest)
@@ -315,7 +319,6 @@ class CheckpointCoordinator:
 
         savepoint = self._take_savepoint(place, begin=begin_with_it, stops=None if how == "trigger" else query)
         if how == "cancel":
-            self.protocol.fence.require_newest("cancel")  # as cancel would supersede a newer driver
             self.cancel(query)
         return savepoint.summary()
 
@@ -349,8 +352,11 @@ class CheckpointCoordinator:
     def cancel(self, query: Query) -> None:
         """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
         `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
-        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible."""
+        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible, and
+        `Superseded` if another driver has taken the job over."""
         self.stop(query)
+        if self.protocol.fence.generation:
+            self.protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
             self.protocol.delete_checkpoints()

@@ -52,7 +52,7 @@ def take_savepoint(
 
     cut = Cut(put)
     try:
-        layout = _require_own(location, record)
+        layout = require_own(location, record)
         with tarfile.open(mode="w|", fileobj=cut) as tar:
             sizes = _copy(location, record.checkpoint_id, tar)
         put(cut.rest)
@@ -80,7 +80,7 @@ def take_savepoint(
     return savepoint
 
 
-def _require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]:
+def require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]:
     """The header of `offsets/N`. Raises SavepointError if the checkpointLocation is not the one of this checkpoint."""
     n = record.checkpoint_id
     try:

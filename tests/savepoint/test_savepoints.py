@@ -32,14 +32,15 @@ from coordinator import (
     list_savepoints,
     restore_savepoint,
 )
-from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
+from coordinator.errors import CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints.model import savepoint_at
 from coordinator.savepoints.restore import _files
-from coordinator.savepoints.take import _require_own
+from coordinator.savepoints.take import require_own
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
+from coordinator.storage.files import FileStorage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
@@ -154,7 +155,7 @@ def test_a_failed_batch_is_not_skipped_over_by_a_savepoint_of_the_same_object(jo
 
 
 def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
-    with pytest.raises(SavepointError, match="no batch has come yet"):
+    with pytest.raises(SavepointError, match="no batch has come to this coordinator"):
         job.coordinator().trigger_savepoint(target)
     with pytest.raises(SavepointError, match="no complete checkpoint"):
         job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
@@ -169,7 +170,7 @@ def test_a_location_that_planned_the_batch_anew_is_not_saved(job: Job) -> None:
         log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
         (job.folder / "query/offsets/0").write_text(log)
         with nullcontext() if own else pytest.raises(SavepointError, match="that Spark planned at another time"):
-            _require_own(open_location(str(job.folder / "query")), record)
+            require_own(open_location(str(job.folder / "query")), record)
 
 
 def test_another_checkpoint_location_is_refused(job: Job, target: str, tmp_path: Path) -> None:
@@ -180,6 +181,23 @@ def test_another_checkpoint_location_is_refused(job: Job, target: str, tmp_path:
         job.coordinator().trigger_savepoint(target, str(other.folder))
     with pytest.raises(SavepointError, match="is not the checkpointLocation of checkpoint 1"):
         job.coordinator().trigger_savepoint(target, str(tmp_path / "nowhere"))
+
+
+def test_a_driver_is_not_stopped_where_no_savepoint_can_be_taken(job: Job, target: str) -> None:
+    """In another process: the location is mistyped, or left out, or the newest record is damaged."""
+    job.run(batches=2)
+
+    def refused(kind: type[Exception], location: str | None) -> None:
+        with pytest.raises(kind):
+            job.coordinator(config={"checkpoint_location": f"{job.folder}/query"}).trigger_savepoint(target, location)
+        assert CheckpointStore(job.storage, "job").newest_generation() == 1
+
+    refused(SavepointError, f"{job.folder}/nowhere")
+    refused(SavepointError, None)
+    [newest] = [key for key in job.storage.list("") if f"checkpoint/{1:020d}." in key]
+    job.storage.delete(newest)
+    job.storage.put_if_absent(newest, b"damaged")
+    refused(CorruptRecord, f"{job.folder}/query")
 
 
 def test_a_superseded_driver_takes_no_savepoint(job: Job, target: str) -> None:
@@ -314,6 +332,34 @@ def test_a_query_is_cancelled_with_a_savepoint_that_outlives_its_checkpoints(job
     assert CheckpointStore(job.storage, "job").load_newest() == ()
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
+
+
+def test_a_driver_that_was_superseded_cancels_nothing_of_the_newer_one(job: Job) -> None:
+    config = {"externalized_cleanup": "delete_on_cancellation"}
+    old, new = job.coordinator(config=config), job.coordinator(config=config)
+    job.query(1).run(old)
+    query = job.query(2)
+    query.run(new)
+    with pytest.raises(Superseded, match="may not cancel the job any more"):
+        old.cancel(job.query())
+    store = CheckpointStore(job.storage, "job")
+    assert (store.newest_generation(), store.load_newest()[0].checkpoint_id) == (2, 1)
+
+
+def test_a_query_is_stopped_though_the_target_of_its_savepoint_cannot_be_closed(
+    job: Job, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever, held back before its next batch."""
+    coordinator = job.coordinator(config={"min_pause": 0.5})
+    running = Running(job, coordinator)
+    while not (job.folder / "query/commits/0").exists():
+        time.sleep(0.01)
+    monkeypatch.setattr(FileStorage, "close", lambda _: crash())
+    with pytest.raises(CrashError):
+        coordinator.stop_with_savepoint(running.query, target)
+    running.join()
+    assert running.query.stopped
+    assert len(list_savepoints(open_storage(target))) == 1
 
 
 # ---------------------------------------------------------------------- restore
