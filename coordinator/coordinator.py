@@ -218,6 +218,7 @@ class CheckpointCoordinator:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
+            self._lifecycle.require_own(batch)
             try:
                 self._lifecycle.admit(batch)
                 if batch.run_id != self.protocol.run_id:

@@ -130,6 +130,12 @@ class QueryLifecycle:
             self._failed = batch, error
 
     # ------------------------------------------------------------------ the function that calls the coordinator
+    def require_own(self, batch: MicroBatch) -> None:
+        """Raise if another query runs that this object serves: the two would end each other's signs of life."""
+        before = self._finished
+        if before and before.facts.query_id != batch.facts.query_id and before.active:
+            raise decisions.served_already(before.facts.query_id, batch.facts.query_id, self._job)
+
     def _require_called_once(self, batch: MicroBatch) -> None:
         """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
         before, n = self._finished, batch.facts.checkpoint_id

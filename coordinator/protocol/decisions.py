@@ -190,6 +190,13 @@ def called_twice(n: int, job: str) -> CheckpointError:
     )
 
 
+def served_already(query: str, other: str, job: str) -> CheckpointError:
+    return CheckpointError(
+        f"the coordinator of job {job!r} serves query {query}, which runs, and was called by query {other}. Give that "
+        "one a coordinator of its own, with another job name. Nothing of it was written."
+    )
+
+
 def swallowed(n: int, job: str, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.errors import CheckpointFailed
+from coordinator.errors import CheckpointError, CheckpointFailed
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.text import of_driver
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
-from sinks.testing import Hooked
+from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
 from tests.protocol.play import CrashError, Job, crash_at, fail
 
@@ -137,3 +137,18 @@ def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
         told = look_for_driver(store, newest=[other])
         assert told
         assert told.sign == alone.sign
+
+
+def test_a_second_query_of_one_coordinator_is_refused_and_the_first_goes_on_with_its_signs(job: Job) -> None:
+    second = LocalQuery(job.folder / "second", job.input)
+    with job.coordinator(config=FAST) as coordinator:
+        first = job.quiet(1)
+        first.run(coordinator)
+        with pytest.raises(CheckpointError, match="Give that one a coordinator"):
+            second.run(coordinator)
+        first.input = job.input
+        first.run(coordinator)
+        driver = look_for_driver(CheckpointStore(job.storage, "job"))
+        assert driver
+        assert (driver.state, coordinator.query) == (State.RUNNING, first)
+    job.assert_exactly_once()
