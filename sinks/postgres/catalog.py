@@ -29,7 +29,7 @@ from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
-from sinks.sql.dialects import HOMES
+from sinks.sql.dialects import HOMES, POSTGRES_OBSTACLES
 from sinks.sql.server import ambiguous
 from sinks.sql.table import Unique
 
@@ -230,10 +230,11 @@ class PostgresTarget(tables.Target):
     checks: tuple[Check, ...]
     unwritable: tuple[str, ...] = ()
     """Why rows cannot go there at all: row-level security, rules, partitions that are foreign tables."""
-    heirs: tuple[str, ...] = ()
-    """Tables that inherit from it and are no partitions: no index of it binds their rows."""
     long_indexes: tuple[tuple[str, ...], ...] = ()
     """The columns of each index that has one without a fixed length: it takes no value beyond a third of a page."""
+
+    keyless: bool = False
+    """It has no replica identity, without which a publication refuses updates and deletes."""
 
     @property
     def judges(self) -> bool:
@@ -288,13 +289,16 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         raise ConfigurationError(f"{schema}.{name} is {what}; rows can only go to a table")
     if persistence == "t":
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
+    obstacles = connection.defer(POSTGRES_OBSTACLES, [schema, name])
     facts = connection.defer(_FACTS, {"oid": oid})
     checks = connection.defer(_CHECKS, [oid])
     indexes = connection.defer(_INDEXES, [oid])
     columns = _columns(connection, sql.Identifier(schema, name))
-    uniques, special = _judged(indexes)
-    special += [f"generated column {column.name}" for column in columns if column.generated]
     about = {kind: tuple(text for of, text in facts if of == kind) for kind, _ in facts}
+    uniques, special = _judged(indexes)
+    if "heir" in about:
+        uniques, special = (), [*special, "indexes that do not bind rows of tables that inherit"]
+    special += [f"generated column {column.name}" for column in columns if column.generated]
     return PostgresTarget(
         schema,
         name,
@@ -303,25 +307,18 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         (*special, *about.get("judge", ())),
         about.get("reference", ()),
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
-        unwritable=about.get("obstacle", ()),
-        heirs=about.get("heir", ()),
+        unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
+        keyless="keyless" in about,
         long_indexes=tuple(tuple(held) for *_, held, is_long in indexes if is_long),
     )
 
 
 _FACTS = """
-SELECT 'obstacle', 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
- WHERE row_security_active(%(oid)s::oid)
-UNION ALL
 SELECT 'obstacle', 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
  WHERE ev_class = %(oid)s AND ev_type = '3' AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'obstacle',
-       'its partition ' || c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
-  FROM pg_partition_tree(%(oid)s::oid::regclass) JOIN pg_class c ON c.oid = relid WHERE relkind = 'f'
-UNION ALL
 SELECT 'judge', 'constraint ' || conname FROM pg_constraint WHERE conrelid = %(oid)s
-   AND (contype IN ('f', 'x') OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false)))
+   AND (contype = 'f' OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false)))
 UNION ALL
 SELECT 'judge', 'trigger ' || tgname FROM pg_trigger
  WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'
@@ -335,12 +332,16 @@ UNION ALL
 SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint
  WHERE contype = 'f' AND confrelid = %(oid)s AND conparentid = 0
 UNION ALL
+SELECT 'keyless', '' FROM pg_class c WHERE oid = %(oid)s AND relreplident <> 'f'
+   AND EXISTS (SELECT FROM pg_publication WHERE pubupdate OR pubdelete) AND NOT EXISTS (SELECT FROM pg_index
+ WHERE indrelid = c.oid AND (relreplident = 'd' AND indisprimary OR relreplident = 'i' AND indisreplident))
+UNION ALL
 SELECT 'heir', inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
  WHERE inhparent = %(oid)s AND NOT relispartition
 ORDER BY 1, 2
 """
 """What keeps rows out of the table at all; what may refuse a row and is not judged by a staging table (what a partition
-has is not looked at); what refers to it; and who inherits from it."""
+has is not looked at); what refers to it; whether a publication may refuse its upserts; and who inherits from it."""
 _CHECKS = """
 SELECT conname::text, pg_get_expr(conbin, conrelid),
        ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = conrelid AND attnum = ANY(conkey))
@@ -397,17 +398,22 @@ _INDEXES = (
     "SELECT c.relname::text,"
     " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
     " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
-    " indisunique, indimmediate AND indisvalid, indexprs IS NOT NULL OR indpred IS NOT NULL,"
+    " indisunique, indimmediate AND indisvalid,"
+    " indexprs IS NOT NULL OR indpred IS NOT NULL OR indisexclusion OR EXISTS (SELECT"
+    " FROM unnest(indkey, indcollation) AS k (n, equality) JOIN pg_attribute ON attrelid = indrelid AND attnum = n"
+    " JOIN pg_collation l ON l.oid IN (attcollation, equality) WHERE attcollation <> equality"
+    " AND NOT collisdeterministic),"
     " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"  # from PostgreSQL 15 on
     " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
     " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
     " AND atttypid <> 'numeric'::regtype)"
-    " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s AND NOT indisexclusion ORDER BY 1"
+    " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s ORDER BY 1"
 )
 
 
 def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
-    """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell."""
+    """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell: over
+    expressions, partial ones, and where other values are equal than in the column."""
     uniques = tuple(
         Unique(name, tuple(columns), arbiter)
         for name, columns, unique, arbiter, special, nulls_equal, *_ in rows

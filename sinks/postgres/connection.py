@@ -66,7 +66,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Connection:
-        """No password goes in clear to a server that has not proved who it is, unless `require_auth` is given."""
+        """No password goes in clear to a server that has not proved who it is, unless `require_auth` is given. Of
+        several hosts it takes the primary, unless `target_session_attrs` is given: a standby is behind."""
+        if psycopg.pq.version() >= 140000:
+            options = {"target_session_attrs": "primary"} | options
         proved = options.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full"
         if not proved and "PGREQUIREAUTH" not in os.environ and psycopg.pq.version() >= 160000:
             options = {"require_auth": _NOT_IN_CLEAR} | options
@@ -180,6 +183,7 @@ def used_by(engine: Engine, answer_seconds: float | None) -> None:
     def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Connection:
         connection = Connection.connect(*arguments, **options)
         connection.answer_seconds = answer_seconds
+        connection.prepare_threshold = None  # a pooler may give the session to somebody else
         return connection
 
 
@@ -201,6 +205,8 @@ def fault(error: Exception) -> Fault | None:
         return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
     if state in ("53200", "55000") and "prepared transactions" in text:
         return Fault("server", text, advice=_NO_TRANSACTION_LEFT)
+    if state == "55000":  # a publication without a replica identity, and the like
+        return Fault("server", text)
     if isinstance(error, errors.FeatureNotSupported) and ("PREPARE" in text or "row-level security" in text):
         return Fault("server", text, advice=_NOT_PREPARED)
     if isinstance(error, errors.InsufficientPrivilege):
@@ -216,7 +222,7 @@ def fault(error: Exception) -> Fault | None:
     is_refused = state[:2] in ("22", "23") or isinstance(error, errors.RaiseException | errors.ProgramLimitExceeded)
     if is_refused or type(error) is psycopg.DatabaseError:
         needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
-        mends = ["attach a partition that takes it"] if needs_partition else []
+        mends = ["attach a partition that takes it, or change the bounds of one"] if needs_partition else []
         mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]
         return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]))
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)

@@ -25,6 +25,7 @@ from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
 from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
 from sinks.sql.backend import Backend, Move, Plan, StagedTypes, by_table
+from sinks.sql.dialects import postgres_settings
 from sinks.sql.ledger import Ledger, LedgerRow
 from sinks.sql.names import of_sink, staging_table
 from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
@@ -133,7 +134,6 @@ class PostgresBackend(Pool, Backend):
     TWO_PHASE = "prepared"
     KEY = "gid"
     NEWEST_FIRST = "{} DESC NULLS LAST"
-    JUDGE_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
 
     locate = staticmethod(catalog.locate)
     missing_rights = staticmethod(catalog.missing_rights)
@@ -169,9 +169,9 @@ class PostgresBackend(Pool, Backend):
             "connect_timeout": 10,
             "tcp_user_timeout": 60_000,
             **KEEPALIVES,
-            "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
         }
-        super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)
+        fixed = {"client_encoding": "UTF8"}  # of the text inside COPY BINARY too
+        super().__init__(defaults | given | fixed, name=name, lock_timeout=lock_timeout)
         self._silent_until = 0.0
 
     def connect(self) -> Connection:
@@ -239,7 +239,7 @@ class PostgresBackend(Pool, Backend):
     def _begin(self, connection: Connection, access: str = "WRITE") -> None:
         """Begin a transaction together with the next statement."""
         connection.defer(f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
-        connection.defer(self._settings(connection))
+        connection.defer(self._settings())
 
     def quote(self, *names: str) -> str:
         return sql.Identifier(*names).as_string()
@@ -263,7 +263,7 @@ class PostgresBackend(Pool, Backend):
     def _defer_settings(self, connection: Connection) -> None:
         """Outside of a transaction: the statements of one message are one transaction, so the settings hold for it."""
         if connection.idle:
-            connection.defer(self._settings(connection))
+            connection.defer(self._settings())
 
     def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
         parts = [part for ledger, rows in inserts.items() for part in self.insertions(ledger, rows)]
@@ -272,21 +272,10 @@ class PostgresBackend(Pool, Backend):
         added.append(self.query(connection, f"{last} RETURNING 1", parameters))
         return sum(map(len, added))
 
-    def _settings(self, connection: Connection) -> str:
-        """Of the running transaction: at least a local flush at its end, whatever the user's default is;
-        `lock_timeout`; and no statement or transaction timeout, since a COPY is one statement for as long as the
-        partition lasts."""
-        settings = {
-            "lock_timeout": f"{max(1, round(self._lock_timeout * 1000))}ms",
-            "statement_timeout": "0",
-            "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s",
-        }
-        if connection.info.server_version >= 170000:
-            settings["transaction_timeout"] = "0"
-        return (
-            "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
-            " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true)"
-        ) + "".join(f", set_config('{name}', '{value}', true)" for name, value in settings.items())
+    def _settings(self) -> str:
+        """Of the running transaction."""
+        lock, idle = max(1, round(self._lock_timeout * 1000)), max(_IDLE_LIMIT, round(self._lock_timeout))
+        return postgres_settings(f"{lock}ms", f"{idle}s")
 
     # ------------------------------------------------------------------ the target
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
@@ -303,18 +292,7 @@ class PostgresBackend(Pool, Backend):
 
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
-        yield from self.unwritable(target)
-        if row(connection, "SELECT pg_is_in_recovery()")[0]:
-            yield "the server is a read-only standby"
-
-    def unwritable(self, target: PostgresTarget) -> Iterable[str]:
-        """Why rows cannot go there, or an upsert may not find the row of its key."""
         yield from target.unwritable
-        if self.merge.keys and target.heirs:
-            yield (
-                f"{target.heirs[0]} inherits from it, and no index of it binds rows there, so that an upsert may add a "
-                "key once more: make it a partition, or write to a table that none inherits from"
-            )
 
     def no_two_phase(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
@@ -469,10 +447,11 @@ class PostgresBackend(Pool, Backend):
         return None
 
     def changes_since(self, move: Move) -> Iterable[str]:
-        return self.unwritable(move.target)
+        yield from move.target.unwritable
 
     def constraints(self, move: Move) -> list[str]:
         reasons = [f"check {check.name}" for check in move.target.checks if not set(check.columns) <= set(move.written)]
+        reasons += ["a publication"] * (self.merge.mode == "upsert" and move.target.keyless)
         reasons = super().constraints(move) + reasons
         return reasons or ["an index"] * self._has_long_values(move)
 

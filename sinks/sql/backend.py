@@ -148,8 +148,6 @@ class Backend(ABC):
     """It skips rows whose key is there, and waits for those that are not committed yet."""
     NEWEST_FIRST: ClassVar[str] = "{} DESC"
     """Orders by a column, NULL at the end."""
-    JUDGE_NOW: ClassVar[str] = ""
-    """What lets constraints judge rows that would do so at COMMIT."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
     """Of rows of the target that others are found for."""
 
@@ -276,7 +274,7 @@ class Backend(ABC):
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield (
                 f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
-                "neither partial nor deferrable"
+                "neither partial nor deferrable, and no table may inherit from this one"
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
             yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
@@ -425,7 +423,8 @@ class Backend(ABC):
             move = Move(connection, target, list(staged), tables, columns)
             reasons = [*target.unfit(written, types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
-                reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it")
+                keys = ", ".join(self.merge.keys)
+                reasons.append(f"it has no unique index on ({keys}) any more, or a table inherits from it: undo that")
             reasons = reasons or [*self.changes_since(move)] or ([not_locked] if not_locked else [])
         if reasons or target is None:
             raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 
 from sinks.diagnosis import SchemaChange
 
-_POSTGRES_TRIGGERS = """
+_POSTGRES_RELATIONS = """
 WITH target AS (
 SELECT to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid
 ), relations AS (SELECT oid FROM target UNION SELECT relid FROM target, pg_partition_tree(target.oid))
+"""
+_POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
  WHERE NOT tgisinternal AND tgenabled <> 'D'
@@ -63,6 +65,33 @@ LEDGERS = {
 }
 """The columns of a table, and of each whether it is in the primary key of one that has transactions. The parameters are
 the table's schema and name, as often as they come."""
+
+POSTGRES_OBSTACLES = f"""{_POSTGRES_RELATIONS}
+SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
+  FROM target WHERE row_security_active(target.oid)
+UNION ALL
+SELECT c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
+  FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
+"""
+"""What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
+
+JUDGE_NOW = {"postgresql": "SET CONSTRAINTS ALL IMMEDIATE"}
+"""What lets constraints judge rows that would do so at COMMIT."""
+
+
+def postgres_settings(lock: str, idle: str) -> str:
+    """For the running transaction alone, since a pooler may give the session to somebody else: at least a local flush
+    at its end, whatever the user's default is; limits of a wait for a `lock`, and of the time from one statement to the
+    next (`idle`); and none of a statement or a transaction, which lasts as long as the partition."""
+    limits = {"lock_timeout": lock, "idle_in_transaction_session_timeout": idle, "statement_timeout": "0"}
+    limits["transaction_timeout"] = "0"  # from PostgreSQL 17 on
+    values = ", ".join(f"('{name}', '{limit}')" for name, limit in limits.items())
+    return (
+        "SELECT set_config(name, value, true) FROM (VALUES"
+        f" ('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local')), {values}"
+        ") AS settings (name, value) WHERE current_setting(name, true) IS NOT NULL"
+    )
+
 
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace

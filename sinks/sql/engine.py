@@ -61,15 +61,15 @@ def make_engine(
     """`silence`: seconds that a host, or another writer of SQLite, may keep a connection waiting, `answer`: that a
     statement may take in MySQL, and if all are `short`, in PostgreSQL too. What the URL says of them comes first.
     `session`: more to run on each new connection; `options`: of `create_engine`."""
-    libpq = {"connect_timeout": 10, "tcp_user_timeout": silence * 1000, **KEEPALIVES}
+    libpq = {"connect_timeout": 10, "tcp_user_timeout": silence * 1000, "client_encoding": "utf8", **KEEPALIVES}
     of_mysql = {"connect_timeout": 10, "read_timeout": answer, "write_timeout": answer}
-    bounds: dict[str, dict[str, int]] = {
+    parameters: dict[str, dict[str, Any]] = {
         "pysqlite": {"timeout": silence},
         **dict.fromkeys(("psycopg", "psycopg2"), libpq),
         **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), of_mysql),
     }
     driver = url.get_driver_name()
-    query = {name: str(bound) for name, bound in bounds.get(driver, {}).items()} | dict(url.query)
+    query = {name: str(value) for name, value in parameters.get(driver, {}).items()} | dict(url.query)
     engine = create_engine(url.set(query=query), **{"pool_pre_ping": True, **options, "hide_parameters": True})
     if driver == "pymysql":
         from sinks.mysql import connection as of_pymysql

@@ -14,6 +14,7 @@ from typing import Any
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
 from sinks.progress import progress
 from sinks.sql.backend import Backend, Move, NotDone, Plan, RowTransaction
+from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import STAGING, altered, columns_digest, label, of_sink, staging_table
 from sinks.sql.server import Fault, explained
@@ -150,8 +151,8 @@ class StagingTables(Strategy):
             else:
                 self.backend.count(move, rows)
                 self.backend.upsert(move)
-            if self.backend.JUDGE_NOW:
-                self.backend.execute(move.connection, self.backend.JUDGE_NOW)
+            if judge_now := JUDGE_NOW.get(self.backend.dialect):
+                self.backend.execute(move.connection, judge_now)
 
     def clashes(self, move: Move) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""

@@ -21,7 +21,7 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes
-from sinks.sql.dialects import HOMES, MYSQL
+from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_OBSTACLES, postgres_settings
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
 from sinks.sql.names import STAGING, staging_table
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 
 _SILENCE, _ANSWER_SECONDS = 60, 300  # SQLite has one writer at a time, so a task waits for all of another's partition
 
-# In each transaction: a pooler may give PostgreSQL's session to somebody else.
-_TRANSACTION = (
-    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS}s', true), set_config('synchronous_commit',"
-    " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local'"
-    " ELSE current_setting('synchronous_commit') END, true)"
-)
-
 # What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, Oracle, SQL Server.
 _BLOCKED = re.compile(
     r"database (table |schema )?is locked|lock timeout|deadlock|lock request time|ORA-(00054|30006|00060)",
@@ -52,12 +45,12 @@ _BLOCKED = re.compile(
 _REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
 """Some drivers answer a refused row with OperationalError."""
 
-# What databases say of a table that is not as it was, or cannot be written, and of a right that the user lacks.
+# What databases say of a table that is not as it was, and of a right that the user lacks.
 _CHANGED = re.compile(
-    r"no such (table|column)|has no column|read.?only|(table|relation|column) .*(n.t|not) exist",
+    r"no such (table|column)|has no column|(table|relation|column) .*(n.t|not) exist",
     re.IGNORECASE,
 )
-_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
+_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege|read.?only", re.IGNORECASE)
 
 _COLLATIONS = """
 SELECT part.name, part.coll FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
@@ -210,7 +203,7 @@ class SqlAlchemyBackend(Backend):
 
             @sa.event.listens_for(engine, "begin")
             def configure_transaction(connection: Connection) -> None:
-                connection.exec_driver_sql(_TRANSACTION)
+                connection.exec_driver_sql(postgres_settings(f"{LOCK_SECONDS}s", idle="0"))
 
         return engine
 
@@ -342,6 +335,15 @@ class SqlAlchemyBackend(Backend):
             )
         return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
 
+    def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
+        yield from super().problems(connection, target, ledger)
+        yield from self._obstacles(connection, target)
+
+    def _obstacles(self, connection: Connection, target: SqlAlchemyTarget) -> list[str]:
+        if self.dialect != "postgresql":
+            return []
+        return [text for (text,) in self.query(connection, POSTGRES_OBSTACLES, [target.schema, target.name])]
+
     def _in_sql(self, kind: TypeEngine[Any]) -> str:
         try:
             return str(kind.compile(dialect=self.engine.dialect))
@@ -387,6 +389,7 @@ class SqlAlchemyBackend(Backend):
     def changes_since(self, move: Move) -> Iterator[str]:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
         target, connection = move.target, move.connection
+        yield from self._obstacles(connection, target)
         required = {column.name for column in target.columns if not column.nullable} & set(move.written)
         existing = sa.inspect(connection).get_multi_columns(target.schema or None, move.staging) if required else {}
         for (_, table), columns in existing.items():

@@ -297,7 +297,10 @@ def test_a_table_that_a_crash_would_empty_from_now_on(db: Observer, strategy: An
     if strategy == "staged":
         db.run("ALTER TABLE orders DETACH PARTITION few")
         reason = why_unknown(sink.commit_all(checkpoint(), committables)[0])
-        assert re.search(r"Partition key of the failing row .*; attach a partition that takes it", reason)
+        assert re.search(
+            r"Partition key of the failing row .*; attach a partition that takes it, or change the bounds of one",
+            reason,
+        )
         db.run("ALTER TABLE orders ATTACH PARTITION few FOR VALUES FROM (0) TO (100)")
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
     sink.close()
@@ -325,11 +328,9 @@ def test_a_partition_that_is_a_foreign_table(db: Observer) -> None:
     committables = [pre_commit(sink, rows_of(1))]
     db.run("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w")
     db.run("CREATE FOREIGN TABLE there PARTITION OF parts FOR VALUES FROM (10) TO (20) SERVER s")
-    with pytest.raises(
-        ConfigurationError, match=r"changed while the query ran: its partition there is a foreign table"
-    ):
+    with pytest.raises(ConfigurationError, match=r"changed while the query ran: there is a foreign table"):
         sink.validate_all(checkpoint(), committables)
-    with pytest.raises(ConfigurationError, match="its partition there is a foreign table"):
+    with pytest.raises(ConfigurationError, match="there is a foreign table"):
         sink.check(SCHEMA)
     sink.close()
 

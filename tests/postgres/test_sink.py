@@ -647,12 +647,50 @@ def test_a_row_outside_of_the_partition_that_is_the_target(db: Observer, strateg
     db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
     db.run("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
     sink = make(db, table="parts_1", strategy=strategy)
-    with pytest.raises(BadValue, match="violates partition constraint"):
+    with pytest.raises(BadValue, match="violates partition constraint"):  # outside of its bounds
         sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(5, 99))])
     good = pre_commit(sink, rows_of(5))
     sink.validate_all(checkpoint(), [good])
     assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
     assert db.ids("parts") == [5]
+
+
+def test_periods_that_overlap_are_found_before_the_decision(db: Observer) -> None:
+    if db.connection.info.server_version < 180000:
+        pytest.skip("WITHOUT OVERLAPS came with PostgreSQL 18")
+    db.run("ALTER TABLE orders ADD room int4range DEFAULT '[1,2)', ADD during tstzrange DEFAULT '[2026-01-01,)'")
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (room, during WITHOUT OVERLAPS)")
+    sink = make(db, strategy="staged")
+    with pytest.raises(BadValue, match="orders_pkey"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1, 2))])
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "keys": ["name"]}])
+def test_an_index_for_which_other_values_are_equal_than_in_its_column(db: Observer, options: dict[str, Any]) -> None:
+    try:
+        db.run("CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("PostgreSQL was built without ICU")
+    db.run("ALTER TABLE orders ALTER name SET NOT NULL; CREATE UNIQUE INDEX ON orders (name COLLATE any_case)")
+    rows = batch([{"id": 1, "name": "a"}, {"id": 2, "name": "A"}], SCHEMA)
+    if options:
+        with pytest.raises(ConfigurationError, match="needs a unique index on just these columns"):
+            make(db, **options)
+        return
+    sink = make(db, strategy="staged")
+    with pytest.raises(BadValue, match="orders_name_idx"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows)])
+
+
+def test_upserts_that_a_publication_refuses_are_found_before_the_decision(db: Observer) -> None:
+    db.run("CREATE TABLE stock (id bigint NOT NULL UNIQUE, name text); CREATE PUBLICATION everything FOR ALL TABLES")
+    sink = make(db, table="stock", mode="upsert", keys=["id"])
+    with pytest.raises(ConfigurationError, match="REPLICA IDENTITY"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    db.run("ALTER TABLE stock REPLICA IDENTITY USING INDEX stock_id_key")
+    committables = [pre_commit(sink, rows_of(1))]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
 
 
 @pytest.mark.parametrize(
@@ -703,20 +741,24 @@ def test_a_rule_is_refused(db: Observer) -> None:
         make(db)
 
 
-def test_no_upserts_into_a_table_that_others_inherit_from(db: Observer) -> None:
-    """The key of a row there would be added once more."""
+def test_a_table_that_others_inherit_from(db: Observer) -> None:
+    """No index of it binds their rows: an upsert would add a key once more, and an append may."""
     db.run("CREATE TABLE parents (id bigint PRIMARY KEY, name text)")
     upserts: dict[str, Any] = {"table": "parents", "mode": "upsert", "keys": ["id"]}
     sink = make(db, **upserts)
     committable = pre_commit(sink, rows_of(1))
     db.run("CREATE TABLE children () INHERITS (parents)")
     db.run("INSERT INTO children VALUES (1, 'old')")
-    with pytest.raises(ConfigurationError, match="children inherits from it, and no index of it binds rows there"):
+    with pytest.raises(ConfigurationError, match=r"no unique index on \(id\) any more, or a table inherits from it"):
         sink.validate_all(checkpoint(), [committable])
-    with pytest.raises(ConfigurationError, match="children inherits from it"):
+    with pytest.raises(ConfigurationError, match="no table may inherit from this one"):
         make(db, **upserts)
-    append = make(db, table="parents", name="append")
-    assert append.commit_all(checkpoint(), [pre_commit(append, rows_of(2))]) == [COMMITTED]
+    append = make(db, table="parents", name="append", strategy="staged")
+    committables = [pre_commit(append, rows_of(1))]
+    append.validate_all(checkpoint(), committables)
+    assert append.commit_all(checkpoint(), committables) == [COMMITTED]
+    with pytest.raises(BadValue, match="parents_pkey"):
+        append.validate_all(checkpoint(1), [pre_commit(append, rows_of(1), checkpoint=1)])
 
 
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,17 +12,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 
+from coordinator.storage.sql import SQLStorage
 from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import context, why_unknown
 from sinks.testing.table_crashes import set_back_to_before_a_replay
-from sinks.transaction import CommitState
+from sinks.transaction import CommitState, Fingerprint
 from tests.sqlalchemy_sink.play import url_of
 from tests.sqlalchemy_sink.test_dead_letters import Observer
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
@@ -90,6 +94,97 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server) -> None:
             assert cursor.execute(settings).fetchall() == [("0", "off")]
     finally:
         pg.run("ALTER ROLE CURRENT_USER RESET synchronous_commit")
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_limits_of_the_database_do_not_hold_for_a_task(pg: Server, setting: str) -> None:
+    pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
+    if not pg.run(f"SELECT 1 WHERE current_setting('{setting}', true) IS NOT NULL"):
+        pytest.skip("transaction_timeout came with PostgreSQL 17")
+    pg.run(f"ALTER DATABASE {make_url(pg.url).database} SET {setting} = 300")
+    sink = pg.sink()
+    sink.check(ORDERS)
+    transaction = sink.begin_transaction(context(sink, schema=ORDERS))
+    time.sleep(0.6)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], ORDERS))
+    assert pg.commit(sink, sink.pre_commit(transaction).of("orders", 0, Fingerprint(1))) == [CommitOutcome.COMMITTED]
+
+
+def test_a_pooler_meets_no_statement_that_the_server_keeps(pg: Server) -> None:
+    """In transaction mode it would run on another session."""
+    pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
+    sink = pg.sink(engine_options={"pool_size": 1})
+    sink.check(ORDERS)
+    for n in range(8):
+        sink.committed_checkpoints("job")
+        assert pg.commit(sink, pg.pre_commit(sink, ORDERS, [(n, "a")])) == [CommitOutcome.COMMITTED]
+    with sink._backend.lend() as connection:
+        assert sink._backend.query(connection, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_databases_that_are_not_in_utf8(pg: Server, encoding: str) -> None:
+    name = make_url(pg.url).database
+    create = f"CREATE DATABASE {name}_2 TEMPLATE template0 LOCALE 'C' ENCODING '{encoding}'"
+    with psycopg.connect(pg.dsn, autocommit=True) as connection:
+        connection.execute(create)
+    other = Server(pg.dsn.replace(str(name), f"{name}_2"))
+    try:
+        other.url += "?client_encoding=utf8"
+        sink = SqlAlchemySink(url_of(other.dsn), "orders", create_table=True)
+        with closing(sink), closing(SQLStorage(other.dsn)) as storage:
+            other.write(sink, ORDERS, [(1, "Ä")])
+            if encoding == "LATIN1":
+                with pytest.raises(BadValue, match='has no equivalent in encoding "LATIN1"'):
+                    other.pre_commit(sink, ORDERS, [(2, "€")])
+            assert storage.put_if_absent("a/b", b"\0\xff")
+            assert storage.list("a/") == ["a/b"]
+        assert other.run("SELECT id, name FROM orders") == [(1, "Ä")]
+    finally:
+        with psycopg.connect(pg.dsn, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name}_2 WITH (FORCE)")
+
+
+def test_a_foreign_table_is_refused(pg: Server) -> None:
+    """Its rows are committed by another server, before ours."""
+    pg.run("CREATE FOREIGN DATA WRAPPER w")
+    pg.run("CREATE SERVER far_away FOREIGN DATA WRAPPER w")
+    pg.run("CREATE FOREIGN TABLE far (id bigint NOT NULL, name text) SERVER far_away")
+    with pytest.raises(ConfigurationError, match="far is a foreign table"):
+        pg.sink("far").check(ORDERS)
+
+
+def test_row_level_security_that_would_hide_rows_from_deletes(pg: Server) -> None:
+    role = f"guarded_{make_url(pg.url).database}"
+    pg.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
+    pg.run("INSERT INTO stock VALUES ('a', 1, 1)")
+    pg.run(f"CREATE ROLE {role}")
+    try:
+        pg.run(f"GRANT ALL ON stock TO {role}")
+        pg.run(f"GRANT ALL ON SCHEMA public TO {role}")
+        options = {"connect_args": {"options": f"-c role={role}"}}
+        sink = pg.sink("stock", mode="upsert", keys=["sku"], delete_marker="gone", engine_options=options)
+        sink.check(STOCK)
+        committable = pg.pre_commit(sink, STOCK, [("a", None, 2, True)])
+        pg.run("ALTER TABLE stock ENABLE ROW LEVEL SECURITY")
+        pg.run("CREATE POLICY p ON stock USING (false) WITH CHECK (true)")
+        with pytest.raises(ConfigurationError, match="row-level security"):
+            sink.validate_all(Checkpoint("job", "l1", 0), [committable])
+        with pytest.raises(ConfigurationError, match="row-level security"):
+            sink.check(STOCK)
+        sink.close()
+    finally:
+        pg.run(f"DROP OWNED BY {role}")
+        pg.run(f"DROP ROLE {role}")
+
+
+def test_a_deferred_constraint_is_judged_before_the_decision(pg: Server) -> None:
+    pg.run("CREATE TABLE known (id bigint PRIMARY KEY)")
+    pg.run("CREATE TABLE orders (id bigint NOT NULL REFERENCES known DEFERRABLE INITIALLY DEFERRED, name text)")
+    sink = pg.sink()
+    sink.check(ORDERS)
+    with pytest.raises(BadValue, match="orders_id_fkey"):
+        sink.validate_all(Checkpoint("job", "l1", 0), [pg.pre_commit(sink, ORDERS, [(1, "a")])])
 
 
 def test_an_enumeration_of_postgres_stays_when_staging_tables_go(pg: Server) -> None:
