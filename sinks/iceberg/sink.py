@@ -22,6 +22,8 @@ from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partiti
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import StructType
 
 from sinks.base import Sink
@@ -147,8 +149,11 @@ class IcebergSink(LakeSink):
             yield f"it has format version {version}, and this sink writes version 2"
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
             yield f"its files are {kind} (write.format.default), and this sink writes parquet"
-        if self._branch != "main" and self._branch not in table.metadata.refs:
+        ref = table.metadata.refs.get(self._branch)
+        if ref is None and self._branch != "main":
             yield f"it has no branch {self._branch!r}: create it"
+        if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+            yield f"{self._branch!r} is a tag there, which takes no commits: name a branch"
         if ":memory:" in str(table.catalog.properties.get("uri")):
             yield "its catalog is in the memory of this process: no other can see it"
 
@@ -177,11 +182,10 @@ class IcebergSink(LakeSink):
         return Memory.from_json(self._handle.properties.get(app))
 
     def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
-        """Without pyiceberg's own retries: they commit on top of what nobody has looked at."""
+        """Without pyiceberg's own loop: its retries commit on top of what nobody has looked at, and after a conflict it
+        deletes manifests, which a commit whose answer got lost has put into the table."""
         table: Table = self._handle
         metadata = table.metadata
-        once = {**metadata.properties, "commit.retry.num-retries": "0"}
-        table.metadata = metadata.model_copy(update={"properties": once})
         try:
             transaction = table.transaction()
             transaction.set_properties({app: memory.to_json()})
@@ -190,7 +194,8 @@ class IcebergSink(LakeSink):
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
                     append.append_data_file(_from_json(file, metadata))
-            transaction.commit_transaction()
+            same = AssertTableUUID(uuid=metadata.table_uuid)
+            table._do_commit(transaction._updates, (*transaction._requirements, same))
         except (CommitFailedException, ValueError) as error:
             if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
                 raise

@@ -82,10 +82,14 @@ class Memory:
     aborted: dict[str, list[str]] = field(default_factory=dict)
 
     def is_committed(self, name: TransactionId) -> bool | None:
-        """True if it is committed, False if aborted; None if the table has decided nothing of it."""
-        if _short(name) in self.committed.get(_place(name), ()):
-            return True
-        return False if _short(name) in self.aborted.get(_place(name), ()) else None
+        """True if it is committed, False if aborted; None if the table has decided nothing of it. Of a checkpoint that
+        is forgotten everything counts as committed: somebody may have put its marks back, and an abort deletes
+        files."""
+        place, short = _place(name), _short(name)
+        if short in self.aborted.get(place, ()):
+            return False
+        forgotten = place not in self.committed and name.checkpoint < self.newest.get(name.lineage, -1)
+        return True if forgotten or short in self.committed.get(place, ()) else None
 
     def commit(self, name: TransactionId) -> None:
         self.committed.setdefault(_place(name), []).append(_short(name))
@@ -100,11 +104,9 @@ class Memory:
         shorts = self.committed.get(f"{lineage}.{checkpoint}", ())
         return tuple(f"{lineage}.{checkpoint}.{short}" for short in shorts if short not in known)
 
-    def forget(self, checkpoint: Checkpoint, marked: Collection[TransactionId]) -> None:
-        """Drop what no recovery asks for any more, but nothing of a checkpoint with a mark left: without its memory a
-        transaction with a mark would count as undecided."""
-        undecided = {_place(name) for name in marked}
-        for place in {*self.committed, *self.aborted} - undecided:
+    def forget(self, checkpoint: Checkpoint) -> None:
+        """Drop what no recovery asks for any more."""
+        for place in {*self.committed, *self.aborted}:
             lineage, _, number = place.partition(".")
             if lineage == checkpoint.lineage and int(number) < checkpoint.oldest_retained:
                 self.committed.pop(place, None)
@@ -325,12 +327,16 @@ class LakeSink(
 
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Rows of another layout than the table has now are written again."""
+        """Rows of another layout than the table has now, or whose mark somebody has deleted, are written again."""
         self._table = table = self._require_table()
         if reasons := list(self._problems()):
             raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
-        if unfit := next(filter(None, (_unfit(c, table) for c in committables)), ""):
-            raise TransactionEnded(f"sink {self.name!r}: {unfit}")
+        marked = self._marked(app_of(checkpoint.job, self.name)).values()
+        for committable in committables:
+            text = committable.transaction["transaction"]
+            unfit = _unfit(committable, table) or (f"{_mark(text)} is gone" if text not in marked else "")
+            if unfit:
+                raise TransactionEnded(f"sink {self.name!r}: {unfit}")
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
@@ -352,7 +358,7 @@ class LakeSink(
             for name in held:
                 memory.commit(name)
                 outcomes[name] = CommitOutcome.COMMITTED
-            memory.forget(checkpoint, marked)
+            memory.forget(checkpoint)
             return [file for name in held for file in by_name[name].proof["files"]]
 
         about = {"tpc.job": checkpoint.job, "tpc.lineage": first.lineage, "tpc.checkpoint": str(first.checkpoint)}
@@ -396,7 +402,7 @@ class LakeSink(
             nonlocal aborted
             committed = memory.is_committed(name)
             if committed:
-                raise CommittedError(f"{text} is committed, as {table.target} remembers")
+                raise CommittedError(f"{text}: its checkpoint is committed, as {table.target} remembers")
             aborted = committed is False or name in marked
             if committed is False or not aborted:
                 return None
@@ -423,8 +429,13 @@ class LakeSink(
 
     def _marked(self, app: str) -> Marked:
         """Transactions that are pre-committed, or decided with their mark yet to be deleted."""
-        texts = (name.removesuffix(".json") for name in self._files().names(f"_tpc/{app}") if name.startswith("tpc."))
-        return {TransactionId.parse(text): text for text in texts}
+        marked = {}
+        for file in self._files().names(f"_tpc/{app}"):
+            with suppress(ValueError):  # something else
+                name = TransactionId.parse(text := file.removesuffix(".json"))
+                if _app(name) == app:
+                    marked[name] = text
+        return marked
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """Delete the marks, and files, that processes left which died amid `commit` or `abort`. The memory itself is

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
+from pyiceberg.catalog.sql import SqlCatalog
 
 from sinks.audit import Part
 from sinks.delta.sink import _FEATURES
@@ -117,14 +118,60 @@ def test_a_file_that_somebody_deleted_before_the_commit_is_lost(lake: Lake) -> N
     assert lake.ids() == [0, 1, 10, 11, 20, 21]
 
 
+def marks(lake: Lake) -> list[Path]:
+    return sorted((root_of(lake) / "_tpc").rglob("tpc.*.json"))
+
+
+def test_a_mark_that_somebody_deleted_before_the_decision_lets_the_rows_be_written_again(lake: Lake) -> None:
+    sink, checkpoint = lake.sink(), Checkpoint(JOB, LINEAGE, 0)
+    made = [pre_committed(sink, rows(10 * n, 2), subtask=n) for n in range(2)]
+    sink.validate_all(checkpoint, made)
+    marks(lake)[0].unlink()
+    with pytest.raises(TransactionEnded, match=r"_tpc/.*json is gone"):
+        sink.validate_all(checkpoint, made)
+
+
 def test_a_mark_that_somebody_deleted_is_no_proof(lake: Lake) -> None:
+    """An empty file of that name will do in its place."""
     sink = lake.sink()
     made = pre_committed(sink, rows(0, 2))
-    root = Path(lake.files()[0].parent if lake.kind == "delta" else lake.files()[0].parents[1])
-    for mark in (root / "_tpc").rglob("tpc.*.json"):
-        mark.unlink()
+    [mark] = marks(lake)
+    mark.unlink()
     assert committed(sink, made) == [UNKNOWN]
     assert lake.ids() == []
+    mark.touch()
+    assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == [0, 1]
+
+
+def test_old_marks_that_somebody_puts_back_cost_no_rows(lake: Lake) -> None:
+    """From a backup, or out of the versions of a bucket: a sweep would abort them, and delete files of the table."""
+    sink = lake.sink()
+    for n in range(8):
+        made, before = pre_committed(sink, rows(10 * n, 1), n), {mark: mark.read_bytes() for mark in marks(lake)}
+        if n == 0:
+            kept = before
+        committed(sink, made, checkpoint=n, oldest=max(0, n - 2))
+        sink.purge(Checkpoint(JOB, LINEAGE, n, max(0, n - 2)))
+    for mark, text in kept.items():
+        mark.write_bytes(text)
+    for transaction in sink.in_doubt(JOB):
+        sink.abort(transaction)
+    sink.purge(Checkpoint(JOB, LINEAGE, 7, 5))
+    assert lake.ids() == [10 * n for n in range(8)]
+    assert marks(lake) == []
+
+
+def test_what_else_lies_among_the_marks_is_passed_over(lake: Lake) -> None:
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    [mark] = marks(lake)
+    mark.with_name(f"Copy of {mark.name}").write_text("[]")
+    mark.with_name("tpc.txt").write_text("")
+    mark.with_name(mark.name.replace("tpc.job-", "tpc.other-")).write_text("[]")
+    assert list(sink.in_doubt(JOB)) == [made.transaction]
+    assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == [0, 1]
 
 
 def test_compaction_neither_doubles_nor_forgets(lake: Lake) -> None:
@@ -628,6 +675,36 @@ def test_iceberg_branches(tmp_path: Path) -> None:
     assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
     [holding] = sink.audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
     assert holding.rows == 2
+
+
+def test_iceberg_tag_is_no_branch(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    lake.append(rows(500, 1))
+    table = lake.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "v1").commit()
+    with pytest.raises(ConfigurationError, match="'v1' is a tag there"):
+        lake.sink(branch="v1").check(SCHEMA)
+
+
+def test_iceberg_commit_that_the_client_of_the_catalog_repeats(tmp_path: Path) -> None:
+    """The first one counts, and the second one meets a conflict. After one pyiceberg deletes the manifests."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+
+    def commit_twice(self: SqlCatalog, *about: Any) -> Any:
+        monkeypatch.undo()
+        self.commit_table(*about)
+        return self.commit_table(*about)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit_twice)
+        assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == [0, 1]
+    assert committed(lake.sink(), pre_committed(lake.sink(), rows(10, 2), 1), checkpoint=1) == [COMMITTED]
+    assert lake.ids() == [0, 1, 10, 11]
 
 
 def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
