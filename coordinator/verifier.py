@@ -1,4 +1,4 @@
-"""The driver compares its row counts, again and again while its query runs: `coordinator verify --quick`."""
+"""The driver compares its row counts, again and again while its query runs: as `coordinator verify --quick`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from coordinator.operate.balance import Balance, take_balance
+from coordinator.operate.balance import LOOKED_AT, Balance, take_balance
 from coordinator.protocol.batch import Query, Sink
 from coordinator.protocol.records import CheckpointStore
 
@@ -46,7 +46,7 @@ class Verifier:
         while not ended.wait(self._interval) and query.isActive:
             try:
                 store = CheckpointStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
-                balance = take_balance(store, self._sinks, quick=True)
+                balance = take_balance(store, self._sinks, quick=True, last=LOOKED_AT)
                 if not ended.is_set():
                     self._tell(balance)
             except Exception:

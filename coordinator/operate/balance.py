@@ -21,6 +21,8 @@ from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, not_among
 
 History = Sequence[tuple[Record, ...]]
+LOOKED_AT = 100
+"""So many of the newest checkpoints are compared again and again by a driver, and on the page."""
 _TRIES = 3
 _AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 
@@ -156,13 +158,21 @@ def take_balance(
     sinks: Mapping[str, Sink],
     *,
     quick: bool = False,
+    last: int | None = None,
 ) -> Balance:
     """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
-    at the same time is looked at again. Raises `StorageError`, `CorruptRecord`."""
+    at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that are retained. Raises
+    `StorageError`, `CorruptRecord`."""
+    ids = store.ids()
+    oldest = ids[-1][0] - last + 1 if ids and last else 0
+
+    def wanted(checkpoint: int) -> bool:
+        return checkpoint >= oldest
+
     for _ in range(_TRIES):
-        history = store.history()
+        history = store.history(wanted)
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        later = store.history()
+        later = store.history(wanted)
         answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
         now = {rounds[0].checkpoint_id: rounds for rounds in later}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker

@@ -66,9 +66,9 @@ GAUGES = (
     Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"),
     Metric("checkpointing.generation", "", "Number of the driver among all of the job"),
     Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"),
-    Metric("checkpointing.balance.differences", "", "Differences between the row counts of retained checkpoints"),
-    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"),
-    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"),
+    Metric("checkpointing.balance.differences", "", "Differences between the row counts of the newest checkpoints"),
+    Metric("checkpointing.balance.unknown", "", "Checkpoints of these that could not be compared"),
+    Metric("checkpointing.balance.rows", "", "Rows of the newest checkpoints, by column"),
     Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
 )
 

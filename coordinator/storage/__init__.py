@@ -51,7 +51,7 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 
 @contextmanager
 def existing_storages() -> Iterator[None]:
-    """Within it, `open_storage` makes no directory and no table: what is not there is a `MissingStorage`."""
+    """Within it, `open_storage` writes nothing: a directory or table that is not there is a `MissingStorage`."""
     before = _make.set(False)
     try:
         yield
@@ -68,11 +68,11 @@ def _open(uri: str, *, make: bool) -> CheckpointStorage:
     if scheme in ("s3", "gs", "az"):
         from coordinator.storage.objects import open_bucket
 
-        return open_bucket(uri)
+        return open_bucket(uri, make=make)
     if scheme in ("hdfs", "viewfs"):
         from coordinator.storage.hadoop import HadoopStorage
 
-        return HadoopStorage(uri)
+        return HadoopStorage(uri, make=make)
     if scheme in _INSTEAD:  # repeats nothing: s3a URIs of old hold keys
         raise StorageError(
             f"{scheme}://...",

@@ -31,9 +31,9 @@ _ADVICE = {
 
 
 class FileStorage(CheckpointStorage):
-    """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing, unless `make` is False. What
-    is made is for the user alone (0700 and 0600); `list("")` passes over folders that this user may not read. No link
-    below the directory is followed.
+    """`file:///DIRECTORY`: one file for each key. With `make` the directory is made if it is missing, and hard links
+    are tried. What is made is for the user alone (0700 and 0600); `list("")` passes over folders that this user may not
+    read. No link below the directory is followed.
 
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
     that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
@@ -46,15 +46,16 @@ class FileStorage(CheckpointStorage):
     def __init__(self, directory: str | Path, *, make: bool = True) -> None:
         self._root = Path(os.path.abspath(directory))
         self.uri = self._root.as_uri()
-        if not make and not os.path.lexists(self._root):
-            raise NoSuchStorage(self.uri, "", "there is no such directory")
+        if not make:
+            if not os.path.lexists(self._root):
+                raise NoSuchStorage(self.uri, "", "there is no such directory")
+            return
         with self._errors("cannot make the directory"):
             self._root.mkdir(0o700, parents=True, exist_ok=True)
             for parent in self._root.parents:
                 with suppress(PermissionError):  # not ours to read, so not made by us
                     fsync_directory(parent)
-        if os.access(self._root, os.W_OK):
-            self._require_hard_links()
+        self._require_hard_links()
 
     def _require_hard_links(self) -> None:
         staged = self._root / f".link-{uuid.uuid4().hex}"

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from coordinator.spark.internals import gateway, hadoop_conf
-from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
 
 _FORM = "Write hdfs://HOST:PORT/DIRECTORY, or the name service of the cluster instead of HOST:PORT"
 _RESTART = "the query can then be restarted, nothing torn was left"
@@ -52,7 +52,7 @@ _CLIENT = {
 
 class HadoopStorage(CheckpointStorage):
     """`hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS: one file for each key. The directory is made
-    if it is missing.
+    if it is missing, unless `make` is False.
 
     A put writes `KEY#RANDOM`, has it synced to the disks of the data nodes, and renames it to `KEY`, which fails if
     that exists: the one atomic step, so that no torn value can ever stand under a key. A killed writer leaves
@@ -61,7 +61,7 @@ class HadoopStorage(CheckpointStorage):
     Hadoop's client repeats what fails in passing, and gives up when core-site.xml and hdfs-site.xml tell it to.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, make: bool = True) -> None:
         """Raises StorageError without a classic Spark session in this process, or if the directory cannot be made."""
         parts = urlsplit(uri)
         if "@" in parts.netloc:  # repeats nothing: it may hold a password
@@ -90,8 +90,10 @@ class HadoopStorage(CheckpointStorage):
             self._files: Any = self._fs.FileContext.getFileContext(where, conf)
             root = self._fs.Path(self.uri)
             rights = self._fs.permission.FsPermission
-            if not self._files.util().exists(root):  # the folders above it, made too, stay open to others
-                self._files.mkdir(root, rights.getDirDefault(), True)
+            if not self._files.util().exists(root):
+                if not make:
+                    raise NoSuchStorage(self.uri, "", "there is no such directory")
+                self._files.mkdir(root, rights.getDirDefault(), True)  # those above it, made too, stay open to others
                 self._files.setPermission(root, rights("700"))
             self._files.mkdir(root, rights("700"), True)
             behind = self._files.resolvePath(root).toUri().getScheme()

@@ -149,8 +149,9 @@ class ObjectStorage(CheckpointStorage):
         return retries(self.uri, self._retry_seconds, _may_pass, lambda error: _reason(str(error)))
 
 
-def open_bucket(uri: str, *, retry_seconds: float = 30.0) -> ObjectStorage:
-    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. The bucket has to be there.
+def open_bucket(uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> ObjectStorage:
+    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. The bucket has to be there. Without `make`
+    nothing is tried, and reading takes no right to write.
 
     obstore takes credentials, region, endpoint and timeouts from the environment variables AWS_*, GOOGLE_* or AZURE_*,
     or from the role of the machine. For other sources of credentials, make the store with obstore and hand
@@ -170,7 +171,8 @@ def open_bucket(uri: str, *, retry_seconds: float = 30.0) -> ObjectStorage:
         text = str(error)
         raise StorageError(uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or form) from error
     storage = ObjectStorage(uri.rstrip("/"), store, retry_seconds=retry_seconds)
-    storage._prove()
+    if make:
+        storage._prove()
     return storage
 
 

@@ -18,7 +18,7 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, look_for_driver
-from coordinator.operate.balance import Balance, take_balance
+from coordinator.operate.balance import LOOKED_AT, Balance, take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
@@ -235,7 +235,7 @@ class JobView:
     def balance(self, _: list[str]) -> Balance:
         """Records beside the systems' own ledgers: no table and no topic is read."""
         with self._asked() as sinks:
-            return take_balance(self.store, sinks, quick=True)
+            return take_balance(self.store, sinks, quick=True, last=LOOKED_AT)
 
     @contextmanager
     def _asked(self) -> Iterator[dict[str, Sink]]:

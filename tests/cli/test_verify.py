@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition
 
 from coordinator.jobfile import load_job
 from coordinator.listener import Step
+from coordinator.operate.balance import take_balance
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
@@ -59,6 +60,14 @@ def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) ->
             **dict.fromkeys(("filtered", "dead_lettered", "given_up"), 0),
             "present": None,
         }
+
+
+def test_what_is_compared_again_and_again_are_the_newest_checkpoints(file_job: Job) -> None:
+    """Thousands may be retained."""
+    file_job.run()
+    with load_job(str(file_job.file)) as coordinator:
+        balance = take_balance(coordinator.protocol.store, coordinator.sinks, last=2)
+    assert [line.checkpoint for line in balance.lines] == [1, 2]
 
 
 def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg_database: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import S3Store
 
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.objects import _RACERS, ObjectStorage, open_bucket
 from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import PAGE, S3Server
@@ -164,6 +164,13 @@ class TestFailures(LostPuts):
         server.deny(bucket, "s3:PutObject")
         with pytest.raises(StorageError, match=r"cannot write: .*403.*Check the credentials"):
             open_storage(f"s3://{bucket}/x")
+
+    def test_looking_takes_no_right_to_write(self, server, bucket, direct):
+        direct.put_if_absent("a", b"1")
+        server.deny(bucket, "s3:PutObject")
+        with existing_storages():
+            storage = open_storage(f"s3://{bucket}/x")
+        assert (storage.list(""), storage.get("a")) == (["a"], b"1")
 
     def test_no_credentials(self, bucket, monkeypatch):
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")

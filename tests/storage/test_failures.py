@@ -22,7 +22,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import make_url
 
-from coordinator.storage import CheckpointStorage, StorageError, open_storage, sql
+from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage, sql
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted
 from sinks.testing.table import eventually
@@ -223,6 +223,14 @@ class TestFile:
 
     def test_opening_leaves_nothing(self, storage, tmp_path):
         assert os.listdir(tmp_path / "root") == []
+
+    def test_looking_writes_nothing(self, storage, tmp_path):
+        """A disk may be full, or for reading only."""
+        storage.put_if_absent("a/1", b"1")
+        before = (tmp_path / "root").stat().st_mtime_ns
+        with existing_storages():
+            assert open_storage(str(tmp_path / "root")).get("a/1") == b"1"
+        assert (tmp_path / "root").stat().st_mtime_ns == before
 
     @needs_mount
     def test_a_mount_that_became_read_only(self, tmp_path):

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.protocol.records import CheckpointStore
 from coordinator.requests import ask_driver
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import CheckpointStorage, MissingStorage, StorageError, existing_storages, open_storage
 from sinks.testing.servers.hdfs import HdfsServer
 from sinks.testing.storage import ProcessConformance
 from tests.protocol.play import Job
@@ -94,6 +94,14 @@ class TestHdfs(ProcessConformance):
             nested._files.getFileStatus(storage._fs.Path(f"{uri}-above{each}")) for each in ("", "/x", "/x/storage")
         ]
         assert [str(one.getPermission()) for one in folders] == ["rwxr-xr-x", "rwxr-xr-x", "rwx------"]
+
+    def test_looking_makes_nothing(self, storage, uri):
+        with existing_storages():
+            missing = open_storage(f"{uri}-mistyped")
+            assert isinstance(missing, MissingStorage)
+            assert missing.list("") == []
+            assert not isinstance(open_storage(uri), MissingStorage)
+        assert not storage._files.util().exists(storage._fs.Path(f"{uri}-mistyped"))
 
     @pytest.mark.large
     def test_an_operator_asks_a_driver_by_it(self, storage, tmp_path):
