@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -9,16 +10,19 @@ from sinks.errors import printable
 
 
 def main() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed; and the next file or connection would get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         from coordinator.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
-            raise
-        sys.exit(
-            "The command `coordinator` needs typer and rich: install this library with its extra `cli` "
-            "(README, Installation), or pip install typer rich"
-        )
-    try:
+
         app()
-    except Exception:
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in ("typer", "rich"):
+            sys.exit(
+                "The command `coordinator` needs typer and rich: install this library with its extra `cli` "
+                "(README, Installation), or pip install typer rich"
+            )
         sys.exit(printable(f"{traceback.format_exc()}\nThis is a bug of `coordinator`, or of a sink."))

@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # they show values raw, and locals, which hold passwords
     epilog="Exit codes: 0 nothing wrong; 1 a finding or a failure; 2 wrong usage or job file; "
-    "3 not confirmed, nothing was changed; 4 the sink cannot tell.",
+    "3 not confirmed, so not done; 4 the sink cannot tell.",
 )
 
 

@@ -173,15 +173,15 @@ def _fact(name: str, value: Any) -> str:
 
 
 def confirm(consequence: str, word: str, *, given: bool) -> None:
-    """Ends the command unless a person types `word`, or the option for it was given."""
+    """Ends the command unless a person types `word`, or the option for it was given. A fence may have been claimed."""
     say(consequence)
     if given:
         return
     if not sys.stdin.isatty():
         fail(
-            "Nothing was changed: this needs a confirmation. Run it in a terminal, or with --yes (and --break-decision "
-            "where it goes against a decision).",
+            "Not done: this needs a confirmation. Run it in a terminal, or with --yes (and --break-decision where it "
+            "goes against a decision).",
             UNCONFIRMED,
         )
     if typer.prompt(f"Type {word!r} to go on", default="", show_default=False, err=True) != word:
-        fail("Nothing was changed.", UNCONFIRMED)
+        fail("Not done.", UNCONFIRMED)

@@ -61,7 +61,10 @@ def trigger(
         fail(str(error), USAGE)
     with coordinator_of(job) as coordinator:
         if location is None:
-            about = ask_driver(coordinator.protocol.store, how, holds)
+            try:
+                about = ask_driver(coordinator.protocol.store, how, holds)
+            except KeyboardInterrupt:
+                fail("Interrupted. If the driver had begun, it goes on: see coordinator savepoint list.", 130)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",

@@ -46,6 +46,8 @@ schema = typer.Typer(no_args_is_help=True, help="Compare tables with the columns
 _ID = ("lineage", "checkpoint", "partition", "row_number")
 _COLUMNS: Columns = {name: name for name in ("letter", "time", "error_class", "error", "row")}
 _STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
+_NAMED = 10
+"""Checkpoints that a sentence names."""
 _CODES = {Verdict.DIFFERS: FINDING, Verdict.UNKNOWN: UNKNOWN}
 
 
@@ -92,6 +94,8 @@ def _differences(balance: Balance) -> Iterable[str]:
     remarks += [(line.sink, text) for line in balance.lines for text in line.remarks]
     for sink, text in dict.fromkeys(remarks):
         numbers = [str(line.checkpoint) for line in balance.lines if line.sink == sink and text in line.remarks]
+        if len(numbers) > _NAMED:
+            numbers = [*numbers[:_NAMED], f"… {numbers[-1]}"]
         of = f", checkpoint{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
         yield f"Cannot tell: sink {sink}{of}: {text}"
 

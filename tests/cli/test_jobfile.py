@@ -212,6 +212,21 @@ def test_a_process_of_its_own_needs_no_spark(file_job: Job) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
 
 
+def test_closed_standard_streams(file_job: Job) -> None:
+    """As some schedulers start programs."""
+    file_job.run(1)
+    for command, streams, code in (
+        ("in-doubt list", "<&- >&- 2>&-", 0),
+        ("in-doubt abort --all-orphans --fence", "<&-", 3),
+    ):
+        program = f'exec "$0" -m coordinator.cli {command} --job "$1" {streams}'
+        done = subprocess.run(
+            ["bash", "-c", program, sys.executable, str(file_job.file)], capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_usage_and_completion() -> None:
     assert run("checkpoints", "lst").returncode == 2
     assert "Exit codes" in run("--help").stdout
