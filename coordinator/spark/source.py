@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 
 from coordinator import guarantee
 from coordinator.config import Replay
-from coordinator.errors import CheckpointError, ReplayMismatch, UnsupportedSpark
+from coordinator.errors import CheckpointError, InDoubtError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
 from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
@@ -235,8 +235,10 @@ class _WrittenBatch:
         assert self.prepared is not None
         n = self.facts.checkpoint_id
         if task != self.prepared.task(task.sink, task.job):
-            raise next((ack.error for ack in self.acks if ack.error), None) or CheckpointError(
-                f"rows of batch {n} have to be written again, which takes a new start of the query: start it again"
+            raise next((ack.error for ack in self.acks if ack.error), None) or InDoubtError(
+                f"checkpoint {n} is complete, and transactions of sink {name!r} were lost after it. To write them "
+                "again takes a new start of the query: start it again.",
+                [dict(ack.committable.transaction) for ack in self.acks if ack.committable],
             )
         if task.replay and task.replay.whole and len(self.acks) != 1:
             raise ReplayMismatch(

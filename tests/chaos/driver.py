@@ -6,6 +6,7 @@ A process has no other way to end than any driver: it returns, it fails, or it i
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import signal
@@ -24,14 +25,13 @@ import sinks.kafka
 import sinks.mysql
 import sinks.postgres  # noqa: F401
 from coordinator import CheckpointConfig, CheckpointCoordinator
-from coordinator.storage import open_storage
 from sinks.base import TwoPhaseCommitSink
 from sinks.task import Ack, SinkTask
 from sinks.testing import SCHEMA
 from sinks.testing.driver import fork, redirect_output
 from sinks.testing.local import LocalBatch, LocalQuery, Partitions
 from tests.chaos import bugs, faults
-from tests.chaos.faults import Fault, Injector, WatchedStorage, watched
+from tests.chaos.faults import Fault, Injector, Steps, watched, watched_storage
 
 CHECKPOINT = 100_000
 """A row's id is checkpoint * 100,000 + partition * 1,000 + number."""
@@ -46,11 +46,13 @@ _LIMIT = 150
 class Input(Sequence[Partitions]):
     """`batches` micro-batches of three partitions with up to 40 rows, now and then one without any, made from a seed:
     the same for every driver. With `hot`, each partition with rows updates one key of its own in every checkpoint (its
-    id is negative, its amount the checkpoint), besides the rows whose keys come once."""
+    id is negative, its amount the checkpoint), besides the rows whose keys come once. From the batch `wider` on, rows
+    have one more column."""
 
     seed: str
     batches: int
     hot: bool = False
+    wider: float = math.inf
 
     def __len__(self) -> int:
         return self.batches
@@ -66,7 +68,8 @@ class Input(Sequence[Partitions]):
         amounts = [i + 0.5 for i in range(count)]
         if self.hot:
             ids, amounts = [-1 - partition, *ids], [float(n), *amounts]
-        return pa.table([ids, [f"user-{id}" for id in ids], amounts], schema=SCHEMA)
+        rows = pa.table([ids, [f"user-{id}" for id in ids], amounts], schema=SCHEMA)
+        return rows if n < self.wider else rows.append_column("note", pa.array([f"of {n}"] * len(ids), pa.string()))
 
     def ids(self) -> list[list[int]]:
         """By checkpoint, without the hot keys."""
@@ -129,16 +132,16 @@ def live(life: Life, connection: Connection) -> None:
     redirect_output(life.folder / "driver.log")
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
     logging.raiseExceptions = False  # nobody reads them
-    faults.here = here = Injector(connection, life.faults)
+    faults.here = Injector(connection, life.faults)
     try:
         bugs.switch_on(life.bug)
         sinks = [watched(sink) for sink in life.sinks]
-        storage = WatchedStorage(open_storage(life.storage))
-        with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
+        storage = watched_storage(life.storage)
+        with CheckpointCoordinator(life.job, sinks, storage, life.config, [Steps()]) as coordinator:
             _Query(life.folder, life.input).run(coordinator)
     except Exception as error:
         logging.exception("it fails")
-        here.failed(error)
+        faults.failed(error)
         os._exit(1)
     os._exit(0)
 

@@ -10,12 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from coordinator import CheckpointListener, Step
+from coordinator.storage import open_storage
 from coordinator.storage.base import WrappedStorage
 from sinks.testing.driver import around
 
@@ -136,7 +138,7 @@ def _world(rng: random.Random, kind: str) -> list[Fault]:
 
 
 # ---------------------------------------------------------------------- inside the driver
-class Injector(CheckpointListener):
+class Injector:
     """Tells the supervisor where its driver is, and strikes the faults of this life. `group`: the driver has a process
     group of its own, which dies with it."""
 
@@ -144,12 +146,9 @@ class Injector(CheckpointListener):
         self._connection, self._faults, self._group = connection, list(faults), group
         self._lock = threading.Lock()
         self._times: Counter[str] = Counter()
-        self.unfaithful = self.told = False
-        self.room = resource.RLIM_INFINITY
-        """Bytes that a file of the storage may have."""
-
-    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        self.at(step.name)
+        self.unfaithful = self.through = self.told = False
+        """`through`: the input has come to its end."""
+        self.world = World()
 
     def at(self, point: str) -> None:
         with self._lock:
@@ -175,27 +174,105 @@ class Injector(CheckpointListener):
         elif fault.kind == "stop":
             os.killpg(0, signal.SIGSTOP) if self._group else os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.kind == "disk":
-            self.room = fault.amount
+            self.world = replace(self.world, room=fault.amount)
         elif fault.kind == "clock":
-            _set_clock(fault.amount)
+            self.world = replace(self.world, clock=fault.amount)
+            self.world.set_clock()
         elif fault.kind == "source":
             self.unfaithful = True
 
-    def failed(self, error: BaseException) -> None:
+    def ended(self) -> None:
+        self.through = True
+
+    def failed(self, error: str, text: str) -> None:
         self.told = True
         with self._lock:
-            self._tell("error", type(error).__name__, str(error)[:500])
+            self._tell("error", error, text[:500])
 
+    def listen(self, address: str) -> None:
+        """Act for the driver's other processes, too."""
+        listener = Listener(address, "AF_UNIX")
+
+        def accept() -> None:
+            while True:
+                threading.Thread(target=answer, args=[listener.accept()], daemon=True).start()
+
+        def answer(remote: Connection) -> None:
+            with suppress(EOFError, OSError):
+                while True:
+                    method, *arguments = remote.recv()
+                    getattr(self, method)(*arguments)
+                    remote.send(self.world)
+
+        threading.Thread(target=accept, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class World:
+    """What the processes of a driver find around them. `room`: bytes that a file of the storage may have; `clock`:
+    seconds by which the wall clock is wrong."""
+
+    room: int = resource.RLIM_INFINITY
+    clock: float = 0.0
+
+    def set_clock(self, real: Any = time.time, real_ns: Any = time.time_ns) -> None:
+        time.time = lambda: real() + self.clock
+        time.time_ns = lambda: real_ns() + int(self.clock * 1e9)
+
+
+class Remote:
+    """In a process that Spark has started: stands for the injector in the driver's first process."""
+
+    unfaithful = False
+
+    def __init__(self, address: str) -> None:
+        self._connection, self._lock, self.world = Client(address, "AF_UNIX"), threading.Lock(), World()
+
+    def at(self, point: str) -> None:
+        self._ask("at", point)
+
+    def ended(self) -> None:
+        self._ask("ended")
+
+    def failed(self, error: str, text: str) -> None:
+        self._ask("failed", error, text)
+
+    def _ask(self, *question: Any) -> None:
+        with self._lock:
+            try:
+                self._connection.send(question)
+                self.world = self._connection.recv()
+                self.world.set_clock()
+            except (EOFError, OSError):  # the driver was killed, and this process with it, or some time later
+                if random.random() < 0.5:
+                    os._exit(3)
+
+
+REMOTE = "CHAOS_DRIVER"
+"""The environment variable with the address of the driver's first process."""
 
 here: Injector | None = None
 """That of this process, if it is a driver's: sinks are pickled on their way to the tasks, so it cannot hang on them."""
 
 
+@lru_cache(1)
+def _remote(process: int) -> Remote | None:
+    try:
+        return Remote(os.environ[REMOTE])
+    except (KeyError, OSError):
+        return None
+
+
+def _injector() -> Injector | Remote | None:
+    return here or _remote(os.getpid())
+
+
 @contextmanager
 def _full_disk() -> Iterator[None]:
     """As full as the fault `disk` has made it. Spark's own files are on another."""
+    injector = _injector()
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (here.room if here else hard, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (injector.world.room if injector else hard, hard))
     try:
         yield
     finally:
@@ -203,13 +280,26 @@ def _full_disk() -> Iterator[None]:
 
 
 def at(point: str) -> None:
-    if here is not None:
-        here.at(point)
+    if injector := _injector():
+        injector.at(point)
 
 
-def _set_clock(offset: float, real: Any = time.time, real_ns: Any = time.time_ns) -> None:
-    time.time = lambda: real() + offset
-    time.time_ns = lambda: real_ns() + int(offset * 1e9)
+def failed(error: BaseException) -> None:
+    if injector := _injector():
+        injector.failed(type(error).__name__, str(error))
+
+
+@dataclass
+class Steps(CheckpointListener):
+    """Says where the driver is after each step. Where Spark hands batches over without end, `batches` are taken."""
+
+    batches: int | None = None
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        at(step.name)
+        if step is Step.TRIGGERED and checkpoint_id == self.batches and (injector := _injector()):
+            injector.ended()
+            os._exit(0)
 
 
 def watched(sink: Any) -> Any:
@@ -236,3 +326,10 @@ class WatchedStorage(WrappedStorage):
 
     def close(self) -> None:
         self.inner.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return watched_storage, (self.uri,)
+
+
+def watched_storage(uri: str) -> WatchedStorage:
+    return WatchedStorage(open_storage(uri))

@@ -13,7 +13,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import SCHEMA
-from tests.chaos.rigs import Row, System, Target
+from tests.chaos.rigs import EVOLUTION, Row, System, Target
 from tests.lakes.play import DeltaLake, IcebergLake
 
 
@@ -22,12 +22,13 @@ class LakeTarget(Target):
 
     atomic = True
 
-    def __init__(self, system: System, kind: str, folder: Path) -> None:
-        self.system, self.name = system, kind
+    def __init__(self, system: System, kind: str, folder: Path, mode: str) -> None:
+        self.system, self.name, self._mode = system, kind, mode
         self._lake = {"delta": DeltaLake, "iceberg": IcebergLake}[kind](folder)
 
     def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
-        sink: TwoPhaseCommitSink[Any] = self._lake.sink(create_table=True, name=self.name)
+        options = {"schema_evolution": "add"} if self._mode == EVOLUTION else {}
+        sink: TwoPhaseCommitSink[Any] = self._lake.sink(create_table=True, name=self.name, **options)
         return sink
 
     def rows(self) -> Sequence[Row]:

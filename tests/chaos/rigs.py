@@ -48,6 +48,9 @@ UNREADABLE = (psycopg.Error, pymysql.Error, KafkaError, OSError, AssertionError)
 
 LOCK_TIMEOUT = 2.0
 
+EVOLUTION = "evolution"
+"""The mode in which rows get one more column amid the input, and the table with them."""
+
 
 class System:
     """A server of ours, which the drivers reach through a network that we can harm."""
@@ -122,6 +125,7 @@ class PostgresTarget(Target):
 
     def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
         options: dict[str, Any] = {"strategy": "prepared" if self.mode == "prepared" else "staged"}
+        options |= {"schema_evolution": "add"} if self.mode == EVOLUTION else {}
         if self.hot:
             options |= {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
         dsn = self.system.connected(self.dsn)
@@ -211,7 +215,7 @@ class SqlAlchemyTarget(PostgresTarget):
     """The tables of PostgreSQL, by SqlAlchemySink."""
 
     def sink(self, rng: random.Random) -> SqlAlchemySink:
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"schema_evolution": "add"} if self.mode == EVOLUTION else {}
         if self.hot:
             options = {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
         url = self.system.connected(self.dsn).replace("postgresql://", "postgresql+psycopg://")
@@ -226,6 +230,7 @@ class MySQLTarget(Target):
 
     def sink(self, rng: random.Random) -> MySQLSink:
         options: dict[str, Any] = {"strategy": "xa" if self.mode == "xa" else "staged"}
+        options |= {"schema_evolution": "add"} if self.mode == EVOLUTION else {}
         if self.hot:
             options |= {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
         dsn = self.system.connected(self.dsn)
@@ -508,17 +513,17 @@ def _lake(kind: str, services: Services, mode: str) -> Iterator[Target]:
     from tests.chaos.lakes import LakeTarget  # 0.4 s of processor time
 
     with TemporaryDirectory() as folder:
-        yield LakeTarget(services.system("folder"), kind, Path(folder))
+        yield LakeTarget(services.system("folder"), kind, Path(folder), mode)
 
 
 MODES: Mapping[str, tuple[str, ...]] = {
-    "postgres": ("prepared", "staged", "upsert", "dead-letters"),
+    "postgres": ("prepared", "staged", "upsert", "dead-letters", EVOLUTION),
     "kafka": ("append", "dead-letters"),
-    "mysql": ("xa", "staged", "upsert", "dead-letters"),
-    "mariadb": ("xa", "staged", "upsert", "dead-letters"),
-    "sqlalchemy": ("staged", "upsert"),
-    "delta": ("append",),
-    "iceberg": ("append",),
+    "mysql": ("xa", "staged", "upsert", "dead-letters", EVOLUTION),
+    "mariadb": ("xa", "staged", "upsert", "dead-letters", EVOLUTION),
+    "sqlalchemy": ("staged", "upsert", EVOLUTION),
+    "delta": ("append", EVOLUTION),
+    "iceberg": ("append", EVOLUTION),
     "all": ("append", "mixed", "lakes"),
 }
 """The rigs: a sink in each of its modes, or several in one checkpoint."""

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,16 @@ from typing import Any
 import psutil
 
 from coordinator import CheckpointCoordinator
-from coordinator.storage import open_storage
 from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from tests.chaos import faults
 from tests.chaos.driver import CHECKPOINT, COUNTS, PARTITIONS, Input, Life
-from tests.chaos.faults import Injector, WatchedStorage, watched
+from tests.chaos.faults import Injector, Steps, watched, watched_storage
 from tests.spark.cluster import standalone_cluster
+from tests.spark.connect import ConnectServer, started
 
+LOCAL_THREADS, CONNECT, FORMAT = "local[2,10]", "connect", "format"
+"""Masters, and two other ways to run."""
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 
 _CONF = {
@@ -97,10 +102,45 @@ class SparkProcess:
 def live(life: Life, connection: Connection, master: str) -> None:
     import logging
 
-    from pyspark.sql import SparkSession
-
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
     faults.here = here = Injector(connection, life.faults, group=True)
+    try:
+        if master == CONNECT:
+            _over_connect(life, here)
+        elif master == FORMAT:
+            _without_foreach_batch(life, here)
+        else:
+            _classic(life, master)
+    except Exception as error:
+        if here.through or _AT_THE_END in str(error):
+            os._exit(0)
+        logging.exception("the driver fails")
+        if not here.told:
+            here.failed(_raised(error), str(error))
+        os._exit(1)
+    os._exit(0)
+
+
+def _raised(error: Exception) -> str:
+    """What Spark says was raised in another process, if it says so."""
+    theirs = re.findall(r"^(?:coordinator|sinks|psycopg|pymysql|kafka)\.[\w.]*?(\w+): ", str(error), re.MULTILINE)
+    return theirs[-1] if theirs else type(error).__name__
+
+
+def _classic(life: Life, master: str) -> None:
+    spark = _session(life, master)
+    writer = _stream(spark, life.input).writeStream.option("checkpointLocation", str(life.folder))
+    if life.peer:
+        _run(writer, _peer(life.peer), len(life.input))
+    else:
+        with _coordinator(life) as coordinator:
+            _run(writer, coordinator, len(life.input))
+    spark.stop()
+
+
+def _session(life: Life, master: str) -> Any:
+    from pyspark.sql import SparkSession
+
     conf = _CONF | ({} if master.startswith("local[") else _SPECULATION)
     if life.peer:
         jars = maven_jars(JDBC_DRIVER, transitive=False)
@@ -110,22 +150,51 @@ def live(life: Life, connection: Connection, master: str) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    writer = _stream(spark, life.input).writeStream.option("checkpointLocation", str(life.folder))
-    try:
-        if life.peer:
-            _run(writer, _peer(life.peer), len(life.input))
-        else:
-            sinks = [watched(sink) for sink in life.sinks]
-            storage = WatchedStorage(open_storage(life.storage))
-            with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
-                _run(writer, coordinator, len(life.input))
-        spark.stop()
-    except Exception as error:
-        logging.exception("the driver fails")
-        if not here.told:
-            here.failed(error)
-        os._exit(1)
-    os._exit(0)
+    return spark
+
+
+def _coordinator(life: Life, **config: Any) -> CheckpointCoordinator:
+    sinks = [watched(sink) for sink in life.sinks]
+    steps = Steps(len(life.input))
+    return CheckpointCoordinator(
+        life.job, sinks, watched_storage(life.storage), replace(life.config, **config), [steps]
+    )
+
+
+def _over_connect(life: Life, here: Injector) -> None:
+    """The server is a process of this group; the coordinator runs in a Python process of the server."""
+    from pyspark.sql import SparkSession
+
+    _listen(life, here)
+    folder = Path(tempfile.mkdtemp(dir=life.folder.parent))
+    server = ConnectServer(folder, new_session=False)
+    server.start()
+    spark = SparkSession.builder.remote(server.url).create()
+    with _coordinator(life, checkpoint_location=str(life.folder)) as coordinator:
+        writer = coordinator.write_stream(_stream(spark, life.input))
+        started(writer.foreachBatch(_until(coordinator, len(life.input)))).awaitTermination()
+
+
+def _without_foreach_batch(life: Life, here: Injector) -> None:
+    from coordinator.spark.source import register
+
+    _listen(life, here)
+    spark = _session(life, LOCAL_THREADS)
+    register(spark)
+    pickled, job = Path(sys.argv[1]), life.folder.parent / f"{random.getrandbits(64):x}.py"
+    job.write_text(f"from tests.chaos.spark import job_of\ncoordinator = job_of({str(pickled)!r})\n")
+    writer = _stream(spark, life.input).writeStream.format("exactly_once").option("jobFile", str(job))
+    writer.option("checkpointLocation", str(life.folder)).start().awaitTermination()
+
+
+def job_of(pickled: str) -> CheckpointCoordinator:
+    life, _ = pickle.loads(Path(pickled).read_bytes())
+    return _coordinator(life)
+
+
+def _listen(life: Life, here: Injector) -> None:
+    os.environ[faults.REMOTE] = address = str(life.folder.parent / f"{os.getpid()}.driver")
+    here.listen(address)
 
 
 def _stream(spark: Any, input: Input) -> Any:
@@ -151,27 +220,26 @@ def _stream(spark: Any, input: Input) -> Any:
     )
 
 
+_AT_THE_END = "the input ends before batch"
+
+
 def _run(writer: Any, write: Callable[[Any, int], None], batches: int) -> None:
+    writer.foreachBatch(_until(write, batches)).start().awaitTermination()
+
+
+def _until(write: Callable[[Any, int], None], batches: int) -> Callable[[Any, int], None]:
     """Take the first `batches` micro-batches. An error is told as it is, before Spark wraps it."""
-    through = False
 
     def call(df: Any, batch_id: int) -> None:
-        nonlocal through
-        through = batch_id >= batches
-        if through:
-            raise EOFError(f"the input ends before batch {batch_id}")
+        if batch_id >= batches:
+            raise EOFError(f"{_AT_THE_END} {batch_id}")
         try:
             write(df, batch_id)
         except Exception as error:
-            if faults.here:
-                faults.here.failed(error)
+            faults.failed(error)
             raise
 
-    try:
-        writer.foreachBatch(call).start().awaitTermination()
-    except Exception:
-        if not through:
-            raise
+    return call
 
 
 def _as_json(df: Any) -> Any:
@@ -205,6 +273,8 @@ def victims(roots: list[int]) -> list[tuple[str, psutil.Process]]:
                     command = " ".join(child.cmdline())
                     if "CoarseGrainedExecutorBackend" in command:
                         found.append(("executor", child))
+                    elif "foreach_batch_worker" in command:
+                        found.append(("foreachBatch process", child))
                     elif "pyspark.daemon" in command and "pyspark.daemon" in " ".join(child.parent().cmdline()):
                         found.append(("Python worker", child))
     return found
@@ -219,7 +289,7 @@ def master(kind: str, folder: Path) -> Iterator[tuple[str, list[int]]]:
             daemons = {child.pid for child in psutil.Process().children()} - before
             yield url, sorted(daemons)
     else:
-        yield {"spark": "local[2,10]", "local-cluster": "local-cluster[2,1,512]"}[kind], []
+        yield {"spark": LOCAL_THREADS, "local-cluster": "local-cluster[2,1,512]"}.get(kind, kind), []
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import shutil
 import signal
@@ -23,7 +24,7 @@ from tests.chaos import faults, rigs
 from tests.chaos.driver import Input, Life, LocalProcess
 from tests.chaos.faults import STEPS, Fault
 from tests.chaos.oracle import Reader, Verdict
-from tests.chaos.rigs import Target
+from tests.chaos.rigs import EVOLUTION, Target
 
 _HALF_OPEN = 12.0
 
@@ -100,7 +101,8 @@ class Tier:
     `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a sign of life
     for `patience` seconds is taken for hung, and killed. One that is stopped until another comes to a point goes on
     after `longest_stop` seconds. Faults end after `limit` seconds of a round; if the rest takes more than `quiet`
-    seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.
+    seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id. `spools`: rows can
+    be kept for a replay.
     """
 
     name: str = "local"
@@ -111,6 +113,7 @@ class Tier:
     limit: float = 150.0
     quiet: float = 300.0
     victims: Callable[[int], list[tuple[str, psutil.Process]]] | None = None
+    spools: bool = True
 
 
 LOCAL = Tier()
@@ -178,13 +181,18 @@ class Round:
         self._worlds, self._only = rigs.worlds(sink), only
         if tier.victims:
             del self._worlds["source"]  # what their tasks read is Spark's affair
-        spool = not bug and not peer and self._rng.random() < 0.4
+        spool = tier.spools and not bug and not peer and self._rng.random() < 0.4
         self._life = Life(
             job=f"chaos {folder.name}",
             sinks=[],
             storage=storage,
             folder=folder / "query",
-            input=Input(seed, batches + 1, hot=any(target.hot for target in targets)),
+            input=Input(
+                seed,
+                batches + 1,
+                hot=any(target.hot for target in targets),
+                wider=batches // 2 if mode == EVOLUTION else math.inf,
+            ),
             config=CheckpointConfig(
                 commit_timeout=10,
                 tolerable_failed_checkpoints=self._rng.choice((0, 2)),
@@ -335,8 +343,7 @@ class Round:
         sinks = [target.sink(self._rng) for target in self._targets]
         if any(fault.kind == "expire" for fault in planned):
             sinks = [target.sink(_Low()) for target in self._targets]
-        input = Input(life.input.seed, batches, life.input.hot)
-        life = replace(life, sinks=sinks, input=input, faults=planned)
+        life = replace(life, sinks=sinks, input=replace(life.input, batches=batches), faults=planned)
         self._drivers.append(_Driver(life, self._tier))
         self._result.lives += 1
 

@@ -23,8 +23,8 @@ from tests.spark.workers import WORKERS
 class ConnectServer:
     """`with ConnectServer(folder) as server:`; killed and started again on the same port by `restart`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, new_session: bool = True) -> None:
+        self.folder, self._new_session = folder, new_session
         self.port = free_port()
         self.url = f"sc://127.0.0.1:{self.port}"
 
@@ -63,7 +63,7 @@ class ConnectServer:
         self.log = self.folder / f"server-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, start_new_session=True, stdout=log, stderr=subprocess.STDOUT, env=environment
+                command, start_new_session=self._new_session, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
         deadline = time.monotonic() + timeout
         while not re.search("Spark Connect server started at", self.output()):
