@@ -24,6 +24,7 @@ _ADVICE = {
     errno.ENOSYS: "The file system does not know hard links; use another one or a database",
     errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
     errno.EROFS: "The file system is mounted read-only; mount it for writing or use another directory",
+    errno.ENOENT: "The directory was deleted or unmounted since it was opened: bring it back, as it was",
     errno.ENOTDIR: "A part of the path is a file, or a link, which is not followed; use another directory",
     errno.EEXIST: "The path is a file; use another directory",
     errno.ELOOP: "It is a symbolic link, which is not followed: see who put it there, and remove it",
@@ -128,8 +129,6 @@ class FileStorage(CheckpointStorage):
     @contextmanager
     def _folders(self, key: str, *, make: bool = False) -> Iterator[Sequence[int]]:
         """Descriptors of the storage's directory and of each below it, down to the key's own."""
-        if make:  # somebody may have deleted it
-            self._root.mkdir(0o700, parents=True, exist_ok=True)
         with ExitStack() as stack:
             folders = [stack.enter_context(_directory(self._root))]
             for name in key.split("/")[:-1]:

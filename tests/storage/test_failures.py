@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -223,6 +224,15 @@ class TestFile:
 
     def test_opening_leaves_nothing(self, storage, tmp_path):
         assert os.listdir(tmp_path / "root") == []
+
+    def test_a_directory_that_is_gone_is_not_made_anew(self, storage, tmp_path):
+        """By the sign of life of a driver that runs: an empty storage would tell less than none, and hide a mount."""
+        storage.put_if_absent("a/1", b"1")
+        shutil.rmtree(tmp_path / "root")
+        assert (storage.get("a/1"), storage.list("")) == (None, [])
+        with pytest.raises(StorageError, match=r"key 'a/2': cannot write 1 bytes: No such file.*bring it back"):
+            storage.put_if_absent("a/2", b"2")
+        assert not (tmp_path / "root").exists()
 
     def test_looking_writes_nothing(self, storage, tmp_path):
         """A disk may be full, or for reading only."""
