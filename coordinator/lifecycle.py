@@ -178,7 +178,7 @@ class QueryLifecycle:
         self.hold()
         try:
             end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
-            while idle < _IDLE_LOOKS and self._clock.monotonic() < end:
+            while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:
                 idle = 0 if self._is_busy(query) else idle + 1
                 self._clock.sleep(0.02)
             query.stop()

@@ -17,7 +17,7 @@ import pytest
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SinkTests, copy_of, forget, rows
-from sinks.testing.lines import Stop, at, lines, watched
+from sinks.testing.lines import Stop, at, failing, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
@@ -32,6 +32,7 @@ def meet(
     *,
     ended: list[Stop] | None = None,
     then: Callable[[], None] | None = None,
+    blocked: float = _BLOCKED,
 ) -> tuple[Any, Any]:
     """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, with `then`, when the
     other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then."""
@@ -48,7 +49,7 @@ def meet(
 
     def begin() -> None:
         thread.start()
-        thread.join(_BLOCKED if stop.number else 10 * _BLOCKED)  # before the first line little is locked
+        thread.join(blocked if stop.number else 10 * _BLOCKED)  # before the first line little is locked
         if ended is not None and not thread.is_alive():
             ended.append(stop)
         if then is not None:
@@ -119,7 +120,7 @@ class Faults(SinkTests):
         raise self.outage
 
     def _ask_failing(self, driver: Sink, stop: Stop | None, *made: Committable) -> list[Any]:
-        with watched(driver, at(stop.number if stop else -1, self._fail)):
+        with watched(driver, failing(driver, stop.number if stop else -1, self.outage)):
             return self.ask(driver, *made)
 
     def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
@@ -134,29 +135,46 @@ class Faults(SinkTests):
 
     @pytest.mark.parametrize("inside", ["write", "pre_commit"])
     def test_a_task_fails_and_rolls_back(self, sink: Sink, inside: str) -> None:
-        def fails(transaction: Any) -> None:
-            if inside == "write":
-                sink.write(transaction, rows(10, 2).to_batches()[0])
-            else:
-                sink.snapshot_state(transaction)
+        """Or it has not failed: then all of its rows are there."""
+        done = list[pa.Table]()
 
-        first = self.written(sink, rows(0, 2))
-        stops = lines(sink, lambda: fails(first), 2 * self.stops, failing=True)
+        def fails(transaction: Any, table: pa.Table) -> Committable:
+            if inside == "pre_commit":
+                return sink.snapshot_state(transaction)
+            sink.write(transaction, table.slice(2).to_batches()[0])
+            return Committable({})
+
+        def begun(table: pa.Table) -> Any:
+            return self.written(sink, table.slice(0, 2 if inside == "write" else 4))
+
+        first = begun(rows(0, 4))
+        stops = lines(sink, lambda: fails(first, rows(0, 4)), 2 * self.stops, failing=True)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         before = self.leftovers(sink)
         for stop in stops:
-            transaction = self.written(sink, rows(0, 2))
+            table = rows(10 * stop.number, 4)
+            transaction, committable = begun(table), None
             try:
-                with watched(sink, at(stop.number, self._fail)):
-                    fails(transaction)
+                with watched(sink, failing(sink, stop.number, self.outage)):
+                    committable = fails(transaction, table)
             except Exception as error:
                 forget(error)
+            if committable is not None:
+                done.append(table)
+                clause = Clause.WRITE if inside == "write" else Clause.PRE_COMMIT
+                made = committable.of(sink.name, 0, Fingerprint(4))
+                if inside == "write":
+                    made = self.sealed(sink, transaction, 4)
+                when = f"after {self.outage!r} at {stop}, of which {inside} told nothing"
+                self.commit(sink, made, clause=clause, when=when)
+                self.expect_rows(sink, clause, when, *done)
+                continue
             self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
             self.close(sink)
             when = f"after {inside} that failed at {stop}, then rollback"
             self.sweep(sink, Clause.ROLLBACK_AFTER, when)
             self.expect_no_leftovers(sink, when, before)
-        self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback")
+        self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback", *done)
 
     @pytest.mark.parametrize("method", ["in_doubt", "committed_checkpoints", "abort", "purge"])
     def test_silence_is_no_answer(self, sink: Sink, method: str) -> None:
@@ -182,7 +200,7 @@ class Faults(SinkTests):
             driver, victim = self.elsewhere(sink), self.pre_committed(sink, rows(10, 1), checkpoint=2)
             error, answer = None, None
             try:
-                with watched(driver, at(stop.number, self._fail)):
+                with watched(driver, failing(driver, stop.number, self.outage)):
                     answer = call(driver, victim)
             except Exception as raised:
                 forget(error := raised)
@@ -244,7 +262,7 @@ class Faults(SinkTests):
         tables = [rows(10 * p, 2) for p in range(self.many)]
         made = self.participants(sink, tables)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with {self.many} pre-committed", *made)
-        few = self.many // 4
+        few = self.many // 10
         for committable in made[:few]:
             self.abort(sink, committable)
         when = f"by commit_all of {self.many - few}"
@@ -252,6 +270,7 @@ class Faults(SinkTests):
             answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made[few:]))
         self._all_committed(sink, answers, made[few:], when)
         self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:])
+        self.commit(sink, *made[few:], clause=Clause.IDEMPOTENT, when=f"of {self.many - few}, again")
         self.purge(sink, 0, 0)
         when = f"after a purge of nothing, of {few} aborted ones and {self.many - few} committed ones"
         self.commit(sink, *made[few:], clause=Clause.PURGE, when=when)

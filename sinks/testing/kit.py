@@ -180,18 +180,7 @@ class SinkTests:
         usual: dict[str, Any] = {"job": self.job, "lineage": LINEAGE, "checkpoint": 0, "sink": sink.name, "subtask": 0}
         usual |= {"generation": 1, "round": 0, "attempt": 0, "task_attempt": number}
         name = TransactionId(**(usual | parts))
-        return TransactionContext(
-            name.job,
-            name.lineage,
-            name.checkpoint,
-            name.sink,
-            name.subtask,
-            f"g{name.generation}r{name.round}t{name.attempt}a{name.task_attempt}",
-            schema,
-            str(name),
-            number if slot < 0 else slot,
-            exactly_once,
-        )
+        return name.context(schema, number if slot < 0 else slot, exactly_once=exactly_once)
 
     def checked(self, sink: Sink, schema: pa.Schema = SCHEMA) -> None:
         """As a driver does it: once for the columns of a query, before its tasks get copies of the sink."""

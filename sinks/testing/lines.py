@@ -118,6 +118,19 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
     return at_line
 
 
+def failing(sink: TwoPhaseCommitSink[Any], number: int, error: Exception, times: int = 10) -> AtLine:
+    """Raises at the line of this number, and there again, up to so many times: whoever tries again meets it, too."""
+    places, own = list[tuple[str, int]](), _own_code(sink)
+
+    def at_line(n: int, frame: FrameType, before: int) -> None:
+        place = Stop.of(n, frame).place
+        if n == number or (place in places and len(places) < times and not _cleans_up(frame, own)):
+            places.append(place)
+            raise error
+
+    return at_line
+
+
 class _Structure(NamedTuple):
     """Lines of a file."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -24,10 +27,10 @@ from sinks.optional import (
     commit_now,
 )
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
-from sinks.testing.lines import Stop, lines, watched
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.testing.lines import Stop, failing, lines, watched
 from sinks.testing.two_phases import at_least_once
-from sinks.transaction import Checkpoint
+from sinks.transaction import Checkpoint, Fingerprint
 
 Kind = TypeVar("Kind")
 
@@ -114,6 +117,12 @@ class Options(SinkTests):
             )
             self.rollback(sink, transaction)
         transaction = self.begun(sink)
+        batch = pa.RecordBatch.from_pylist([row | self.bad for row in good], schema=SCHEMA)
+        count = len(choosy.write_good_rows(transaction, batch, 3))
+        assert count > 3, Clause.WRITE_GOOD_ROWS.broken(f"of 9 bad rows it names {count}, if asked for 3")
+        self.rollback(sink, transaction)
+        self._letters_of_an_outage(sink, choosy, [*good[:2], good[2] | self.bad])
+        transaction = self.begun(sink)
         for part in (good[:4], good[4:]):
             batch = pa.RecordBatch.from_pylist([*part, good[0] | self.bad], schema=SCHEMA)
             refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 10)]
@@ -121,6 +130,23 @@ class Options(SinkTests):
             assert refused == [len(part)], Clause.WRITE_GOOD_ROWS.broken(seen)
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
         self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and two bad ones", rows(0, 9))
+
+    def _letters_of_an_outage(self, sink: Sink, choosy: DeadLettering[Any], table: list[dict[str, Any]]) -> None:
+        """Of a system that does not answer, no row is to blame."""
+        batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
+        first = self.begun(sink)
+        stops = lines(sink, lambda: choosy.write_good_rows(first, batch, 9), 2 * self.stops, failing=True)
+        self.rollback(sink, first)
+        for stop in stops:
+            transaction, refused = self.begun(sink), [2]
+            try:
+                with watched(sink, failing(sink, stop.number, self.outage)):
+                    refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)]
+            except Exception as error:
+                forget(error)
+            self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
+            seen = f"{self.outage!r} at {stop}; row 2 of 3 is bad, not {refused}"
+            assert refused == [2], Clause.WRITE_GOOD_ROWS.broken(seen)
 
     def test_letters_are_told_of_that_are_visible(self, sink: Sink) -> None:
         letters: DeadLettering[Any] = as_(DeadLettering, closed_later(self.accepting(sink, LETTERS)))
@@ -166,10 +192,12 @@ class Options(SinkTests):
                 diff = evolving.schema_diff(wider.schema)
             as_documented = diff is None or any(change.column == "more" for change in diff.changes)
             assert as_documented, Clause.SCHEMA_DIFF.broken(f"{when} evolve, of a new column `more`: {diff}")
-        for _ in range(2):
-            with Clause.EVOLVE.guarding("check, then evolve, twice,"):
-                evolving.check(wider.schema)
-                evolving.evolve(wider.schema)
+        drivers: list[SchemaEvolving[Any]] = [evolving, as_(SchemaEvolving, self.elsewhere(evolving))]
+        with Clause.EVOLVE.guarding("check by two drivers, then evolve by both, twice,"):
+            for driver in drivers:
+                driver.check(wider.schema)
+            for driver in drivers * 2:
+                driver.evolve(wider.schema)
         diff = evolving.schema_diff(wider.schema)
         assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
         self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
@@ -181,8 +209,39 @@ class Options(SinkTests):
         nulls = [table.add_column(0, "more", pa.nulls(2, pa.int64())) for table in older]
         self.expect_rows(evolving, Clause.EVOLVE, "after evolve", wider, *nulls)
 
+    def test_evolve_fails_and_is_called_again(self, sink: Sink) -> None:
+        """By another driver, after it failed at any line."""
+        candidate = self.evolving(sink)
+        if candidate is None:
+            pytest.skip("this kit has no sink that evolves: it does not override `evolving`")
+        evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(candidate))
+        table = rows(0, 2)
+        self.commit(evolving, self.pre_committed(evolving, table), clause=Clause.EVOLVE)
+
+        def evolve(driver: SchemaEvolving[Any], number: int) -> None:
+            driver.check(wider(number).schema)
+            driver.evolve(wider(number).schema)
+
+        def wider(number: int) -> pa.Table:
+            return rows(10 * number, 2).append_column(f"more{number}", pa.array([number, None], pa.int64()))
+
+        with Clause.EVOLVE.guarding("check, then evolve"):
+            stops = lines(evolving, partial(evolve, evolving, 0), self.stops, failing=True)
+        for number, stop in enumerate(stops, 1):
+            with suppress(Exception), watched(evolving, failing(evolving, stop.number, self.outage)):
+                evolve(evolving, number)
+            when = f"after {self.outage!r} at {stop}, by another driver,"
+            driver: SchemaEvolving[Any] = as_(SchemaEvolving, self.elsewhere(evolving))
+            with Clause.EVOLVE.guarding(f"check, then evolve {when}"):
+                evolve(driver, number)
+            made = self.pre_committed(driver, wider(number), clause=Clause.EVOLVE, checkpoint=number)
+            self.commit(driver, made, clause=Clause.EVOLVE, when=when)
+            table = pa.concat_tables([table, wider(number)], promote_options="default")
+            self.expect_rows(driver, Clause.EVOLVE, f"with rows of the new column, {when}", table)
+
     # ------------------------------------------------------------------ Auditable
     def test_the_audit_counts_what_is_visible(self, sink: Sink) -> None:
+        """And not what the record of the checkpoint has."""
         auditable: Auditable[Any] = as_(Auditable, sink)
         parts = []
         for number in range(2):
@@ -191,7 +250,7 @@ class Options(SinkTests):
                 for p in (0, 1)
             ]
             self.commit(sink, *made, clause=Clause.AUDIT)
-            parts.append(Part(LINEAGE, number, made[number:]))
+            parts.append(Part(LINEAGE, number, [replace(each, fingerprint=Fingerprint(99)) for each in made[number:]]))
         self.commit(sink, self.pre_committed(sink, rows(900, 1), job=f"{self.job}-2"), clause=Clause.AUDIT)
         for quick in (False, True):
             with Clause.AUDIT.guarding(f"audit with quick={quick}"):

@@ -24,7 +24,9 @@ EACH_PART += [{"round": 1}, {"attempt": 1}, {"task_attempt": 2}]
 NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
 NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+sink2"), ("job+s_nk", "job+sink")]
 NAMES += [("job+sink", "job +sink"), ("job+sink", "job+sink "), ("job+sink", "jöb+sink")]
-NAMES += [("job+s?n*", "job+sink"), ("j.b+s.nk", "job+sink")]
+NAMES += [("job+s?n*", "job+sink"), ("j.b+s.nk", "job+sink"), ("%+sink", "job+sink"), ("_+sink", "j+sink")]
+NAMES += [("job+sink", "jo+sink"), ("job+sink", "job-2+sink")]
+NAMES += [("job+sink", "other job/ü 'o\"`; DROP TABLE orders --%s_%+sink")]
 """Pairs of job and sink."""
 
 
@@ -74,15 +76,6 @@ class Outcomes(SinkTests):
         self.commit(sink, committable, clause=Clause.ABORT_COMMITTED, when="after commit, then abort")
 
     # ------------------------------------------------------------------ names
-    def test_two_attempts_of_one_subtask_are_told_apart(self, sink: Sink) -> None:
-        winner, loser = (self.pre_committed(sink, rows(0, 5)) for _ in range(2))
-        assert dict(winner.transaction) != dict(loser.transaction), Clause.NAMES.broken(
-            f"two attempts are both {dict(winner.transaction)}"
-        )
-        self.abort(sink, loser)
-        self.commit(sink, winner, clause=Clause.ABORT, when="after an abort of its other attempt")
-        self.expect_rows(sink, Clause.ABORT, "with one attempt aborted, the other committed", rows(0, 5))
-
     @pytest.mark.parametrize("loser", ["is stopped", "goes on", "is killed"])
     def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
         """Spark's speculation. Whatever becomes of the slow one, the rows of the other are visible, once."""
@@ -131,9 +124,9 @@ class Outcomes(SinkTests):
             with Clause.OWNS.guarding(f"owns of {identity}"):
                 sink.owns(self.job, identity)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
-        for committable, parts in zip(made, EACH_PART, strict=True):
+        for number, (committable, parts) in enumerate(zip(made, EACH_PART, strict=True), 1):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
-        self.expect_rows(sink, Clause.NAMES, "after the commit of all", *tables)
+            self.expect_rows(sink, Clause.NAMES, f"after the commit of the one with {parts}", *tables[:number])
 
     def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
         """Names of which one begins with another."""
@@ -180,15 +173,6 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", rows(100, 4))
 
     # ------------------------------------------------------------------ in doubt
-    @pytest.mark.parametrize(
-        "other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü 'o\"`; DROP TABLE orders --%s_%", "%", "_"]
-    )
-    def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
-        theirs = self.pre_committed(sink, rows(0, 2), job=other)
-        ours = self.pre_committed(sink, rows(10, 2))
-        self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"with one of job {other!r}, too", ours)
-        self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"for job {other!r}", theirs, job=other)
-
     def test_in_doubt_lists_no_other_sinks_transactions(self, sink: Sink) -> None:
         other = self.sibling(sink)
         ours = self.pre_committed(sink, rows(0, 2), slot=0, task_attempt=1)
@@ -247,11 +231,12 @@ class Outcomes(SinkTests):
     def test_the_longest_names(self, sink: Sink) -> None:
         named, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
         parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
-        context = self.context(named, job=job, slot=0, task_attempt=10**12, **parts)
-        length = len(context.transaction_id)
-        made = self.pre_committed(named, rows(0, 2), context)
-        self.expect_doubts(named, Clause.NAMES, f"with a name of {length} characters", made, job=job)
-        self.commit(named, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
+        contexts = [self.context(named, job=job, slot=n, task_attempt=10**12 + n, **parts) for n in range(2)]
+        made = [self.pre_committed(named, rows(10 * n, 2), context) for n, context in enumerate(contexts)]
+        when = f"with two names of {len(contexts[0].transaction_id)} characters that differ in the last"
+        self.expect_doubts(named, Clause.NAMES, when, *made, job=job)
+        self.commit(named, *made, clause=Clause.NAMES, when=when)
+        self.expect_rows(named, Clause.NAMES, when, rows(0, 2), rows(10, 2))
 
     # ------------------------------------------------------------------ never seen
     def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
@@ -320,6 +305,8 @@ class Outcomes(SinkTests):
         expect({LINEAGE: 9}, "after an abort of checkpoint 10")
         self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
         expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
+        self.commit(sink, committed)
+        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible, and 9 committed again")
         self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
         memory = dict(self.memory(sink) or {})
         assert memory in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
@@ -340,15 +327,19 @@ class Outcomes(SinkTests):
             self.commit(sink if committed.sink == sink.name else other, committed)
             self.abort(sink if committed.sink == sink.name else other, aborted)
         memory = self.memory(sink)
-        task = copy_of(sink)
-        is_open = None if Ability.SIDE_BY_SIDE in self.cannot else self.begun(task, checkpoint=12)
-        if is_open is not None:
-            self.write(task, is_open, rows(700, 1))
+        open_ones = [(copy_of(sink), parts) for parts in ({"checkpoint": 12}, *each_part[2:])] + [(copy_of(other), {})]
+        if Ability.SIDE_BY_SIDE in self.cannot:
+            open_ones.clear()
+        begun = [(task, self.written(task, rows(700, 1), **parts), parts) for task, parts in open_ones]
         for _ in range(2):
             self.purge(sink, 11, 10)
-        if is_open is not None:
-            with Clause.PURGE.guarding("pre_commit of a newer transaction that was open during the purge"):
-                waiting.append(task.snapshot_state(is_open).of(sink.name, 0, Fingerprint(1)))
+        for task, transaction, parts in begun:
+            with Clause.PURGE.guarding(f"pre_commit of what was open, of sink {task.name!r}, {parts}"):
+                committable = task.snapshot_state(transaction)
+            if parts == {"checkpoint": 12}:
+                waiting.append(committable.of(sink.name, 0, Fingerprint(1)))
+            else:
+                self.abort(task, committable, Clause.PURGE)
         self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
         self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
         self.expect_memory(sink, Clause.PURGE, "after purge", memory)

@@ -83,41 +83,6 @@ class TwoPhases(SinkTests):
         self.rollback(sink, transaction)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
 
-    def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        """As each task does, and a driver that starts."""
-        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.elsewhere(sink))
-
-    def test_a_sink_that_checks_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        def check() -> None:
-            with Clause.CHECK.guarding("check"):
-                self.elsewhere(sink).check(SCHEMA)
-
-        self._undisturbed(sink, Clause.CHECK, "checked", check)
-
-    def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        def close() -> None:
-            self.close(copy_of(sink), self.elsewhere(sink))
-
-        self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
-
-    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], object]) -> None:
-        driver = self.elsewhere(sink)  # stays open
-        self.commit(driver, self.sealed(sink, self.written(sink, rows(100, 2), subtask=2), 2, 2))
-        self.sealed(sink, self.written(sink, rows(0, 2)), 2)
-        before = len(list(driver.in_doubt(self.job)))
-        assert before == 1, Clause.PRE_COMMIT.broken(f"pre_commit has returned, and `in_doubt` lists {before}")
-        call()
-        after = len(list(driver.in_doubt(self.job)))
-        assert before == after, clause.broken(
-            f"{before} transactions were in doubt, and {after} when a copy of the sink was {what}"
-        )
-        self.expect_rows(sink, clause, f"when a copy of the sink was {what}", rows(100, 2))
-        if Ability.SIDE_BY_SIDE not in self.cannot:
-            transaction = self.written(sink, rows(10, 2), subtask=1)
-            call()
-            with clause.guarding(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
-                sink.snapshot_state(transaction)
-
     def test_the_identity_is_a_dict_of_json_values(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
         with Clause.IDENTITY.guarding("json.dumps of the committable"):
@@ -140,19 +105,21 @@ class TwoPhases(SinkTests):
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
 
-    def test_commit_is_idempotent(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        for number in ("first", "second", "third"):
-            self.commit(copy_of(sink), committable, clause=Clause.IDEMPOTENT, when=f"by the {number} commit")
-        self.expect_rows(sink, Clause.IDEMPOTENT, "after three commits", rows(0, 5))
-
     def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(self, sink: Sink) -> None:
         copy = copy_of(sink)
         text = json.dumps(self.pre_committed(sink, rows(0, 5)).to_json())
         self.close(sink)
-        self.commit(copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME)
+        when = "by a copy of the sink, which was pickled"
+        self.commit(copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME, when=when)
         self.close(copy)
-        self.expect_rows(sink, Clause.COMMIT_BY_NAME, "after the commit by a copy of the sink", rows(0, 5))
+        self.expect_rows(sink, Clause.COMMIT_BY_NAME, f"after the commit {when}", rows(0, 5))
+
+    def test_commit_is_idempotent(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.commit(sink, committable)
+        for number in ("second", "third"):
+            self.commit(copy_of(sink), committable, clause=Clause.IDEMPOTENT, when=f"by the {number} commit")
+        self.expect_rows(sink, Clause.IDEMPOTENT, "after three commits", rows(0, 5))
 
     def test_all_batches_of_a_transaction_belong_to_it(self, sink: Sink) -> None:
         transaction = self.begun(sink)
@@ -167,6 +134,41 @@ class TwoPhases(SinkTests):
         committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(4)]
         self.commit(sink, *committables, clause=Clause.COMMIT_ALL)
         self.expect_rows(sink, Clause.COMMIT_ALL, "after commit_all of four", *(rows(10 * p, 2) for p in range(4)))
+
+    def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        """As each task does, and a driver that starts."""
+        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.elsewhere(sink))
+
+    def test_a_sink_that_checks_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        def check() -> None:
+            with Clause.CHECK.guarding("check"):
+                self.elsewhere(sink).check(SCHEMA)
+
+        self._undisturbed(sink, Clause.CHECK, "checked", check)
+
+    def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        def close() -> None:
+            self.close(copy_of(sink), self.elsewhere(sink))
+
+        self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
+
+    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], object]) -> None:
+        driver = self.elsewhere(sink)  # stays open
+        self.commit(driver, self.sealed(sink, self.written(sink, rows(100, 2), subtask=2), 2, 2))
+        self.sealed(sink, self.written(sink, rows(0, 2)), 2)
+        before = len(list(driver.in_doubt(self.job)))
+        assert before == 1, Clause.PRE_COMMIT.broken(f"pre_commit has returned, and a copy lists {before} in doubt")
+        call()
+        after = len(list(driver.in_doubt(self.job)))
+        assert before == after, clause.broken(
+            f"{before} transactions were in doubt, and {after} when a copy of the sink was {what}"
+        )
+        self.expect_rows(sink, clause, f"when a copy of the sink was {what}", rows(100, 2))
+        if Ability.SIDE_BY_SIDE not in self.cannot:
+            transaction = self.written(sink, rows(10, 2), subtask=1)
+            call()
+            with clause.guarding(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
+                sink.snapshot_state(transaction)
 
     # ------------------------------------------------------------------ rollback
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:

@@ -197,6 +197,17 @@ class Values(SinkTests):
         self._expect_round_trip_unless_refused(sink, f"columns {', '.join(COLUMNS)}", table)
 
     @at_least_once
+    def test_columns_of_another_type_arrive_or_are_refused(self, sink: Sink) -> None:
+        """Than the target has: texts where it has numbers, which some systems would turn into these."""
+        self.checked(sink, SCHEMA)
+        table = pa.table({"id": ["007", "8"], "name": ["x", "y"], "amount": ["1.50", "1e3"]})
+        try:
+            sink.check(table.schema)
+        except ConfigurationError:
+            return
+        self._expect_round_trip(sink, "texts in `id` and `amount`, which `check` accepts after numbers,", table)
+
+    @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
         """Arrow hands over slices: their buffers hold more rows than they have, and bits of others."""
         table = rows(0, 50)

@@ -101,6 +101,19 @@ class RemembersByText(Shelf):
         return {lineage: int(text) for lineage, text in newest.items()}
 
 
+@breaks(Clause.MEMORY, REMEMBERED)
+class RemembersTheLastCommit(Shelf):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        outcome = super().commit(committable)
+        if outcome == COMMITTED:
+            os.utime(self.path(committable.transaction["name"], "done"))
+        return outcome
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        paths = sorted(self.paths(job, "done"), key=lambda path: path.stat().st_mtime_ns)
+        return {name.lineage: name.checkpoint for name in (TransactionId.parse(path.stem) for path in paths)}
+
+
 @breaks(Clause.PURGE, PURGED)
 class PurgesByText(Shelf):
     def purge(self, checkpoint: Checkpoint) -> None:
@@ -134,6 +147,21 @@ class CountsTheFirstParticipant(Shelf):
 class AuditsTheFirstCheckpoint(Shelf):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         return super().audit(job, parts[:1], quick=quick)
+
+
+@breaks(Clause.AUDIT, "the_audit_counts_what_is_visible")
+class TellsWhatTheRecordHas(Shelf):
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        return Audit([Holding(rows=sum(each.fingerprint.rows for each in part.committables)) for part in parts])
+
+
+@breaks(Clause.IDEMPOTENT, "many_commit_at_once")
+class LooksForItAmongTheLastHundred(Shelf):
+    """As a queue that knows messages again for some minutes."""
+
+    def of_gone(self, name: str) -> CommitOutcome:
+        newest = sorted(self.folder.glob("*.done"), key=lambda path: path.stat().st_ctime_ns)[-100:]
+        return super().of_gone(name if self.path(name, "done") in newest else "")
 
 
 @breaks(Clause.LEAKS, "nothing_grows_with_each_transaction")
@@ -201,8 +229,14 @@ class RemembersJobsOfAnyCase(Shelf):
 
 @breaks(Clause.NAMES, "the_longest_names")
 class CutsNames(Shelf):
-    def in_doubt(self, job: str) -> Iterable[Identity]:
-        return [{"name": identity["name"][:110]} for identity in super().in_doubt(job)]
+    def name_of(self, context: TransactionContext) -> str:
+        return context.transaction_id[:110]
+
+    def paths(self, job: str, state: str) -> list[Path]:
+        return list(self.folder.glob(f"{TransactionId.prefix(job)}*.{state}"))
+
+    def committed_checkpoints(self, job: str) -> None:
+        return None
 
 
 # ---------------------------------------------------------------------- process and state
@@ -295,6 +329,15 @@ class PurgesWhatIsOpen(Shelf):
             path.unlink()
 
 
+@breaks(Clause.PURGE, PURGED)
+class PurgesWhatOthersHaveOpen(Shelf):
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        for path in self.folder.glob("*.open"):
+            if TransactionId.find(path.stem).checkpoint < checkpoint.oldest_retained:
+                path.unlink()
+
+
 # ---------------------------------------------------------------------- values
 VALUES = "odd_values_arrive_as_they_are_or_are_refused"
 
@@ -325,6 +368,17 @@ class FailsOnNul(_Alters):
         return value
 
 
+@breaks(Clause.WRITE, "columns_of_another_type_arrive_or_are_refused")
+class TurnsTextsIntoNumbers(_Alters):
+    """As a database does with texts in a column of numbers."""
+
+    def value(self, value: Any) -> Any:
+        try:
+            return float(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
+
+
 @breaks(Clause.WRITE, "columns_in_another_order")
 class TakesColumnsByTheirPlace(AnyShelf):
     def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
@@ -352,6 +406,34 @@ class EvolvesOnce(EvolvingShelf):
     def evolve(self, schema: pa.Schema) -> None:
         (self.folder / "evolved").touch(exist_ok=False)
         super().evolve(schema)
+
+
+@breaks(Clause.EVOLVE, EVOLVED)
+class AddsWhatItsCheckMissed(EvolvingShelf):
+    missing: Sequence[str] = ()
+
+    def check(self, schema: pa.Schema) -> None:
+        self.missing = [name for name in schema.names if name not in self.columns]
+
+    def evolve(self, schema: pa.Schema) -> None:
+        if {*self.missing} & {*self.columns}:
+            raise ValueError(f"duplicate column in {self.missing}")
+        super().evolve(schema)
+        self.missing = ()
+
+
+@breaks(Clause.EVOLVE, "evolve_fails_and_is_called_again")
+class AltersItsStagingSecond(EvolvingShelf):
+    def evolve(self, schema: pa.Schema) -> None:
+        new = {*schema.names} - {*self.columns}
+        super().evolve(schema)
+        for name in new:
+            (self.folder / f"staging-{name}").touch()
+
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        for name in rows[0].keys() - SCHEMA.names:
+            assert (self.folder / f"staging-{name}").exists(), f"no column {name}"
+        super().put(transaction, rows)
 
 
 @breaks(Clause.EVOLVE, EVOLVED)

@@ -141,6 +141,21 @@ class CommitsForAllThreads(_SharesASession):
         return COMMITTED
 
 
+_lock = threading.Lock()
+
+
+@breaks(Clause.THREADS, "a_driver_of_another_process_commits_the_same")
+class LocksInItsProcess(_Copies):
+    def copy(self, ready: Path, done: Path) -> None:
+        data = ready.read_bytes()
+        with done.open("ab", buffering=0) as file:
+            file.write(data)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        with _lock:
+            return super().commit(committable)
+
+
 @breaks(Clause.THREADS, "other_threads_call_the_same_sink")
 class TimesOutByASignal(Shelf):
     def commit(self, committable: Committable) -> CommitOutcome:

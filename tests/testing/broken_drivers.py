@@ -440,7 +440,7 @@ class AbortsByPrefix(Shelf):
             path.rename(path.with_suffix(".gone"))
 
 
-@breaks(Clause.ABORT, "two_attempts_of_one_subtask_are_told_apart")
+@breaks(Clause.ABORT, "commit_and_abort_end_only_what_they_name")
 class AbortsTheSubtask(Shelf):
     def abort(self, transaction: Identity) -> None:
         super().abort(transaction)
@@ -520,7 +520,7 @@ class AbortsInTwoSteps(Shelf):
 
 # ---------------------------------------------------------------------- in doubt
 PARTS = "transactions_are_told_apart_by_each_part_of_their_names"
-JOBS, IDLE = "in_doubt_lists_no_other_jobs_transactions", "in_doubt_changes_nothing"
+ALIKE, IDLE = "names_that_look_alike_are_not_the_same", "in_doubt_changes_nothing"
 
 
 @breaks(Clause.IN_DOUBT, PARTS)
@@ -551,8 +551,7 @@ class ListsOneOfEachSubtask(Shelf):
         return {TransactionId.parse(identity["name"]).subtask: identity for identity in super().in_doubt(job)}.values()
 
 
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="conformance-2")
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="%")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="job-2+sink")
 class ListsAllJobs(Shelf):
     def paths(self, job: str, state: str) -> list[Path]:
         return list(self.folder.glob(f"tpc.*.{state}"))
@@ -577,25 +576,25 @@ class _RawNames(Shelf):
         return [path for path in paths if TransactionId.find(path.stem).sink == token(self.name)]
 
 
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="conformanc")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="jo+sink")
 class MatchesJobsByPrefix(_RawNames):
     def matches(self, path: Path, job: str) -> bool:
         return path.name.startswith(job)
 
 
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="CONFORMANCE")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="JOB+sink")
 class IgnoresCase(_RawNames):
     def matches(self, path: Path, job: str) -> bool:
         return path.name.lower().startswith(f"{job.lower()}-tpc.")
 
 
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="_")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="_+sink", theirs="j+sink")
 class MatchesJobsByPattern(_RawNames):
     def matches(self, path: Path, job: str) -> bool:
         return path.match(f"{job.replace('_', '*').replace('%', '*')}-tpc.*")
 
 
-@breaks(Clause.IN_DOUBT_JOB, JOBS, other="other job/ü")
+@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="jöb+sink")
 class TakesAsciiJobsOnly(_RawNames):
     def matches(self, path: Path, job: str) -> bool:
         return path.name.startswith(f"{job.encode('ascii', 'ignore').decode()}-tpc.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import pickle
+import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sinks import CommitOutcome, Committable, Identity, TransactionContext
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import DeadLetters
 from sinks.testing import Clause
 from sinks.transaction import TransactionId, token
@@ -49,6 +51,55 @@ class FindsTransactionsByTheirHash(Shelf):
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return [{"name": path.stem[path.stem.index("tpc.") :]} for path in self.paths(job, "ready")]
+
+
+ELSEWHERE = "another_process_sees_and_commits_what_a_dead_one_pre_committed"
+
+
+@breaks(Clause.DURABLE, ELSEWHERE)
+class ClearsUpWhenItsProcessEnds(Shelf):
+    """As a `tempfile.TemporaryDirectory`."""
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        atexit.register(self.path(transaction.name, "ready").unlink, missing_ok=True)
+        return super().pre_commit(transaction)
+
+
+class _Ages(Shelf):
+    def paths_of_last_week(self, job: str, state: str) -> list[Path]:
+        return [path for path in self.paths(job, state) if time.time() - path.stat().st_mtime > 7 * 86_400]
+
+
+@breaks(Clause.IN_DOUBT, ELSEWHERE)
+class ListsWhatIsYoung(_Ages):
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        old = [path.stem for path in self.paths_of_last_week(job, "ready")]
+        return [identity for identity in super().in_doubt(job) if identity["name"] not in old]
+
+
+@breaks(Clause.OPEN_KEEPS, ELSEWHERE)
+class TakesLongTasksForDead(_Ages):
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        for path in self.paths_of_last_week(job, "open"):
+            path.unlink()
+        return super().in_doubt(job)
+
+
+@breaks(Clause.LOST, ELSEWHERE)
+class PurgesByAge(_Ages):
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        for path in self.paths_of_last_week(checkpoint.job, "gone"):
+            path.unlink()
+
+
+@breaks(Clause.IDEMPOTENT, ELSEWHERE)
+class CommitsIntoAFileOfToday(Shelf):
+    def path(self, name: str, state: str) -> Path:
+        return super().path(name + time.strftime("-%Y-%m-%d") * (state == "done"), state)
+
+    def committed_checkpoints(self, job: str) -> None:
+        return None
 
 
 @breaks(Clause.SETTINGS, "settings_that_changed_before_the_commit")

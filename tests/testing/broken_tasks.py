@@ -21,7 +21,7 @@ from sinks.errors import ConfigurationError
 from sinks.testing import Clause
 from sinks.transaction import TransactionId
 from tests.testing.catalogue import breaks
-from tests.testing.shelf import AnyShelf, File, Handle, Rows, Shelf
+from tests.testing.shelf import REFUSED, AnyShelf, File, Handle, Rows, Shelf
 
 OPENED = "the_sink_is_closed_and_opened_again_in_any_process"
 CHECKED = "check_takes_and_refuses_columns"
@@ -199,7 +199,6 @@ class NamesWithoutAttempt(_WithoutPart):
 
 
 @breaks(Clause.NAMES, NAMED)
-@breaks(Clause.NAMES, "two_attempts_of_one_subtask_are_told_apart")
 class NamesWithoutTaskAttempt(_WithoutPart):
     part = "task_attempt"
 
@@ -378,6 +377,26 @@ class NeedsAGoodRow(Shelf):
         if not rows:
             raise ValueError("no rows to insert")
         super().put(transaction, rows)
+
+
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
+class NamesNoMoreThanItIsAskedFor(Shelf):
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        return super().write_good_rows(transaction, batch, most)[:most]
+
+
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
+class BlamesRowsForAnOutage(Shelf):
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        refused = []
+        for at, row in enumerate(batch.to_pylist()):
+            try:
+                if row["name"] == REFUSED:
+                    raise ValueError("it is refused")
+                self.put(transaction, [row])
+            except Exception as error:
+                refused.append(Refusal(at, type(error).__name__, str(error)))
+        return refused
 
 
 @breaks(Clause.WRITE, NULLS)
@@ -718,6 +737,23 @@ class LeavesItsMarkWhenPreCommitFails(Shelf):
         identity = super().pre_commit(transaction)
         mark.unlink()
         return identity
+
+
+@breaks(Clause.WRITE, FAILED, inside="write")
+class GivesUpAfterThreeTries(Shelf):
+    def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
+        for _ in range(3):
+            with contextlib.suppress(ConnectionError):
+                super().write(transaction, batch)
+                return
+
+
+@breaks(Clause.PRE_COMMIT, FAILED, inside="pre_commit")
+class TellsNothingOfAFailedPreCommit(Shelf):
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        with contextlib.suppress(ConnectionError):
+            super().pre_commit(transaction)
+        return {"name": transaction.name}
 
 
 # ---------------------------------------------------------------------- commit_directly, validate_all

@@ -213,7 +213,9 @@ class EvolvingShelf(SchemaEvolving[Handle], Shelf):
 
     def evolve(self, schema: pa.Schema) -> None:
         new = [name for name in schema.names if name not in self.columns]
-        (self.folder / "added").write_text(" ".join([*self.columns[3:], *new]))
+        draft = self.folder / "draft"
+        draft.write_text(" ".join([*self.columns[3:], *new]))
+        draft.rename(self.folder / "added")
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
         new = [name for name in schema.names if name not in self.columns]
