@@ -309,13 +309,10 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class MySQLTarget(tables.Target):
-    """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
-    have less than `packet` bytes. `definition` tells all of it but triggers, and who refers to it."""
+    """A table that rows go to. `definition` tells all of it but triggers, and who refers to it."""
 
     engine: str
     definition: str = ""
-    local: bool = False
-    packet: int = 2**24
 
     @property
     def identifier(self) -> str:

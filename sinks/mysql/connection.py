@@ -292,8 +292,6 @@ _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _GTID_UNSAFE = 1785
 SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
 """No such table or column; no value for one; a value for a generated one (two codes); one without transactions."""
-_NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
-_TOO_LARGE = 1153
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
@@ -322,14 +320,6 @@ def fault(error: Exception) -> Fault | None:
         return Fault("gone" if code == ER.NO_SUCH_TABLE else "changed", text)
     if code == _GTID_UNSAFE:
         return Fault("server", text)
-    if code in _NO_LOCAL:
-        return Fault(
-            "server",
-            text,
-            advice="LOAD DATA LOCAL is switched off now: start the query again, and rows go in by INSERT",
-        )
-    if code == _TOO_LARGE:
-        return Fault("refused", f"a row is above max_allowed_packet of the server: {text}")
     return Fault("refused" if refuses(error) else "other", text)
 
 

@@ -34,7 +34,8 @@ from sinks.sql.server import Fault, explained
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
-_PACKET = 2**20
+_PACKET = 2**16
+"""Bytes: less than any sensible max_allowed_packet, above which the server would hang up."""
 _ROW = re.compile(r" at row (\d+)")
 
 
@@ -199,6 +200,7 @@ class LoadTransaction(RowTransaction):
         self._loading = 0
         self._ended = False
         self.connection = connection
+        self._server = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
         self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
 
@@ -220,10 +222,12 @@ class LoadTransaction(RowTransaction):
         """With the name that the user knows."""
         return STAGING.sub(self.target.name, text)
 
-    def start(self, into: str, encoder: RowEncoder) -> None:
-        """Rows go into this (quoted) table."""
-        self._encoder = encoder
-        self._statement = encoder.statement(into)
+    def start(self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND) -> None:
+        """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes it."""
+        ((local, packet),) = self._server
+        rows = self.context.schema, columns, self.table, merge
+        self._encoder: RowEncoder = LoadEncoder(*rows) if local else InsertEncoder(*rows, packet=packet)
+        self._statement = self._encoder.statement(into)
 
     def write(self, batch: pa.RecordBatch) -> None:
         for data, rows in self._encoder.pieces(batch):

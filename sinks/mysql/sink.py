@@ -43,7 +43,7 @@ from sinks.mysql.connection import (
     quoted,
     setting,
 )
-from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
+from sinks.mysql.load import LoadTransaction
 from sinks.mysql.xa import name_of, recovered
 from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
@@ -329,14 +329,11 @@ class MySQLBackend(Pool, Backend):
         """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
         triggers = connection.defer(TRIGGERS[self.dialect], [schema, name])
         referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
-        settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
         target = self._read(connection, schema, name)
         return target and replace(
             target,
             constraints=(*target.constraints, *sorted(dict(triggers))),
             referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
-            local=bool(settings[0][0]),
-            packet=int(settings[0][1]),
         )
 
     def _read(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
@@ -369,10 +366,10 @@ class MySQLBackend(Pool, Backend):
         return None
 
     def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:
+        ((local,),) = query(connection, "SELECT @@local_infile")
         slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
-        way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
         strategy, reason = super().choose(connection, target)
-        return strategy, f"{reason}, {way}"
+        return strategy, f"{reason}, with {'LOAD DATA LOCAL' if local else slow}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         ((version,),) = query(connection, "SELECT VERSION()")
@@ -386,12 +383,6 @@ class MySQLBackend(Pool, Backend):
                 "SET GLOBAL local_infile = ON; and in the server's option file",
             )
         yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
-
-    def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
-        """For rows that go into `columns`, those of the target now or of a staging table."""
-        if target.local:
-            return LoadEncoder(context.schema, columns, target.label, self.merge)
-        return InsertEncoder(context.schema, columns, target.label, self.merge, packet=target.packet)
 
     # ------------------------------------------------------------------ errors
     def unreachable(self, error: Exception) -> str | None:
@@ -409,7 +400,7 @@ class MySQLBackend(Pool, Backend):
         with transaction.begun(), transaction.explained():
             transaction.connection.defer(f"XA START {branch}")
             columns = self.current(transaction.connection, target, context.schema.names).columns
-            transaction.start(target.identifier, self.encoder(context, columns, target))
+            transaction.start(target.identifier, columns)
         return transaction
 
     def current(self, connection: Connection, known: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
@@ -531,14 +522,13 @@ class MySQLBackend(Pool, Backend):
             written = self.merge.written(context.schema.names, target.names)
             target = self.current(transaction.connection, target, written)
             columns = self.staging_columns(target, context.schema, _merge_column)
-            encoder = self.encoder(context, columns, plan.target)
+            transaction.start(table, columns, self.merge)
             key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
             transaction.connection.defer(
                 f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
             )
             transaction.execute("START TRANSACTION READ WRITE")
-            transaction.start(table, encoder)
         return transaction
 
     # ------------------------------------------------------------------ before the decision

@@ -9,7 +9,6 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -47,8 +46,7 @@ def write(db: Observer, batch: pa.RecordBatch, declared: list[str], *, local: bo
     db.run(f"CREATE TABLE t (n int AUTO_INCREMENT PRIMARY KEY, {columns}) ENGINE=InnoDB")
     sink = MySQLSink(db.dsn, "t", strategy="xa")
     sink.check(batch.schema)
-    assert sink._plan is not None
-    sink._plan = replace(sink._plan, target=replace(sink._plan.target, local=local))
+    db.run("SET GLOBAL local_infile = %s", [local])
     transaction = sink.begin_transaction(context(sink, schema=batch.schema))
     try:
         sink.write(transaction, batch)
@@ -57,6 +55,7 @@ def write(db: Observer, batch: pa.RecordBatch, declared: list[str], *, local: bo
         sink.rollback(transaction)
         raise
     finally:
+        db.run("SET GLOBAL local_infile = ON")
         sink.close()
 
 
@@ -503,26 +502,19 @@ COMMON: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 @pytest.fixture
-def wide(db: Observer) -> Iterator[dict[bool, MySQLSink]]:
-    """Sinks, by LOAD DATA and by INSERT, of a table with a column for each of the common types."""
-    schema = pa.schema([(f"c{i}", kind) for i, (kind, _) in enumerate(COMMON)])
-    sinks = {}
-    for local in (True, False):
-        sink = MySQLSink(db.dsn, "wide", strategy="xa", create_table=True)
-        sink.check(schema)
-        assert sink._plan is not None
-        sink._plan = replace(sink._plan, target=replace(sink._plan.target, local=local))
-        sinks[local] = sink
-    yield sinks
-    for sink in sinks.values():
-        sink.close()
+def wide(db: Observer) -> Iterator[MySQLSink]:
+    """Of a table with a column for each of the common types."""
+    with contextlib.closing(MySQLSink(db.dsn, "wide", strategy="xa", create_table=True)) as sink:
+        sink.check(pa.schema([(f"c{i}", kind) for i, (kind, _) in enumerate(COMMON)]))
+        yield sink
+    db.run("SET GLOBAL local_infile = ON")
 
 
 @WAYS
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows_of_the_common_types(
-    db: Observer, wide: dict[bool, MySQLSink], local: bool, data: st.DataObject
+    db: Observer, wide: MySQLSink, local: bool, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, 6))
     batch = pa.RecordBatch.from_arrays(
@@ -533,13 +525,13 @@ def test_any_rows_of_the_common_types(
         [f"c{i}" for i in range(len(COMMON))],
     )
     db.run("DELETE FROM wide")
-    sink = wide[local]
-    transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+    db.run("SET GLOBAL local_infile = %s", [local])
+    transaction = wide.begin_transaction(context(wide, schema=batch.schema))
     try:
-        sink.write(transaction, batch)
-        sink.commit_directly(transaction)
+        wide.write(transaction, batch)
+        wide.commit_directly(transaction)
     except BaseException:
-        sink.rollback(transaction)
+        wide.rollback(transaction)
         raise
     read_back = db.run("SELECT * FROM wide")
     expected = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
