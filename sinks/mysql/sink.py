@@ -89,11 +89,22 @@ _SESSION = {
     "unique_checks": "1",
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
+    "sql_big_selects": "1",
+    "max_sort_length": "16384",  # the last change of a key is told by all of the key: an index takes 3,072 bytes
+    "sort_buffer_size": "CAST(GREATEST(@@sort_buffer_size, 2097152) AS unsigned)",  # room for 15 such keys
     "sql_quote_show_create": "1",
     "wait_timeout": _WAIT_TIMEOUT,
 }
-_MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
-_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
+_MARIADB = {
+    "tx_isolation": "'READ-COMMITTED'",
+    "tx_read_only": "0",
+    "max_statement_time": "0",
+    "idle_transaction_timeout": "0",  # a task may be without rows for as long as wait_timeout
+    "idle_write_transaction_timeout": "0",
+}
+_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "transaction_read_only": "0", "max_execution_time": "0"}
+_NOTES = "/*M!101106 , SESSION note_verbosity = 'basic' */"
+"""Of newer MariaDBs, which would cut blanks without a note."""
 
 _REFERENCES = (
     "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
@@ -263,7 +274,8 @@ class MySQLBackend(Pool, Backend):
         mariadb = is_mariadb(connection)
         settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
         settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
-        execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+        sets = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
+        execute(connection, f"SET {sets} {_NOTES}")
 
     def at_work(self, connection: Connection) -> AbstractContextManager[None]:
         return connection.at_work()
@@ -294,7 +306,7 @@ class MySQLBackend(Pool, Backend):
         """One transaction. Mind that DDL commits it."""
         # the server ends a transaction of ours whose process is stopped, and frees its locks
         connection.defer(f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
-        connection.defer("START TRANSACTION READ WRITE")
+        connection.defer("START TRANSACTION")
         try:
             with connection.at_work() if undo else contextlib.nullcontext():
                 yield
@@ -528,7 +540,7 @@ class MySQLBackend(Pool, Backend):
                 f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
             )
-            transaction.execute("START TRANSACTION READ WRITE")
+            transaction.execute("START TRANSACTION")
         return transaction
 
     # ------------------------------------------------------------------ before the decision
@@ -587,7 +599,7 @@ class MySQLBackend(Pool, Backend):
         if not query(connection, f"SELECT 1 {giver} FOR UPDATE"):
             return
         keys, given = self.merge.keys, quoted("tpc given")
-        create = f"CREATE TEMPORARY TABLE {given} (PRIMARY KEY ({listed(keys)}))"
+        create = f"CREATE TEMPORARY TABLE {given} (PRIMARY KEY ({listed(keys)})) ENGINE=InnoDB"
         try:
             execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {given}")
             rows = execute(connection, f"{create} SELECT {names} {giver}")

@@ -306,6 +306,9 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mysq
     """Lax modes, another zone, another isolation level, a limit on statements: none of them reaches our sessions."""
     isolation = "tx_isolation" if is_mariadb(db.connection) else "transaction_isolation"
     defaults = {"sql_mode": "''", "time_zone": "'+05:00'", "sql_notes": "0", isolation: "'SERIALIZABLE'"}
+    defaults |= {isolation.replace("isolation", "read_only"): "1", "max_join_size": "1", "sql_big_selects": "0"}
+    if is_mariadb(db.connection):
+        defaults["note_verbosity"] = "''"
     db.run("CREATE TABLE at (id bigint, at timestamp NULL) ENGINE=InnoDB")
     admin = Observer(db.dsn)
     before = {name: admin.run(f"SELECT @@global.{name}")[0][0] for name in defaults}
@@ -320,6 +323,8 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mysq
         with sink._backend.lend() as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT @@sql_mode LIKE '%STRICT_ALL_TABLES%', @@{isolation}, @@sql_notes")
             assert cursor.fetchone() == (1, "READ-COMMITTED", 1)
+        with pytest.raises(BadValue, match="name"):
+            pre_commit(make(db), batch([{"id": 1, "name": "x" + " " * 110}], SCHEMA))
     finally:
         for name, value in before.items():
             admin.run(f"SET GLOBAL {name} = %s", [value])
@@ -331,9 +336,11 @@ def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
     db: Observer, mysql: MySQLService, strategy: str
 ) -> None:
     admin = Observer(db.dsn)
+    idle = ["idle_transaction_timeout", "idle_write_transaction_timeout"] if is_mariadb(db.connection) else []
     ((before,),) = admin.run("SELECT @@global.wait_timeout")
     try:
-        admin.run("SET GLOBAL wait_timeout = 1")
+        for limit in ("wait_timeout", *idle):
+            admin.run(f"SET GLOBAL {limit} = 1")
         sink = make(db, strategy=strategy)
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
@@ -341,6 +348,8 @@ def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
         sink.write(transaction, rows_of(2))
         committable = sink.pre_commit(transaction).of("orders", 0, Fingerprint(2))
     finally:
+        for limit in idle:
+            admin.run(f"SET GLOBAL {limit} = 0")
         admin.run(f"SET GLOBAL wait_timeout = {before}")
         admin.close()
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]

@@ -513,9 +513,7 @@ def wide(db: Observer) -> Iterator[MySQLSink]:
 @WAYS
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_rows_of_the_common_types(
-    db: Observer, wide: MySQLSink, local: bool, data: st.DataObject
-) -> None:
+def test_any_rows_of_the_common_types(db: Observer, wide: MySQLSink, local: bool, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))
     batch = pa.RecordBatch.from_arrays(
         [

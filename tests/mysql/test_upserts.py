@@ -10,7 +10,7 @@ import pytest
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.mysql import MySQLSink
-from sinks.testing.table import batch, checkpoint, pre_commit
+from sinks.testing.table import COMMITTED, batch, checkpoint, pre_commit
 from tests.mysql.play import Observer
 
 
@@ -27,6 +27,41 @@ def test_negative_zero_is_the_key_zero(db: Observer, kind: str) -> None:
             staged = [pre_commit(sink, batch(part, schema), subtask=n) for n, part in enumerate(rows)]
             with pytest.raises(BadValue, match=rf"{rule}.*\(id\) = \(-?0\.0\) comes 2 times"):
                 sink.validate_all(checkpoint(), staged)
+
+
+@pytest.mark.parametrize("kind", ["double", "float"])
+def test_the_last_change_of_zero_is_one_with_either_sign(db: Observer, kind: str) -> None:
+    schema = pa.schema([("id", pa.float32()), ("at", pa.int64())])
+    db.run(f"CREATE TABLE notes (id {kind} PRIMARY KEY, at bigint)")
+    rows = [[{"id": id, "at": n + 10 * part} for n, id in enumerate((0.0, 1.5, -0.0))] for part in range(2)]
+    with contextlib.closing(MySQLSink(db.dsn, "notes", mode="upsert", keys=["id"], order_by="at")) as sink:
+        sink.check(schema)
+        for number in range(2):
+            parts = enumerate(batch(part, schema) for part in rows)
+            staged = [pre_commit(sink, part, subtask=n, checkpoint=number) for n, part in parts]
+            assert sink.commit_all(checkpoint(number), staged) == [COMMITTED] * 2
+    assert db.run("SELECT at FROM notes ORDER BY id") == [(12,), (11,)]
+
+
+@pytest.mark.parametrize("length", [760, 380])
+def test_long_keys_are_told_apart_by_their_ends(db: Observer, length: int) -> None:
+    """By default a server sorts by 1,024 bytes: a change could come back that another one has deleted."""
+    names = ["a", "b"] if length == 380 else ["a"]
+    columns = ", ".join(f"{name} varchar({length}) COLLATE utf8mb4_general_ci" for name in names)
+    db.run(f"CREATE TABLE notes ({columns}, at bigint, PRIMARY KEY ({', '.join(names)}))")
+    schema = pa.schema([*((name, pa.string()) for name in names), ("at", pa.int64()), ("gone", pa.bool_())])
+    rows = [
+        dict.fromkeys(names, "x" * (length - 3) + f"{n:03}") | {"at": at, "gone": at == 2 and n % 2 == 0}
+        for at in (2, 1)
+        for n in range(100)
+    ]
+    merge: dict[str, Any] = {"keys": names, "order_by": "at", "delete_marker": "gone"}
+    with contextlib.closing(MySQLSink(db.dsn, "notes", mode="upsert", **merge)) as sink:
+        sink.check(schema)
+        staged = [pre_commit(sink, batch(rows[part::3], schema), subtask=part) for part in range(3)]
+        sink.validate_all(checkpoint(), staged)
+        assert sink.commit_all(checkpoint(), staged) == [COMMITTED] * 3
+    assert db.run("SELECT RIGHT(a, 3), at FROM notes ORDER BY a") == [(f"{n:03}", 2) for n in range(1, 100, 2)]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.list_(pa.int64())], ids=str)
