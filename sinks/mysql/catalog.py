@@ -396,8 +396,10 @@ _COLUMNS = (
     " coalesce(character_octet_length, 0), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
-_JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|DEFAULT \(.*`|KEY .*[(,]\(")
-"""The last two: a default out of other columns, and an index over an expression."""
+_JUDGES = re.compile(
+    r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|ROW_FORMAT=[^D]|DEFAULT \(.*`|KEY .*[(,]\("
+)
+"""The last three: formats in which a page holds less, a default out of other columns, an index over an expression."""
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 """What makes a text JSON in MariaDB."""
 

@@ -295,10 +295,12 @@ SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
-# arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set, a division by
-# zero, and what does not fit an index over an expression
+# arguments, no partition, invalid JSON (two codes), CHECK of MySQL and of MariaDB, strings of another character set, a
+# division by zero, more than a page holds, and what does not fit an index over an expression
 _REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
-_REFUSED |= {1365, 3751, 3752, *range(3903, 3909)}
+_REFUSED |= {1118, 1365, 3157, 3751, 3752, *range(3903, 3909)}
+_REFUSED_STATES = ("22", "23", "45")
+"""What SQLSTATE begins with for bad data, broken constraints, and SIGNAL with a code of its own."""
 
 
 def code_of(error: pymysql.Error) -> int:
@@ -325,7 +327,9 @@ def fault(error: Exception) -> Fault | None:
 
 def refuses(error: pymysql.Error) -> bool:
     """Whether the server refuses rows, so that asking again cannot help."""
-    return isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code_of(error) in _REFUSED
+    state = str(getattr(error, "sqlstate", ""))  # newer PyMySQL tells
+    known = isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code_of(error) in _REFUSED
+    return known or state.startswith(_REFUSED_STATES)
 
 
 def describe(error: pymysql.Error) -> str:

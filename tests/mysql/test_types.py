@@ -354,6 +354,7 @@ BAD = [
     (pa.array(["a", "A"]), "enum('a', 'b')", "row 2.*'A' is no member"),  # 'a', to the server
     (pa.array(["a", "a "]), "enum('a', 'b')", "row 2.*'a ' is no member"),
     (pa.array(["{}", "{bad"]), "json", "c0|JSON"),
+    (pa.array(["{}", "[" * 101 + "]" * 101]), "json", "c0|maximum depth"),
     (pa.array([0, -719_163], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years 0001 to 9999"),
     (pa.array([0, 2_932_897], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years"),
     (pa.array([0, 2**62]).cast(pa.timestamp("us")), "datetime(6)", "row 2.*outside the years"),
