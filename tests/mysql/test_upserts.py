@@ -10,7 +10,8 @@ import pytest
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.mysql import MySQLSink
-from sinks.testing.table import COMMITTED, batch, checkpoint, pre_commit
+from sinks.testing.servers.mysql import MySQLService
+from sinks.testing.table import COMMITTED, SCHEMA, batch, checkpoint, pre_commit
 from tests.mysql.play import Observer
 
 
@@ -41,6 +42,27 @@ def test_the_last_change_of_zero_is_one_with_either_sign(db: Observer, kind: str
             staged = [pre_commit(sink, part, subtask=n, checkpoint=number) for n, part in parts]
             assert sink.commit_all(checkpoint(number), staged) == [COMMITTED] * 2
     assert db.run("SELECT at FROM notes ORDER BY id") == [(12,), (11,)]
+
+
+@pytest.mark.parametrize("rule", ["CASCADE", "SET NULL", "RESTRICT"])
+def test_values_that_are_swapped_leave_alone_what_refers_to_their_rows(
+    db: Observer, mysql: MySQLService, rule: str
+) -> None:
+    """From a database that the sink's user may not see: the rows go out and come back."""
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id), ADD UNIQUE (name)")
+    db.run("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    with mysql.database() as dsn, contextlib.closing(Observer(dsn)) as elsewhere:
+        refers = f"FOREIGN KEY (id) REFERENCES {db.schema}.orders (id) ON DELETE {rule}"
+        elsewhere.run(f"CREATE TABLE items (n int, id bigint, {refers})")
+        elsewhere.run("INSERT INTO items VALUES (10, 1), (20, 2)")
+        with contextlib.closing(MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"])) as sink:
+            sink.check(SCHEMA)
+            committable = pre_commit(sink, batch([{"id": 1, "name": "b"}, {"id": 2, "name": "a"}], SCHEMA))
+            sink.validate_all(checkpoint(), [committable])
+            assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        assert db.visible() == [(1, "b"), (2, "a")]
+        assert elsewhere.visible("items") == [(10, 1), (20, 2)]
+        elsewhere.run("DROP TABLE items")
 
 
 @pytest.mark.parametrize("length", [760, 380])
