@@ -59,6 +59,7 @@ from kafka.protocol.producer.transaction import (
     TxnOffsetCommitRequest,
 )
 
+from sinks.kafka.errors import NotYetKnown
 from sinks.transaction import Identity
 
 getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
@@ -84,6 +85,7 @@ _LONGEST_PAUSE = 0.5
 _TRANSACTION, _GROUP = CoordinatorType.TRANSACTION, CoordinatorType.GROUP
 Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
+ByLeader = Mapping[int, Sequence[Where]]
 States = dict[str, tuple[Identity, str]]
 """By transactional id."""
 
@@ -143,8 +145,8 @@ class Place(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """Of partitions, who has a transaction open there (producer id and epoch), and the first offset. Empty without the
-    right to ask, or without a topic that is asked about."""
+    """Of partitions, who has a transaction open there (producer id and epoch), and the first offset. Without those that
+    are not there, or that we may not ask about."""
 
     open_in: Mapping[Where, set[tuple[int, int]]]
     starts: Mapping[Where, int]
@@ -269,46 +271,41 @@ class Cluster:
 
     def ongoing(self, prefix: str) -> list[Identity]:
         """The open transactions whose transactional id starts with `prefix`."""
-        states = self.states(self.listed(prefix, "Ongoing"))
+        (answers,) = self._ask(lambda: self._ask_all(lambda: _list("Ongoing")))
+        states = self.states(_listed(answers, prefix))
         return [identity for identity, state in states.values() if state == "Ongoing"]
 
-    def listed(self, prefix: str, state: str) -> list[str]:
-        """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
-        return sorted(name for name in self._ask(lambda: self._listed(state)) if name.startswith(prefix))
-
-    async def _listed(self, state: str) -> set[str]:
-        answers = await self._ask_all(lambda: ListTransactionsRequest(state_filters=[state], producer_id_filters=[]))
-        for answer in answers:
-            _checked(answer, f"list of transactions in state {state}")
-        return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
-
-    async def _ask_all(self, request: Callable[[], Any]) -> list[Any]:
-        """All brokers: those that the client knows at once, beside the question which there are, and then those that
-        have joined since. KafkaAdminClient asks them in turn. Raises if one does not answer."""
-        sent = self._ask_each(request, (broker.node_id for broker in self._manager.cluster.brokers()))
+    async def _ask_all(self, *requests: Callable[[], Any]) -> list[list[Any]]:
+        """Each of all brokers: of those that the client knows at once, beside the question which there are, and then of
+        those that have joined since. Raises if one does not answer."""
+        sent = self._ask_each(requests, (broker.node_id for broker in self._manager.cluster.brokers()))
         there = [broker.node_id for broker in (await self._metadata(())).brokers]
-        sent |= self._ask_each(request, (node for node in there if node not in sent))
-        return [_raised(await self._answer(sent[node])) for node in there]
+        sent |= self._ask_each(requests, (node for node in there if (node, 0) not in sent))
+        return [[_raised(await self._answer(sent[node, at])) for node in there] for at in range(len(requests))]
 
-    def _ask_each(self, request: Callable[[], Any], nodes: Iterable[int]) -> dict[int, Any]:
-        asked = list(nodes)
-        return dict(zip(asked, self._send([(request(), node) for node in asked]), strict=True))
+    def _ask_each(self, requests: Sequence[Callable[[], Any]], nodes: Iterable[int]) -> dict[tuple[int, int], Any]:
+        asked = [(node, at) for node in nodes for at in range(len(requests))]
+        return dict(zip(asked, self._send((requests[at](), node) for node, at in asked), strict=True))
 
-    def group_offsets(self, group: str) -> GroupOffsets:
+    def settled_offsets(self, group: str, prefix: str) -> GroupOffsets:
         """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
-        there is no such group."""
-        answer = self._ask(lambda: self._group_offsets(group))
+        there is no such group. Raises `NotYetKnown` while a commit of transactional ids with this prefix is under way:
+        what is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""
+        answer = self._ask(lambda: self._settled_offsets(group, prefix))
         return {
             (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
             for topic in answer.groups[0].topics
             for partition in topic.partitions
         }
 
-    async def _group_offsets(self, group: str) -> Any:
+    async def _settled_offsets(self, group: str, prefix: str) -> Any:
         """A broker that was frozen answers with the offsets of then, until it learns that another coordinates the group
         now. So all brokers have to name the same."""
         request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-        named = [answer.coordinators[0] for answer in await self._ask_all(lambda: _find(_GROUP, [group]))]
+        deciding, found = await self._ask_all(lambda: _list("PrepareCommit"), lambda: _find(_GROUP, [group]))
+        if busy := _listed(deciding, prefix):
+            raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
+        named = [answer.coordinators[0] for answer in found]
         if len({broker.node_id for broker in named}) > 1:
             raise CoordinatorNotAvailableError(f"the brokers do not agree who coordinates group {group}")
         self._know_coordinator(_GROUP, _checked(named[0], f"coordinator of {group}"))
@@ -422,19 +419,32 @@ class Cluster:
         return _ids(self._ask(lambda: self._metadata(names)))
 
     def logs(self, places: Iterable[Where]) -> Logs:
-        return self._ask(lambda: self._logs(places))
-
-    async def _logs(self, places: Iterable[Where]) -> Logs:
-        open_in, starts = _empty_if_hidden(self._open_in(places)), _empty_if_hidden(self._starts(places))
-        return Logs(*await self._both(open_in, starts))
+        return self.ids_and_logs((), places)[2]
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
-        return self._ask(lambda: self._both(self._states(transactional_ids), self._logs(places)))
+        states, (_, _, logs) = self._ask(
+            lambda: self._both(self._states(transactional_ids), self._ids_and_logs((), places))
+        )
+        return states, logs
 
     def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
         """The cluster's id, the topics', and the logs."""
-        about, logs = self._ask(lambda: self._both(self._metadata(names), self._logs(places)))
-        return about.cluster_id, _ids(about), logs
+        return self._ask(lambda: self._ids_and_logs(names, places))
+
+    async def _ids_and_logs(
+        self, names: Iterable[str], places: Iterable[Where]
+    ) -> tuple[str, dict[str, str | None], Logs]:
+        wanted, by_leader = set(places), defaultdict[int, list[Where]](list)
+        about = await self._metadata({*names, *(topic for topic, _ in wanted)})
+        for topic in about.topics:
+            for partition in topic.partitions:
+                place = topic.name, partition.partition_index
+                if place in wanted and partition.leader_id < 0:
+                    raise LeaderNotAvailableError(f"{place[0]}-{place[1]}")
+                if place in wanted:
+                    by_leader[partition.leader_id].append(place)
+        logs = await self._both(self._open_in(by_leader), self._starts(by_leader))
+        return about.cluster_id, _ids(about), Logs(*logs)
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
         """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
@@ -485,14 +495,14 @@ class Cluster:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
         self._call(lambda admin: admin.create_topics([name], raise_errors=False))
 
-    async def _open_in(self, places: Iterable[Where]) -> dict[Where, set[tuple[int, int]]]:
+    async def _open_in(self, by_leader: ByLeader) -> dict[Where, set[tuple[int, int]]]:
         def described(of: Mapping[str, list[int]]) -> Any:
             wanted = [
                 DescribeProducersRequest.TopicRequest(name=name, partition_indexes=its) for name, its in of.items()
             ]
             return DescribeProducersRequest(topics=wanted)
 
-        answers = await self._ask_leaders(places, described)
+        answers = await self._ask_leaders(by_leader, described)
         return {
             place: {
                 (producer.producer_id, producer.producer_epoch)
@@ -502,7 +512,7 @@ class Cluster:
             for place, about in answers.items()
         }
 
-    async def _starts(self, places: Iterable[Where]) -> dict[Where, int]:
+    async def _starts(self, by_leader: ByLeader) -> dict[Where, int]:
         wanted = ListOffsetsRequest.ListOffsetsTopic
 
         def listed(of: Mapping[str, list[int]]) -> Any:
@@ -517,7 +527,7 @@ class Cluster:
             ]
             return ListOffsetsRequest(isolation_level=IsolationLevel.READ_UNCOMMITTED, topics=topics, min_version=2)
 
-        answers = await self._ask_leaders(places, listed)
+        answers = await self._ask_leaders(by_leader, listed)
         return {place: int(about.offset) for place, about in answers.items()}
 
     def ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -696,30 +706,29 @@ class Cluster:
         return answer
 
     async def _ask_leaders(
-        self, places: Iterable[Where], request: Callable[[Mapping[str, list[int]]], Any]
+        self, by_leader: ByLeader, request: Callable[[Mapping[str, list[int]]], Any]
     ) -> dict[Where, Any]:
-        """What the leader of each partition answers about it; `request` is made for topics and their partitions. Raises
-        for a topic, or a partition, that is not there, or has no leader."""
-        wanted, by_node = sorted(places), defaultdict[int, list[Where]](list)
-        about = await self._metadata({topic for topic, _ in wanted})
-        leaders = {
-            (topic.name, partition.partition_index): partition.leader_id
-            for topic in about.topics
-            for partition in _checked(topic, topic.name).partitions
-        }
-        for topic, number in wanted:
-            if (leader := leaders.get((topic, number))) is None:
-                raise UnknownTopicOrPartitionError(f"{topic}-{number}")
-            if leader < 0:
-                raise LeaderNotAvailableError(f"{topic}-{number}")
-            by_node[leader].append((topic, number))
+        """What the leader of each partition answers, without those that we may not ask about. `request` is made
+        of topics and their partitions."""
         answers: dict[Where, Any] = {}
-        for sent in self._send((request(_partitions_by_topic(its)), node) for node, its in by_node.items()):
+        for sent in self._send((request(_partitions_by_topic(its)), node) for node, its in by_leader.items()):
             for topic in _raised(await self._answer(sent)).topics:
                 for partition in topic.partitions:
-                    number = partition.partition_index
-                    answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
+                    if partition.error_code != TopicAuthorizationFailedError.errno:
+                        number = partition.partition_index
+                        answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
         return answers
+
+
+def _list(state: str) -> Any:
+    return ListTransactionsRequest(state_filters=[state], producer_id_filters=[])
+
+
+def _listed(answers: Iterable[Any], prefix: str) -> list[str]:
+    """The transactional ids that start with `prefix`."""
+    found = [_checked(answer, "list of transactions").transaction_states for answer in answers]
+    names = {transaction.transactional_id for transactions in found for transaction in transactions}
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 def _find(kind: CoordinatorType, keys: list[str]) -> Any:
@@ -770,13 +779,6 @@ def _ids(about: Any) -> dict[str, str | None]:
             raise for_code(topic.error_code)(f"topic {topic.name!r}")
         ids[topic.name] = None if topic.error_code else _id(topic.topic_id)
     return ids
-
-
-async def _empty_if_hidden(question: Awaitable[dict[Where, Any]]) -> dict[Where, Any]:
-    try:
-        return await question
-    except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
-        return {}
 
 
 def _raise_epoch(identity: Identity) -> Any:

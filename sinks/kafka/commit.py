@@ -73,9 +73,6 @@ class Commit:
         others: dict[int, Callable[[], CommitOutcome]] = {
             at: partial(self._without_its_topic, c, ids) for at, c in enumerate(committables) if made_anew(c, ids)
         }
-        if others:
-            places = places_of_all(c for at, c in enumerate(committables) if at not in others)
-            logs = self.patiently(lambda: self.brokers.logs(places))
         others = self._interrupted(committables, logs) | others
         whole = [at for at in range(len(committables)) if at not in others]
         answers = zip(whole, self._end([committables[at].transaction for at in whole]), strict=True)

@@ -467,11 +467,8 @@ class KafkaSink(
         return patiently(question, min(self.timeout, self._reached_by - time.monotonic()))
 
     def _remembered(self, job: str) -> Mapping[str, tuple[int, int]]:
-        """What is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""
-        if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):
-            raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
         group = _group(job, self.name)
-        return newest_marks(group, self._brokers.group_offsets(group))
+        return newest_marks(group, self._brokers.settled_offsets(group, _prefix(job, self.name)))
 
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:

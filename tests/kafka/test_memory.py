@@ -16,8 +16,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
-from sinks.kafka import KafkaSink
-from sinks.kafka.cluster import Cluster
+from sinks.kafka import KafkaSink, cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
@@ -69,7 +68,7 @@ def test_a_commit_that_is_under_way_is_waited_for(sink: KafkaSink) -> None:
 def test_it_is_asked_again_while_markers_are_written(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the group has the offset of before, as if nothing were committed."""
     answers = [["tpc.job"], ["tpc.job"], []]
-    monkeypatch.setattr(Cluster, "listed", lambda *_: answers.pop(0))
+    monkeypatch.setattr(cluster, "_listed", lambda *_: answers.pop(0))
     assert sink.committed_checkpoints("job") is None
     assert answers == []
 

@@ -1240,8 +1240,8 @@ MUTANTS = (
     Mutant(
         "Kafka: the cluster is known from before",
         "sinks/kafka",
-        "return about.cluster_id, _ids(about), logs",
-        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), logs',
+        "return about.cluster_id, _ids(about), Logs(*logs)",
+        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), Logs(*logs)',
         KAFKA_REUSE,
     ),
     Mutant(
@@ -1257,7 +1257,7 @@ MUTANTS = (
     Mutant(
         "Kafka: the group is read before the markers are written",
         "sinks/kafka",
-        'if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):',
+        "if busy := _listed(deciding, prefix):",
         "if busy := []:",
         KAFKA_MEMORY,
     ),
