@@ -27,6 +27,8 @@ from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import (
     ConcurrentTransactionsError,
     CoordinatorNotAvailableError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
@@ -34,6 +36,7 @@ from kafka.errors import (
     NodeNotReadyError,
     NotCoordinatorError,
     OperationNotAttemptedError,
+    ProducerFencedError,
     RequestTimedOutError,
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
@@ -78,6 +81,7 @@ It needs the cluster's feature transaction.version 2: without it, a broker can n
 _CONCURRENT = ConcurrentTransactionsError.errno
 _NOT_THE_COORDINATOR = {CoordinatorNotAvailableError.errno, NotCoordinatorError.errno}
 _NOT_ATTEMPTED = OperationNotAttemptedError.errno
+_FENCED = 0, InvalidProducerEpochError.errno, InvalidProducerIdMappingError.errno, ProducerFencedError.errno
 _UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 _SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
@@ -181,7 +185,7 @@ class Cluster:
         aborted = [at for at, answer in enumerate(answers) if answer == 0]
         raised_epochs = self._end([identities[at] for at in aborted], _raise_epoch)
         for at, answer in zip(aborted, raised_epochs, strict=True):
-            if isinstance(answer, Exception) or answer == _CONCURRENT:
+            if answer not in _FENCED:
                 answers[at] = answer  # not fenced yet: to be asked again
         return answers
 
@@ -782,4 +786,5 @@ def _ids(about: Any) -> dict[str, str | None]:
 
 
 def _raise_epoch(identity: Identity) -> Any:
-    return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
+    """Begins nothing, so any timeout will do: the least is below every transaction.max.timeout.ms."""
+    return InitProducerIdRequest(transaction_timeout_ms=1, min_version=3, **identity)

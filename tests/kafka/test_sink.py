@@ -55,6 +55,11 @@ def go_on(transaction: TransactionalProducer, batch: pa.RecordBatch, seconds: fl
         time.sleep(0.05)
 
 
+def numbered(partition: int) -> pa.RecordBatch:
+    """A row for this partition, with its number."""
+    return pa.RecordBatch.from_pydict({"value": [f"{partition}"], "partition": pa.array([partition], pa.int32())})
+
+
 # ---------------------------------------------------------------------- what arrives
 def test_keys_values_tombstones_and_partitions(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     batch = pa.RecordBatch.from_pydict(
@@ -395,21 +400,18 @@ def test_a_partition_that_is_not_there(sink: KafkaSink) -> None:
 
 @pytest.mark.parametrize("accepted", [False, True], ids=["write", "write_good_rows"])
 def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bool) -> None:
-    def to(partition: int) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"value": [f"{partition}"], "partition": pa.array([partition], pa.int32())})
-
     with kafka.topic(partitions=3) as topic:
         sink = sink_of(kafka, topic)
-        transaction = begun(sink, to(2))
+        transaction = begun(sink, numbered(2))
         admin = kafka.admin()
         admin.create_partitions([NewPartitions(topic, 8)])[topic].result(120)
         eventually(lambda: len((sink._brokers.topic(topic) or {})["partitions"]) == 8)
         if accepted:
-            assert list(sink.write_good_rows(transaction, to(7), 1)) == []
+            assert list(sink.write_good_rows(transaction, numbered(7), 1)) == []
         else:
-            sink.write(transaction, to(7))
+            sink.write(transaction, numbered(7))
         with pytest.raises(BadValue, match="no partition 8, which a row asks for: it has 8"):
-            sink.write(transaction, to(8))
+            sink.write(transaction, numbered(8))
         assert sink.commit(sink.pre_commit(transaction)) == CommitOutcome.COMMITTED
         settled(kafka.bootstrap)
         placed = {message.partition(): message.value() for message in read(kafka.client_options(), topic)}
@@ -479,15 +481,11 @@ def test_an_aborted_task_cannot_go_on(
     """A stopped task whose transaction was swept wakes up and writes to a partition that it had not touched: it must
     not come through with half of its records."""
     answer_fences(monkeypatch, fences)
-
-    def to(partition: int) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"value": ["half"], "partition": pa.array([partition], pa.int32())})
-
-    zombie = begun(sink, to(0))
+    zombie = begun(sink, numbered(0))
     zombie.flush(60)
     (identity,) = sink.in_doubt("job")
     sink.abort(identity)
-    sink.write(zombie, to(1))
+    sink.write(zombie, numbered(1))
     with pytest.raises(RuntimeError, match=r"not taken|ended this transaction"):
         sink.pre_commit(zombie)
     sink.rollback(zombie)
@@ -504,27 +502,29 @@ LARGE = pytest.mark.large
     params=["not finalised", pytest.param("3.9.1", marks=LARGE), pytest.param("3.3.2", marks=LARGE)],
 )
 def upgraded(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
-    """A cluster that came from Kafka 3, where nobody has raised transaction.version yet; and Kafka 3."""
-    old = request.param != "not finalised"
-    with KafkaServer(version=request.param) if old else KafkaServer(features={"transaction.version": "0"}) as server:
+    """A cluster that came from Kafka 3, where nobody has raised transaction.version yet; and Kafka 3. Both take only
+    short transactions."""
+    old, short = request.param != "not finalised", {"transaction.max.timeout.ms": "30000"}
+    how: dict[str, Any] = {"version": request.param} if old else {"features": {"transaction.version": "0"}}
+    with KafkaServer(short, **how) as server:
         yield server
 
 
 def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) -> None:
     with upgraded.topic(partitions=3) as topic:
-        sink = sink_of(upgraded, topic)
+        sink = sink_of(upgraded, topic, transaction_timeout=20)
         sink.check(TEXTS)
         committed = pre_commit(sink, texts("a"))
         for _ in range(2):
             assert outcome(sink, committed) == CommitOutcome.COMMITTED
         with pytest.raises(CommittedError):
             sink.abort(committed.transaction)
-        zombie = begun(sink, texts("half"))
+        zombie = begun(sink, numbered(0))
         zombie.flush(60)
         (identity,) = sink.in_doubt("job")
         sink.abort(identity)
         with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
-            go_on(zombie, texts("half"))
+            go_on(zombie, numbered(1))
         sink.rollback(zombie)
         aborted = pre_commit(sink, texts("b"))
         for _ in range(2):
@@ -541,7 +541,7 @@ def test_an_abort_with_requests_under_way(
 ) -> None:
     """Of a killed task that rolls back when the next attempt, under the same id, has pre-committed; or before."""
     monkeypatch.setattr(producer, "_SETTLE_TIMEOUT", 0.1)
-    with upgraded.topic(partitions=1) as topic, closing(sink_of(upgraded, topic)) as sink:
+    with upgraded.topic(partitions=1) as topic, closing(sink_of(upgraded, topic, transaction_timeout=20)) as sink:
         killed = begun(sink, texts("killed"))
         with monkeypatch.context() as deaf:
             deaf.setattr(killed, "_hear", lambda timeout: time.sleep(timeout))
