@@ -48,6 +48,7 @@ from kafka.protocol.admin.transactions import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
+from kafka.protocol.broker_version_data import BROKER_API_VERSIONS, BrokerVersionData
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
@@ -85,6 +86,10 @@ _FENCED = 0, InvalidProducerEpochError.errno, InvalidProducerIdMappingError.errn
 _UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 _SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
+
+_NEWEST = BrokerVersionData(max(BROKER_API_VERSIONS))
+"""Each connection is held to what its broker can. kafka-python would hold all to what the first one could when it was
+asked, also after an upgrade."""
 
 _TRANSACTION, _GROUP = CoordinatorType.TRANSACTION, CoordinatorType.GROUP
 Answer = int | Exception
@@ -470,7 +475,8 @@ class Cluster:
 
     def version(self) -> str:
         """The release that the API versions of a broker are of, as far as the client knows releases."""
-        return ".".join(map(str, self._manager.broker_version_data.broker_version))
+        node = self.brokers()[0]
+        return str(self._call(lambda admin: admin.get_broker_version_data(node)).broker_version_str)
 
     def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
         """Settings in force. Empty without such a resource, or the right to ask."""
@@ -581,6 +587,7 @@ class Cluster:
                     "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
                 }
                 self._client = KafkaAdminClient(**ours | self._options)
+                self._client._manager.broker_version_data = _NEWEST
             return self._client
 
     @property

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from kafka.admin import KafkaAdminClient
 
 from sinks.audit import Part
 from sinks.kafka import KafkaSink
-from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.servers.kafka import VERSION, KafkaServer, KafkaService, _program
+from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState
-from tests.kafka.play import LINEAGE, pre_commit, texts
+from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
+from tests.kafka.test_reuse import again
+from tests.kafka.test_sink import go_on, numbered, values
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -46,6 +51,36 @@ def test_a_transaction_that_librdkafka_left_open(
     settled(kafka.bootstrap)
     values = {message.value() for message in read(kafka.client_options(), kafka_topic)}
     assert values == {b"before", b"after"} | ({b"old"} if commit else set())
+
+
+@pytest.mark.slow
+@pytest.mark.large
+def test_brokers_are_upgraded_under_a_driver_that_stays_connected() -> None:
+    """kafka-python goes by what the first broker could when it was asked."""
+    with KafkaServer(version="3.9.1") as server, server.topic(2) as topic, closing(sink_of(server, topic)) as sink:
+        sink.check(TEXTS)
+        assert sink.commit(pre_commit(sink, texts("3.9"))) == CommitOutcome.COMMITTED
+        server.stop()
+        for broker in server.brokers:
+            broker._program = tuple(_program(server.home, server.jvm, VERSION))
+        server.start()
+        with closing(KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))) as admin:
+            for feature in ("metadata.version", "transaction.version"):
+                highest = admin.describe_features()[feature]["supported"][1]
+                admin.update_features({feature: ("UPGRADE", highest)})
+        again(lambda: eventually(lambda: sink._brokers.fences))
+        sink.check(TEXTS)
+        other = sink_of(server, topic)
+        zombie = begun(other, numbered(0))
+        zombie.flush(60)
+        (identity,) = sink.in_doubt("job")
+        sink.abort(identity)
+        with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
+            go_on(zombie, numbered(1))
+        other.rollback(zombie)
+        other.close()
+        assert sink.commit(pre_commit(sink, texts("4"))) == CommitOutcome.COMMITTED
+        assert values(server, topic) == ["3.9", "4"]
 
 
 PROOF = ("cluster", "topic", "partition", "offset")
