@@ -252,6 +252,8 @@ class CommitOutcome:
     state: CommitState
     reason: str = ""
     """For people: which transaction, the proof of its loss or where it was searched, and what to do."""
+    expired: bool = False
+    """UNKNOWN because the system's retention has removed what it wrote: both the rows and the proof."""
 
     COMMITTED: ClassVar[CommitOutcome]
     HELD: ClassVar[CommitOutcome]
@@ -262,9 +264,10 @@ class CommitOutcome:
         return cls(CommitState.LOST, reason)
 
     @classmethod
-    def unknown(cls, reason: str) -> CommitOutcome:
-        """The query stops with an `InDoubtError` that shows the reason."""
-        return cls(CommitState.UNKNOWN, reason)
+    def unknown(cls, reason: str, *, expired: bool = False) -> CommitOutcome:
+        """The query stops with an `InDoubtError` that shows the reason; if it is `expired`, only where Spark does not
+        know either."""
+        return cls(CommitState.UNKNOWN, reason, expired)
 
 
 CommitOutcome.COMMITTED = CommitOutcome(CommitState.COMMITTED)

@@ -241,6 +241,12 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
         )
 
 
+def visible_before(complete: Complete) -> dict[Participant, CommitOutcome]:
+    """The participants of which the target's retention has removed rows and proof. Spark asks for a later batch, so all
+    of this checkpoint was visible."""
+    return {p: CommitOutcome.COMMITTED for p, outcome in complete.outcomes.items() if outcome.expired}
+
+
 def require_known(complete: Complete) -> None:
     """Raises `InDoubtError` if, after all sinks have answered, an outcome is unknown, or HELD beside none that is
     lost."""

@@ -622,6 +622,8 @@ class CheckpointProtocol:
             permit, errors = self.commit_once(permit)
             self._tell_outages(errors)
             tries += 1
+        if batch and batch.facts.checkpoint_id > n:
+            permit = permit.with_outcomes(decisions.visible_before(permit.complete))
         decisions.require_known(permit.complete)
         self._require_not_replayed(permit.complete)
         return permit.complete

@@ -170,9 +170,11 @@ class Commit:
             )
         fetched = self.brokers.fetch(topic, partition, offset)
         if fetched.error_code == OffsetOutOfRangeError.errno:
+            start = self.brokers.logs([(topic, partition)]).starts.get((topic, partition), -1)
             return CommitOutcome.unknown(
-                f"{forgotten} its record {where} is gone (the log starts at {fetched.log_start_offset}): retention or "
-                f"truncation was quicker. {by_hand}"
+                f"{forgotten} its record {where} is gone (the log starts at {start}): retention or truncation was "
+                f"quicker. {by_hand}",
+                expired=offset < start,
             )
         if fetched.error_code:
             raise for_code(fetched.error_code)(where)

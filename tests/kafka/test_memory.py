@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, TopicPartition
 
 from coordinator import Step
-from coordinator.errors import ExternalSystemBehind, StorageBehind
+from coordinator.errors import ExternalSystemBehind, InDoubtError, StorageBehind
 from sinks.kafka import KafkaSink, cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
@@ -237,6 +237,35 @@ def test_a_group_that_has_expired_is_unknown(job: Job) -> None:
     job.run(6)
     assert job.visible() == Counter(ids(INPUT))
     assert job.sink.committed_checkpoints("job") == {_lineage(job): 5}
+
+
+def expire(job: Job) -> None:
+    """As after a rest that is longer than what brokers keep of groups, transactional ids and records."""
+    forget(job.kafka, job.sink, "job")
+    plain = sink_of(job.kafka, job.sink.topic)
+    for subtask in range(3):
+        plain.rollback(begun(plain, texts("next"), subtask=subtask))
+    plain.close()
+    settled(job.kafka.bootstrap)
+    admin = job.kafka.admin()
+    for number in admin.list_topics(job.sink.topic, timeout=120).topics[job.sink.topic or ""].partitions:
+        (deleted,) = admin.delete_records([TopicPartition(job.sink.topic or "", number, OFFSET_END)]).values()
+        deleted.result(120)
+
+
+def test_a_job_that_rests_longer_than_its_records_are_kept(job: Job) -> None:
+    """The brokers cannot tell any more what became of its last transactions; Spark knows that they were visible."""
+    expire(job)
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT[4:]))
+
+
+def test_a_job_that_rests_longer_with_a_checkpoint_that_nobody_knows_visible(job: Job) -> None:
+    job.run(5, KillAt(Step.COMPLETE, checkpoint_id=4))
+    expire(job)
+    with pytest.raises(InDoubtError, match="retention or truncation was quicker"):
+        job.driver(6).run_here()
+    assert job.visible() == Counter()
 
 
 def test_a_topic_that_was_made_anew_is_unknown(job: Job) -> None:
