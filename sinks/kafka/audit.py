@@ -94,7 +94,7 @@ def _logs(committables: Iterable[Committable]) -> dict[Where, Spans]:
     logs: dict[Where, Spans] = {}
     for committable in committables:
         for topic, its in committable.proof["spans"].items():
-            for partition, first, end in its:
+            for partition, first, end, *_ in its:
                 logs.setdefault((topic, partition), {})[_name(committable)] = first, end
     return logs
 

@@ -154,10 +154,10 @@ class Place(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """Of partitions, who has a transaction open there (producer id and epoch), and the first offset. Without those that
-    are not there, or that we may not ask about."""
+    """Of partitions, who has a transaction open there (producer id and epoch) and the last sequence number of its
+    records; and the first offset. Without those that are not there, or that we may not ask about."""
 
-    open_in: Mapping[Where, set[tuple[int, int]]]
+    open_in: Mapping[Where, Mapping[tuple[int, int], int]]
     starts: Mapping[Where, int]
 
 
@@ -505,7 +505,7 @@ class Cluster:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
         self._call(lambda admin: admin.create_topics([name], raise_errors=False))
 
-    async def _open_in(self, by_leader: ByLeader) -> dict[Where, set[tuple[int, int]]]:
+    async def _open_in(self, by_leader: ByLeader) -> dict[Where, dict[tuple[int, int], int]]:
         def described(of: Mapping[str, list[int]]) -> Any:
             wanted = [
                 DescribeProducersRequest.TopicRequest(name=name, partition_indexes=its) for name, its in of.items()
@@ -515,7 +515,7 @@ class Cluster:
         answers = await self._ask_leaders(by_leader, described)
         return {
             place: {
-                (producer.producer_id, producer.producer_epoch)
+                (producer.producer_id, producer.producer_epoch): producer.last_sequence
                 for producer in about.active_producers
                 if producer.current_txn_start_offset >= 0
             }

@@ -214,10 +214,20 @@ def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for at, committable in enumerate(committables):
         producer = committable.transaction["producer_id"], committable.transaction["producer_epoch"]
-        for place, first in places_of(committable).items():
+        for place, (first, *others) in places_of(committable).items():
             where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
-            if producer not in logs.open_in.get(place, {producer}):
-                reasons[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
+            last = others[1] if len(others) > 1 else None
+            there = logs.open_in.get(place, {producer: last})
+            if producer not in there:
+                reasons[at] = (
+                    f"somebody has ended it in {where} alone (kafka-transactions.sh abort), or all its records there "
+                    "are lost"
+                )
+            elif last not in (None, there[producer]):
+                reasons[at] = (
+                    f"{where} has lost records that a broker had acknowledged: a replica that lagged behind leads it "
+                    "now, or a machine or disk failed"
+                )
             elif start > first:
                 reasons[at] = (
                     f"{where} begins at offset {start} now, so its records from {first} on are gone: somebody has "
@@ -237,12 +247,12 @@ def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | 
     return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
 
 
-def places_of(committable: Committable) -> dict[tuple[str, int], int]:
+def places_of(committable: Committable) -> dict[tuple[str, int], list[int]]:
     """Topics and partitions that the transaction wrote to, as far as the brokers have told, and the offset of its first
-    record there."""
+    record there; then, unless an older version wrote it, the one after the last, and the last sequence number."""
     proof = committable.proof
     spans = proof.get("spans") or {proof["topic"]: [[proof["partition"], proof["offset"]]]}
-    return {(topic, partition): first for topic, its in spans.items() for partition, first, *_ in its}
+    return {(topic, partition): its for topic, several in spans.items() for partition, *its in several}
 
 
 def _tried(question: Callable[[], CommitOutcome]) -> CommitOutcome | Exception:

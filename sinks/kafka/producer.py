@@ -200,7 +200,8 @@ class TransactionalProducer:
     def seal(self, timeout: float) -> Committable:
         """Flush, and leave the transaction open at the broker for somebody else to finish: by its name there. The proof
         says where one of its records lies; the ids of all topics that it wrote to; and in `spans`, by topic: partition,
-        offset of the first record there, and the one after the last, unless a broker did not tell an offset."""
+        offset of the first record there, the one after the last, and the sequence number of the last, unless a broker
+        did not tell an offset."""
         self.flush(timeout)
         self.end_mark()
         if self._identity is None or not self._spans:
@@ -208,7 +209,8 @@ class TransactionalProducer:
         (topic, partition), (offset, _) = next(iter(self._spans.items()))
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for (name, number), (first, end) in sorted(self._spans.items()):
-            spans[name].append([number, first, end])
+            last = (self._partitions[name, number].sequence - 1) % _SEQUENCES
+            spans[name].append([number, first, end, last])
         return Committable(
             self._identity,
             {

@@ -179,7 +179,7 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypa
 
     admin = kafka.admin()
     spans = [span for one in part.committables for span in one.proof["spans"][kafka_topic]]
-    starts = {partition: first + 1 for partition, first, _ in sorted(spans, reverse=True)}
+    starts = {partition: first + 1 for partition, first, *_ in sorted(spans, reverse=True)}
     removed = [TopicPartition(kafka_topic, partition, start) for partition, start in starts.items()]
     ask = Cluster.logs
 

@@ -198,6 +198,29 @@ def test_somebody_deletes_records_of_open_transactions(kafka: KafkaService, tmp_
     assert ((Step.REPLAYING, 0) in seen.seen) is (step is Step.COMPLETE)
 
 
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+def test_a_machine_loses_what_its_broker_had_acknowledged(kafka: KafkaService, tmp_path: Path, step: Step) -> None:
+    """A broker writes to the page cache. With the power go the last records, and the coordinator does not know."""
+    if not isinstance(kafka, KafkaServer):
+        pytest.skip("its disk is not ours")
+    seen = Steps()
+    with kafka.topic() as topic:
+
+        def lose_the_last_batch() -> None:
+            kafka.kill()
+            log = kafka.broker()._data / f"{topic}-0" / f"{0:020d}.log"
+            data, ends = log.read_bytes(), [0]
+            while ends[-1] < len(data) and (length := int.from_bytes(data[ends[-1] + 8 : ends[-1] + 12], "big")):
+                ends.append(ends[-1] + 12 + length)
+            log.write_bytes(data[: ends[-2]])
+            kafka.start()
+
+        sink = AsRecords(kafka.bootstrap, topic, options={"batch.size": 200})
+        run(sink, tmp_path, example_input(), At(step, 1, lose_the_last_batch), seen)
+        every_row_once(kafka, sink, example_input())
+    assert ((Step.REPLAYING, 1) in seen.seen) is (step is Step.COMPLETE)
+
+
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
     """Four participants pre-commit and the driver dies; the next start has one partition, and uses one id only."""
     sink = AsRecords(kafka.bootstrap, kafka_topic)
