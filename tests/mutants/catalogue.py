@@ -899,6 +899,27 @@ MUTANTS = (
         ("tests/kafka/test_crashes.py::test_somebody_deletes_records_of_open_transactions",),
     ),
     Mutant(
+        "Kafka: what a machine has lost of an open transaction is decided",
+        "sinks/kafka",
+        "elif last not in (None, there[producer]):",
+        "elif False:",
+        ("tests/kafka/test_crashes.py::test_a_machine_loses_what_its_broker_had_acknowledged",),
+    ),
+    Mutant(
+        "Kafka: a zombie is not fenced where transactions are short",
+        "sinks/kafka",
+        "InitProducerIdRequest(transaction_timeout_ms=1,",
+        "InitProducerIdRequest(transaction_timeout_ms=60_000,",
+        ("tests/kafka/test_sink.py::test_a_cluster_that_was_upgraded_and_not_finalised",),
+    ),
+    Mutant(
+        "what retention has removed was visible, although Spark asks for it again",
+        "coordinator/protocol",
+        "if batch and batch.facts.checkpoint_id > n:",
+        "if batch:",
+        ("tests/kafka/test_memory.py",),
+    ),
+    Mutant(
         "Kafka: keys of maps are what Spark has in its memory",
         "sinks/kafka",
         "if not isinstance(kind.keyType, (BooleanType, NumericType, StringType)):",
