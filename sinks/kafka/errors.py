@@ -20,7 +20,7 @@ NO_TOPIC = "the topic does not exist"
 _REFUSED = "the brokers refuse user name, password or certificate"
 _TOO_LARGE = (
     "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or a record batch is "
-    "(lower options={'batch.size': …}, in bytes)"
+    "(lower options={'batch.size': …}, in bytes; or start again, if the topic's limit was lowered meanwhile)"
 )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
+from kafka.errors import KafkaConnectionError
+
 from sinks.errors import ConfigurationError
 from sinks.kafka.record_batch import CODECS
 
@@ -131,6 +133,9 @@ def _token_provider(callback: Callable[[Any], Any], config: Any) -> Any:
 
     class Provider(AbstractTokenProvider):  # type: ignore[misc]
         def token(self) -> str:
-            return str(callback(config or "")[0])
+            try:
+                return str(callback(config or "")[0])
+            except Exception as error:
+                raise KafkaConnectionError(f"oauth_cb gave no token: {error!r}") from error  # so it is asked again
 
     return Provider()

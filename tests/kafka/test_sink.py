@@ -20,7 +20,8 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, producer
 from sinks.kafka.cluster import Cluster
-from sinks.kafka.errors import NotYetKnown
+from sinks.kafka.errors import NotYetKnown, is_passing
+from sinks.kafka.options import client_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import CODECS
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
@@ -365,6 +366,17 @@ def test_certificates_that_cannot_be_read() -> None:
     sink = KafkaSink("localhost:9092", "t", options={"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"})
     with pytest.raises(ConfigurationError, match=r"cannot be read: .*No such file"):
         sink.check(TEXTS)
+
+
+def test_a_token_that_cannot_be_had_now_is_asked_for_again() -> None:
+    """kafka-python fails for good with what the function raises."""
+    tokens = [("a token", 60.0)]
+    options = {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": lambda _: tokens.pop()}
+    provider = client_options("b:1", options, {})["sasl_oauth_token_provider"]
+    assert provider.token() == "a token"
+    with pytest.raises(KafkaError, match=r"oauth_cb gave no token: IndexError") as error:
+        provider.token()
+    assert is_passing(error.value)
 
 
 def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
