@@ -143,8 +143,6 @@ class KafkaSink(
 
         Raises ConfigurationError for options that the sink sets itself.
         """
-        if value_format in _GONE:
-            raise ConfigurationError(f"sink {name or topic!r}: {_GONE[value_format]}")
         if value_format in _TRANSFORMS:
             transform = _after(transform, _TRANSFORMS[value_format])
         super().__init__(
@@ -559,13 +557,6 @@ class KafkaSink(
 _TRANSFORMS: Mapping[str | None, Transform] = {
     "json": columns.with_json,
     "avro": columns.with_value,
-}
-
-
-_GONE: Mapping[str | None, str] = {
-    "protobuf": "value_format='protobuf' is gone. Leave out value_format, schema_registry, subject and "
-    "schema_evolution, and give a value_serializer with the class that protoc makes of your .proto file "
-    "(docs/schema-registry.md)"
 }
 
 
