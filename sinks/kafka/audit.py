@@ -65,14 +65,12 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
             why = f"{where} begins at offset {start} now: retention, or somebody, has removed records"
             hidden |= {name: why for name, (first, _) in spans.items() if first < start}
             offset = max(start, min(spans.values())[0])
-            for batch, aborted in _batches(cluster, place, offset, ends[place], patience):
+            for batch, visible in batches(cluster, place, offset, ends[place], patience):
                 advance(batch.last_offset + 1 - offset)
                 offset = batch.last_offset + 1
                 name = batch.producer_id, batch.producer_epoch
-                if name in spans and not batch.is_control_batch:
-                    first, end = spans[name]
-                    if not any(id == name[0] and first <= at < end for id, at in aborted):
-                        records[name] += batch.records_count
+                if visible and name in spans:
+                    records[name] += batch.records_count
             why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
             hidden |= {name: why for name, (_, end) in spans.items() if end > offset}
 
@@ -99,22 +97,24 @@ def _logs(committables: Iterable[Committable]) -> dict[Where, Spans]:
     return logs
 
 
-def _batches(
-    cluster: Cluster, place: Where, offset: int, end: int, patience: float
-) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
-    """From an offset to another, those that readers with read_committed get, and the aborted transactions among them.
-    Ends where they are held up for so long."""
+def batches(cluster: Cluster, place: Where, offset: int, end: int, patience: float) -> Iterator[tuple[Any, bool]]:
+    """From an offset to another, and whether readers with read_committed get its records. Ends where they are held up
+    for so long."""
     deadline = time.monotonic() + patience
     while offset < end:
         fetched, before = cluster.fetch(*place, offset, _FETCH_BYTES), offset
         if fetched.error_code:
             raise for_code(fetched.error_code)(f"{place[0]}-{place[1]}")
-        aborted = [(its.producer_id, its.first_offset) for its in fetched.aborted_transactions or ()]
-        several = MemoryRecords(bytes(fetched.records or b""))
+        aborted = sorted((its.first_offset, its.producer_id) for its in fetched.aborted_transactions or ())
+        hidden, several = set[int](), MemoryRecords(bytes(fetched.records or b""))
         while (batch := several.next_batch()) is not None:
+            while aborted and aborted[0][0] <= batch.last_offset:
+                hidden.add(aborted.pop(0)[1])
+            if batch.is_control_batch:
+                hidden.discard(batch.producer_id)
             if batch.last_offset >= offset:
                 offset = batch.last_offset + 1
-                yield batch, aborted
+                yield batch, not batch.is_control_batch and batch.producer_id not in hidden
         if offset == before:
             if time.monotonic() > deadline:
                 return

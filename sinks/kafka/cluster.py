@@ -540,11 +540,12 @@ class Cluster:
         answers = await self._ask_leaders(by_leader, listed)
         return {place: int(about.offset) for place, about in answers.items()}
 
-    def ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record, whether readers get that or not."""
-        wanted = dict.fromkeys(places, OffsetSpec.LATEST)
-        offsets = self._call(lambda admin: admin.list_partition_offsets(wanted))
-        return {place: at.offset for place, at in offsets.items()}
+    def ends(self, places: Iterable[Where], *, committed: bool = False) -> dict[Where, int]:
+        """The offset after the last record, or after the last that readers with read_committed get."""
+        wanted = {TopicPartition(*place): OffsetSpec.LATEST for place in places}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        offsets = self._call(lambda admin: admin.list_partition_offsets(wanted, level))
+        return {tuple(place): at.offset for place, at in offsets.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,

@@ -6,17 +6,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import TopicAuthorizationFailedError
 
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
+from sinks.kafka.audit import batches
 from sinks.kafka.cluster import Cluster, Where
 from sinks.kafka.columns import refusals
 from sinks.kafka.record_batch import by_topic, sizes
@@ -46,8 +45,6 @@ _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
 """The whole row, where the value is the row's own; and the types of its columns, if Spark has names for them."""
 _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
-
-Offsets = Mapping[TopicPartition, int]
 
 _HELD_UP = 5.0
 """Seconds that the end of a transaction is waited for that holds readers up."""
@@ -111,62 +108,38 @@ def refused(
 
 
 # ---------------------------------------------------------------------- read again
-def read_dead_letters(
-    cluster: Cluster, options: Mapping[str, Any], topic: str, of: tuple[str, str], most: int, timeout: float
-) -> DeadLetters:
-    """Those `of` a job and a sink, the last `most` of each partition. `options` are kafka-python's; `timeout`: seconds
-    without any answer."""
-    if (about := cluster.topic(topic)) is None:
+def read_dead_letters(cluster: Cluster, topic: str, of: tuple[str, str], most: int) -> DeadLetters:
+    """Those `of` a job and a sink, the last `most` of each partition."""
+    if (about := cluster.place(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
-    places = [TopicPartition(topic, partition["partition_index"]) for partition in about["partitions"]]
-    gaps = []
+    places = [(topic, number) for number in sorted(about.leaders)]
+    letters, gaps = list[Mapping[str, Any]](), list[str]()
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
-    own = {"isolation_level": "read_committed", "enable_auto_commit": False, "allow_auto_create_topics": False}
-    window = _WINDOW
-    with closing(KafkaConsumer(**{**options, **own})) as consumer:
-        written, deadline = cluster.ends(places), time.monotonic() + _HELD_UP
-        while (ends := consumer.end_offsets(places)) != written and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
-        starts = consumer.beginning_offsets(places)
-        gaps += [
-            f"{topic}-{place.partition} begins at offset {start}: retention, or somebody, has removed records"
-            for place, start in starts.items()
-            if start
-        ]
-        gaps += [
-            f"readers of {topic}-{place.partition} are held up at offset {ends[place]} by a transaction that is open"
-            for place, end in written.items()
-            if ends[place] < end
-        ]
-        while True:
-            firsts = {place: max(starts[place], end - window) for place, end in ends.items()}
-            newest: dict[Where, deque[Mapping[str, Any]]] = {place: deque(maxlen=most) for place in places}
-            for record in _read(consumer, firsts, ends, timeout):
-                letter = letter_of(record)
+    written, deadline = cluster.ends(places), time.monotonic() + _HELD_UP
+    while (ends := cluster.ends(places, committed=True)) != written and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+    starts = cluster.logs(places).starts
+    for place in places:
+        where, start, end = f"{topic}-{place[1]}", starts[place], ends[place]
+        if start:
+            gaps.append(f"{where} begins at offset {start}: retention, or somebody, has removed records")
+        if end < written[place]:
+            gaps.append(f"readers of {where} are held up at offset {end} by a transaction that is open")
+        first, window, newest = end, _WINDOW, deque[Mapping[str, Any]]()
+        while first > start and len(newest) < most:
+            first, window = max(start, end - window), 10 * window
+            newest = deque(_letters(cluster, place, first, end, of), maxlen=most)
+        letters += newest
+    return DeadLetters(letters, tuple(gaps))
+
+
+def _letters(cluster: Cluster, place: Where, first: int, end: int, of: tuple[str, str]) -> Iterator[Mapping[str, Any]]:
+    try:
+        for batch, visible in batches(cluster, place, first, end, _HELD_UP):
+            for record in batch if visible else ():
+                letter = letter_of(record) if first <= record.offset < end else None
                 if letter is not None and (letter["job"], letter["sink"]) == of:
-                    newest[record.topic, record.partition].append(letter)
-            if all(firsts[place] == starts[place] or len(newest[place]) == most for place in places):
-                return DeadLetters([letter for letters in newest.values() for letter in letters], tuple(gaps))
-            window *= 10
-
-
-def _read(consumer: KafkaConsumer, firsts: Offsets, ends: Offsets, timeout: float) -> Iterator[Any]:
-    """Committed records of these offsets. Raises `SinkError` if nothing comes."""
-    consumer.assign(list(ends))
-    for place, first in firsts.items():
-        consumer.seek(place, first)
-    positions: Offsets = {}
-    heard = time.monotonic()
-    while late := [place for place, end in ends.items() if consumer.position(place) < end]:
-        before, positions = positions, {place: consumer.position(place) for place in late}
-        if positions != before:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > timeout:
-            topic, number = place = min(late)
-            raise SinkError(f"{topic}-{number} could not be read to offset {ends[place]} in time")
-        try:
-            polled = consumer.poll(1000 * _PAUSE)
-        except TopicAuthorizationFailedError as error:
-            raise SinkError(f"the principal may not read topic {error} (ACL: Read on the topic)") from error
-        yield from (record for place, its in polled.items() for record in its if record.offset < ends[place])
+                    yield letter
+    except TopicAuthorizationFailedError as error:
+        raise SinkError(f"the principal may not read topic {place[0]!r} (ACL: Read on the topic)") from error

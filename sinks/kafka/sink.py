@@ -519,8 +519,7 @@ class KafkaSink(
         """Of what a consumer gets of the topic now, from its end on."""
         if self.topic is None:
             return None
-        options = client_options(self.bootstrap_servers, self._options, self._client_options)
-        return dead_letters.read_dead_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
+        return dead_letters.read_dead_letters(self._brokers, self.topic, (job, sink), most)
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

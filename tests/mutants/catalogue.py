@@ -1034,8 +1034,8 @@ MUTANTS = (
     Mutant(
         "verify: aborted records count",
         "sinks/kafka",
-        "if not any(id == name[0] and first <= at < end for id, at in aborted):",
-        "if True:",
+        "yield batch, not batch.is_control_batch and batch.producer_id not in hidden",
+        "yield batch, not batch.is_control_batch",
         VERIFY,
     ),
     Mutant(
@@ -1403,29 +1403,29 @@ MUTANTS = (
     Mutant(
         "Kafka: letters that a transaction holds up are passed over",
         "sinks/kafka",
-        "if ends[place] < end\n",
-        "if ends[place] < 0\n",
+        "if end < written[place]:",
+        "if end < 0:",
         LETTERS,
     ),
     Mutant(
         "Kafka: letters that were removed are passed over",
         "sinks/kafka",
-        "        if start\n",
-        "        if start < 0\n",
+        "        if start:\n",
+        "        if start < 0:\n",
         LETTERS,
     ),
     Mutant(
         "Kafka: letters of aborted transactions are shown",
         "sinks/kafka",
-        '"isolation_level": "read_committed"',
-        '"isolation_level": "read_uncommitted"',
+        "for record in batch if visible else ():",
+        "for record in batch:",
         LETTERS,
     ),
     Mutant(
         "Kafka: the oldest letters are taken for the newest",
         "sinks/kafka",
-        "deque(maxlen=most) for place in places}",
-        "deque() for place in places}",
+        "newest = deque(_letters(cluster, place, first, end, of), maxlen=most)",
+        "newest = deque([*_letters(cluster, place, first, end, of)][:most])",
         LETTERS,
     ),
     # ------------------------------------------------------------------ partitions and schemas of Kafka
