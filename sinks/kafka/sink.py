@@ -462,7 +462,8 @@ class KafkaSink(
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
     def _patiently(self, question: Callable[[], Answered]) -> Answered:
-        return patiently(question, min(self.timeout, self._reached_by - time.monotonic()))
+        """A broker that is frozen takes one request's time, and then is no longer among those that are asked."""
+        return patiently(question, min(2 * self.timeout, self._reached_by - time.monotonic()))
 
     def _remembered(self, job: str) -> Mapping[str, tuple[int, int]]:
         group = _group(job, self.name)

@@ -313,6 +313,17 @@ def test_a_broker_that_joins_while_a_driver_is_connected(three: KafkaServer) -> 
 
 
 @pytest.mark.slow
+def test_a_broker_that_freezes_fails_no_checkpoint(three: KafkaServer) -> None:
+    three.start()
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=8)) as sink:
+        assert sink.commit(pre_commit(sink, texts("1"), checkpoint=1)) == COMMITTED
+        assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+        three.broker(3).pause()
+        assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+        three.start()
+
+
+@pytest.mark.slow
 def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(three: KafkaServer) -> None:
     """It answers from its memory, before it learns that another has the group: as if brokers had been set back."""
     three.start()
