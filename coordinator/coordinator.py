@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
@@ -53,6 +54,17 @@ refused_start: ContextVar[Exception | None] = ContextVar("refused_start", defaul
 
 def _nothing() -> None:
     pass
+
+
+@contextmanager
+def _as_exception() -> Iterator[None]:
+    """For the likes of SystemExit: Py4J does not pass them on to Spark, which would wait for ever."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        raise CheckpointError(f"{error!r} was raised in a batch") from error
 
 
 class CheckpointCoordinator:
@@ -171,7 +183,8 @@ class CheckpointCoordinator:
         try:
             if not is_remote():
                 self._prepare(df)
-            self.process(batch)
+            with _as_exception():
+                self.process(batch)
         except Exception as error:
             self.last_error = error
             self._lifecycle.failed(batch, error)
@@ -309,9 +322,16 @@ class CheckpointCoordinator:
     def _take_asked(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
         """Take the savepoint that an operator has asked for by a request: `how` is one of `requests.WAYS`. `begin` is
         called between two batches, and may raise to refuse."""
+        from pyspark.sql import is_remote
+
         place, query = self.config.savepoint_dir, self.query
         if not place:
             raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
+        if how != "trigger" and is_remote():
+            raise SavepointError(
+                "with Spark Connect a stop would end this process before it answers: ask without --stop or --cancel, "
+                "or stop the query with query.stop() and say --checkpoint-location"
+            )
 
         def begin_with_it() -> None:
             if self._lifecycle.calling is not query or not query.isActive or self.protocol.newest is None:

@@ -18,7 +18,8 @@ import pytest
 from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.errors import CheckpointError
+from coordinator.errors import CheckpointError, SavepointError
+from coordinator.requests import ask_driver
 from examples.custom_sink import FileSink
 from sinks import Identity
 from sinks.postgres import PostgresSink
@@ -207,6 +208,27 @@ def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, server: ConnectSe
     job = ConnectJob(tmp_path, [blocked], url=server.url, files_per_batch=1, end=end)
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids[:50])
+
+
+@pytest.mark.large
+def test_an_operator_is_told_that_no_savepoint_stops_the_query(
+    tmp_path: Path, sink: FileSink, server: ConnectServer
+) -> None:
+    """The worker would be gone before it has answered: the operator would wait for it, and be told nothing."""
+    ids = write_input(tmp_path / "input", batches=1)
+
+    def end(spark: Any, query: Any, coordinator: Any) -> None:
+        wait_for((tmp_path / "reached").exists)
+        with pytest.raises(SavepointError, match=r"stop the query with query\.stop"):
+            ask_driver(coordinator.protocol.store, "stop")
+        (tmp_path / "let-go").touch()
+        query.awaitTermination()
+
+    config = CheckpointConfig(savepoint_dir=f"file://{tmp_path}/savepoints")
+    blocked = CallAt(Step.PRE_COMMITTED, 0, Blocked(tmp_path))
+    job = ConnectJob(tmp_path, [sink], url=server.url, config=config, listeners=[blocked], end=end)
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
 
 
 NO_LOCATION = r"name it in CheckpointConfig\(checkpoint_location='…'\)"

@@ -174,6 +174,19 @@ def run_all(writer: DataStreamWriter, folder: Path) -> None:
     assert start(writer.trigger(availableNow=True), folder).awaitTermination(300)
 
 
+def test_a_function_that_would_end_the_program_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would wait for ever for what the coordinator answers, also in `query.stop()`."""
+    files = Files(spark, tmp_path)
+    coordinator = files.coordinator()
+    [sink] = coordinator.sinks.values()
+    sink.transform = lambda df: sys.exit("no more")
+    query = start(files.df.writeStream.foreachBatch(coordinator), tmp_path)
+    wait_for(lambda: not query.isActive, 60)
+    assert isinstance(coordinator.last_error, CheckpointError)
+    assert "SystemExit('no more') was raised in a batch" in str(query.exception())
+    coordinator.close()
+
+
 def roll_back_to(n: int, location: Path) -> None:
     """As the message says: `delete commits/n, and the later files of commits/ and offsets/`."""
     for log, first in (("commits", n), ("offsets", n + 1)):
