@@ -148,7 +148,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             if step is Step.REPLAYING and self._current is None:  # of a checkpoint that an earlier driver completed
                 self._begin(checkpoint_id)
             if self._current:
-                self._go_on(self._current, step, facts)
+                self._go_on(self._current, step, checkpoint_id, facts)
 
     def _decide(self, transactions: Mapping[str, int]) -> None:
         self.in_doubt, self._decided = Counter(transactions), self._clock.monotonic()
@@ -167,7 +167,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             offsets_to=tuple(offsets),
         )
 
-    def _go_on(self, current: CheckpointStatistics, step: Step, facts: Mapping[str, Any]) -> None:
+    def _go_on(self, current: CheckpointStatistics, step: Step, asked: int, facts: Mapping[str, Any]) -> None:
         if phase := _PHASE_ENDED_BY.get(step):
             self._phase(phase)
         if step is Step.PRE_COMMITTED:
@@ -187,6 +187,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._end(Status.COMPLETED)
         elif step in (Step.FAILED, Step.HALTED):
             self._failed_tries += 1
+            current.checkpoint_id = asked if current.checkpoint_id < 0 else current.checkpoint_id  # a start has none
             current.error = reason(facts["error"])
             self._end(Status.HALTED if self.in_doubt or "decide" in current.phases else Status.FAILED)
 

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointListener, Step
-from coordinator.errors import CheckpointFailed, InDoubtError
+from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, InDoubtError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError, open_storage
@@ -29,7 +29,7 @@ from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
-from sinks.testing import Hooked
+from sinks.testing import Hooked, LocalQuery
 from sinks.testing.servers.common import free_port
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, Committable, Fingerprint
@@ -111,6 +111,16 @@ def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
     )
     assert told[1].generation == 2
     job.assert_exactly_once()
+
+
+def test_a_start_that_is_refused_names_its_batch(job: Job) -> None:
+    job.run(2)
+    told = Told()
+    coordinator = job.coordinator()
+    coordinator.statistics.reporters.append(told)
+    with pytest.raises(CheckpointLocationMismatch):
+        LocalQuery(job.folder / "another", job.input).run(coordinator)
+    assert [(one.checkpoint_id, one.status) for one in told.all] == [(0, Status.FAILED)]
 
 
 def test_orphans_and_what_is_lost(job: Job) -> None:
