@@ -160,7 +160,9 @@ def _facts_at(location: str, batch_id: int | None = None) -> BatchFacts:
         files, root = FileSystem.from_uri(re.sub(r"^s3[an]:", "s3:", path))
     if batch_id is None:
         names = [file.base_name for file in files.get_file_info(FileSelector(f"{root}/offsets"))]
-        batch_id = max(int(name) for name in names if name.isdigit())
+        batch_id = max((int(name) for name in names if name.isdigit()), default=None)
+        if batch_id is None:
+            raise ConfigurationError('trigger(continuous=…) has no batches, which format("exactly_once") needs')
     log, metadata = (
         files.open_input_stream(f"{root}/{name}").read().decode() for name in (f"offsets/{batch_id}", "metadata")
     )

@@ -413,3 +413,10 @@ def test_what_it_cannot_do_is_refused(
     source = halves.source(**{"jobFile": str(tmp_path / "job.toml")} | options)
     with pytest.raises(ConfigurationError, match=why):
         source.streamWriter(COLUMNS, overwrite)
+
+
+def test_a_query_without_batches_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(f'job = "j"\nstorage = "{tmp_path.as_uri()}/storage"\n' + SINK.format("a"))
+    (tmp_path / "spark" / "offsets").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"trigger\(continuous=…\) has no batches"):
+        Halves(tmp_path).source(jobFile=str(tmp_path / "job.toml")).streamWriter(COLUMNS, False)
