@@ -40,8 +40,6 @@ FEW_ROWS = 10_000
 
 _DESCRIPTION = "spark.job.description"
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
-_NO_OFFSET = "-"
-"""What Spark's offset log has for a source without an offset yet."""
 _NO_ID = "A" * 22
 """What Kafka answers for a topic without an id."""
 
@@ -248,8 +246,8 @@ class SparkBatch(MicroBatch):
         ]
 
     def _ids(self, source: int, offsets: str) -> dict[str, str]:
-        topics = json.loads(offsets) if offsets != _NO_OFFSET else {}
-        ids = self._execution.topic_ids(source, topics)
+        _, brace, topics = offsets.partition("{")  # Spark's second format, since 4.2, has the source's name before it
+        ids = self._execution.topic_ids(source, json.loads(brace + topics or "{}"))
         if _NO_ID in ids.values():
             raise CheckpointError("Kafka before 2.8 has no such ids")
         return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession, functions
 
 from coordinator import CheckpointCoordinator, Step
 from coordinator.errors import CheckpointGap, UnsupportedSpark
+from coordinator.spark.batch import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
 from tests.spark.job import KILLED, KillGroupAt, SparkJob, wait_for, write_input
@@ -124,3 +126,14 @@ def test_observed_metrics_count_each_row_once(spark: SparkSession, tmp_path: Pat
 def test_format_exactly_once_is_refused() -> None:
     with pytest.raises(UnsupportedSpark, match="needs Spark 4"):
         importlib.import_module("coordinator.spark.source")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "topics"),
+    [('{"orders":{"0":7}}', ["orders"]), ('orders_2:{"orders":{"0":7}}', ["orders"]), ("-", []), ("orders_2:-", [])],
+)
+def test_topics_are_read_of_both_formats_of_the_offset_log(offsets: str, topics: list[str]) -> None:
+    """In the second, since Spark 4.2, the name of the source comes first."""
+    batch = object.__new__(SparkBatch)
+    batch._execution = SimpleNamespace(topic_ids=lambda source, topics: dict.fromkeys(topics, "id"))  # type: ignore[assignment]
+    assert list(batch._ids(0, offsets)) == topics
