@@ -4,7 +4,9 @@ ones, which keep the newest checkpoint from becoming visible as a whole."""
 from __future__ import annotations
 
 import getpass
+import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +38,8 @@ from coordinator.operate.text import ago, duration, of_driver, of_newest
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
 from coordinator.protocol.protocol import CheckpointProtocol
+from sinks.audit import Part
+from sinks.optional import Auditable
 from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
@@ -94,6 +98,7 @@ def commit(
         protocol = coordinator.protocol
         wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
         if strangers := [pending for pending in wanted if pending.decision is not Decision.COMMIT]:
+            _require_no_twins(protocol, strangers)
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
                 "committing it DOUBLES its rows.",
@@ -206,6 +211,34 @@ def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iter
         if complete.named.get(participant) != pending.named:
             raise Superseded(f"{pending.id} was replaced meanwhile; look again")
         yield pending, _text_of(outcome) if outcome else f"failed: {errors.get(participant)}"
+
+
+def _require_no_twins(protocol: CheckpointProtocol, strangers: Sequence[Pending]) -> None:
+    """Several tries of a participant may be pre-committed, such as a speculative one: they hold the same rows."""
+    wanted = Counter(map(_participant, strangers))
+    twins = []
+    for pending in strangers:
+        about, sink = pending.about, protocol.sinks[pending.sink]
+        if about.subtask is None or about.lineage is None or about.checkpoint is None:
+            continue
+        committed: Sequence[str] = ()
+        if isinstance(sink, Auditable):
+            part = Part(about.lineage, about.checkpoint, [])
+            committed = sink.audit(protocol.job, [part], quick=True).holdings[0].unexpected
+        visible = any(re.search(rf"\.{about.subtask}\.g\d+r\d+t\d+a\d+$", text) for text in committed)
+        if visible or wanted[_participant(pending)] > 1:
+            twins.append(pending)
+    if twins:
+        fail(
+            f"{_names(twins)}: their subtask is visible already, or named twice; another try of it has the same rows. "
+            "Commit one for each subtask, and abort the others. No transaction was touched.",
+            USAGE,
+        )
+
+
+def _participant(pending: Pending) -> tuple[object, ...]:
+    about = pending.about
+    return pending.sink, about.lineage, about.checkpoint, about.subtask
 
 
 def _each(action: str, pending: Sequence[Pending], act: Callable[[Pending], str]) -> Iterator[tuple[Pending, str]]:

@@ -29,6 +29,7 @@ from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
 from sinks.testing.table_crashes import At
+from sinks.transaction import TransactionId
 from tests.cli.play import INPUT, Job, ids
 from tests.kafka.reading import read, settled
 
@@ -300,6 +301,40 @@ def test_the_machine_is_gone(on_postgres: Target, pg_database: str, decided: boo
         assert not (job.folder / "checkpoints").exists(), "a fence shuts nobody out in a storage that is not there"
         connection.execute("SET lock_timeout = '1s'")
         connection.execute("DROP TABLE orders")
+
+
+def test_of_two_tries_of_a_subtask_only_one_is_committed(tmp_path: Path, pg_database: str) -> None:
+    """Where the storage is gone, the rest of what is visible, and a speculative try beside each, are in doubt."""
+    job = Job(tmp_path, f'type = "postgres"\ndsn = "{pg_database}"\ntable = "plain"\nstrategy = "prepared"')
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE plain (id bigint, name text, amount double precision)")
+        job.kill(Step.COMPLETE, 1)
+        named = job.json("in-doubt", "list", code=1)["transactions"]
+        with load_job(str(job.file)) as coordinator:
+            sink = coordinator.sinks["plain"]
+            for one in named[:2]:
+                where = "orders", one["lineage"], 1, "plain", one["subtask"], one["generation"], 0, 0, 99
+                rows = job.input[1][one["subtask"]]
+                sink.check(rows.schema)
+                transaction = sink.begin_transaction(TransactionId(*where).context(rows.schema))
+                sink.write(transaction, rows.to_batches()[0])
+                sink.snapshot_state(transaction)
+        connection.execute(f"COMMIT PREPARED '{named[0]['transaction']['gid']}'")
+    shutil.rmtree(job.folder / "checkpoints")
+    tries: dict[int, list[str]] = {}
+    for one in job.json("in-doubt", "list", code=1)["transactions"]:
+        tries.setdefault(one["subtask"], []).append(one["id"])
+    [late], [first, second], [single] = (tries[one["subtask"]] for one in named)
+    sure = ("--yes", "--break-decision")
+    told = job.cli("in-doubt", "commit", late, first, second, single, *sure, code=2).output
+    assert "Commit one for each subtask" in told
+    assert [id in told for id in (late, first, second, single)] == [True, True, True, False]
+    job.cli("in-doubt", "commit", first, single, *sure)
+    for id in (late, second):
+        job.cli("in-doubt", "commit", id, *sure, code=2)
+        job.cli("in-doubt", "abort", id, "--fence", *sure)
+    with psycopg.connect(pg_database) as connection:
+        assert sorted(id for (id,) in connection.execute("SELECT id FROM plain")) == ids(2)
 
 
 @pytest.mark.parametrize("decided", [True, False])
