@@ -7,7 +7,7 @@ import getpass
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -31,7 +31,6 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.records import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import Superseded
 from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import ago, duration, of_driver, of_newest
@@ -49,9 +48,7 @@ _NAMED = 3
 app = typer.Typer(help="Show and settle pre-committed transactions that are not resolved yet.", no_args_is_help=True)
 
 
-Chosen = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from `list`, or names in the target (a gid, …).")
-]
+_CHOSEN = typer.Argument(metavar="ID...", help="IDs from `list`, or names in the target (a gid, …).")
 Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
 
 
@@ -82,36 +79,33 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 
 @app.command()
 def commit(
-    chosen: Chosen = None,
-    all_decided: Annotated[
-        bool, typer.Option("--all-decided", help="All that a record names: the decided ones.")
-    ] = False,
+    chosen: Annotated[list[str], _CHOSEN],
     break_decision: Break = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit transactions. A decided one, which a record names, is committed with its whole checkpoint, as at the next
-    start of the query. Committing any other doubles its rows, so the command asks first."""
-    _require_choice(chosen, all_decided)
-    with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
+    """Commit transactions that no record names, after checkpoint storage was lost: docs/runbook.md. Else that doubles
+    rows, so the command asks first. `coordinator resolve` commits what a record names."""
+    with coordinator_of(job, missing_storage=True) as coordinator:
         protocol = coordinator.protocol
         wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
-        if strangers := [pending for pending in wanted if pending.decision is not Decision.COMMIT]:
-            _require_no_twins(protocol, strangers)
-            confirm(
-                f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
-                "committing it DOUBLES its rows.",
-                "double",
-                given=break_decision and yes,
-            )
-        results = [*_commit_decided(protocol, wanted), *_each("commit", strangers, partial(_commit_stranger, protocol))]
-        _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
+        if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
+            resolve_ = output.runnable("coordinator resolve")
+            fail(f"A record names {_names(decided)}: {resolve_} commits it. No transaction was touched.", USAGE)
+        _require_no_twins(protocol, wanted)
+        confirm(
+            f"No record names {_names(wanted)}. Its batch is written by other transactions, or will be: "
+            "committing it DOUBLES its rows.",
+            "double",
+            given=break_decision and yes,
+        )
+        _report(coordinator, list(_each("commit", wanted, partial(_commit, protocol))), as_json)
 
 
 @app.command()
 def abort(
-    chosen: Chosen = None,
+    chosen: Annotated[list[str] | None, _CHOSEN] = None,
     all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names, or ever will.")] = False,
     fence: Annotated[
         bool,
@@ -125,7 +119,8 @@ def abort(
     """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
     which shuts that driver out. Aborting a decided one, which a record names, loses
     decided rows until they are replayed, so the command asks first."""
-    _require_choice(chosen, all_orphans)
+    if bool(chosen) == all_orphans:
+        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
     with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
         missing = output.of_missing_storage(coordinator)
@@ -172,11 +167,6 @@ def abort(
             raise typer.Exit(FINDING)
 
 
-def _require_choice(chosen: list[str] | None, all_of_them: bool) -> None:
-    if bool(chosen) == all_of_them:
-        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
-
-
 def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
     _say_errors(seen)
@@ -190,34 +180,11 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
     return [pending for pending in seen.pending if any(map(pending.meant_by, chosen))]
 
 
-def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
-    """The checkpoint goes as a whole: an upsert may not become visible before another that it follows."""
-    mine = [pending for pending in wanted if pending.decision is Decision.COMMIT]
-    if not mine:
-        return
-    complete, errors = operators.ask(protocol)
-    assert complete
-    for pending in mine:
-        assert pending.named
-        if pending.about.checkpoint != complete.checkpoint_id:
-            yield (
-                pending,
-                f"failed: of checkpoint {pending.about.checkpoint}, before the newest: the system was set back. Start "
-                "the query, which commits it, or says what else is missing",
-            )
-            continue
-        participant = pending.sink, pending.named.subtask
-        outcome = complete.outcomes.get(participant)
-        if complete.named.get(participant) != pending.named:
-            raise Superseded(f"{pending.id} was replaced meanwhile; look again")
-        yield pending, _text_of(outcome) if outcome else f"failed: {errors.get(participant)}"
-
-
-def _require_no_twins(protocol: CheckpointProtocol, strangers: Sequence[Pending]) -> None:
+def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -> None:
     """Several tries of a participant may be pre-committed, such as a speculative one: they hold the same rows."""
-    wanted = Counter(map(_participant, strangers))
+    wanted = Counter(map(_participant, chosen))
     twins = []
-    for pending in strangers:
+    for pending in chosen:
         about, sink = pending.about, protocol.sinks[pending.sink]
         if about.subtask is None or about.lineage is None or about.checkpoint is None:
             continue
@@ -251,8 +218,7 @@ def _each(action: str, pending: Sequence[Pending], act: Callable[[Pending], str]
             advance(1)
 
 
-def _commit_stranger(protocol: CheckpointProtocol, pending: Pending) -> str:
-    """Commit what no record names."""
+def _commit(protocol: CheckpointProtocol, pending: Pending) -> str:
     committable = Committable(pending.about.transaction, sink=pending.sink, subtask=pending.about.subtask or 0)
     about = Checkpoint(protocol.job, protocol.store.lineage, pending.about.checkpoint or 0)
     [outcome] = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
@@ -311,7 +277,7 @@ def _report(
     coordinator: CheckpointCoordinator,
     results: list[tuple[Pending, str]],
     as_json: bool,
-    nothing: str,
+    nothing: str = "",
     left: Sequence[Pending] = (),
 ) -> None:
     if not results:
@@ -391,7 +357,14 @@ def resolve(
             tell(_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)]), as_json)
         undecided = [pending for pending in seen.pending if not pending.named]
         _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
-        if errors or _missing(complete) or (was_set_back and not accept_loss):
+        older = [one for one in seen.pending if one.named and one.about.checkpoint != complete.checkpoint_id]
+        if older:
+            tell(
+                f"Not touched: {_names(older)}, of a checkpoint before the newest: the system was set back. Start the "
+                "query, which commits it, or says what else is missing.",
+                as_json,
+            )
+        if errors or older or _missing(complete) or (was_set_back and not accept_loss):
             raise typer.Exit(FINDING)
 
 

@@ -155,7 +155,7 @@ def remedies(seen: Seen) -> list[Remedy]:
     known = {
         Decision.COMMIT: (
             "decided: the next start of the query commits them; at once",
-            "coordinator in-doubt commit --all-decided",
+            "coordinator resolve",
         ),
         Decision.ORPHAN: (
             "of a driver that was replaced: the next sweep of a driver aborts them; at once",

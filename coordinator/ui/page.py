@@ -118,7 +118,7 @@ def _paged(view: JobView, query: Mapping[str, str]) -> dict[str, Any]:
 def _command(pending: Pending) -> str:
     """What settles this one alone."""
     if pending.decision is Decision.COMMIT:
-        return f"coordinator in-doubt commit {pending.id}"
+        return "coordinator resolve"
     fence = "" if pending.decision is Decision.ORPHAN else " --fence"
     return f"coordinator in-doubt abort {pending.id}{fence}"
 

@@ -39,7 +39,6 @@ def test_nothing_in_doubt(file_job: Job) -> None:
     assert told["newest_checkpoint"]["checkpoint"] == 0
     assert "Nothing of job 'orders' is in doubt in files (" in file_job.cli("in-doubt", "list").stdout
     assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stdout
-    assert "nothing was committed" in file_job.cli("in-doubt", "commit", "--all-decided").stdout
 
 
 def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, pg_database: str) -> None:
@@ -57,10 +56,9 @@ def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, 
     assert 0 <= one["age"] < 60
     assert visible(pg_database) == ids(1)
 
-    told = pg_job.json("in-doubt", "commit", one["id"])
-    assert [result["result"] for result in told["results"]] == ["committed"]
-    told = pg_job.json("in-doubt", "commit", "--all-decided")
-    assert told["results"] == []  # the siblings went with it
+    assert "coordinator resolve --job" in pg_job.cli("in-doubt", "commit", one["id"], code=2).stderr
+    assert prepared(pg_database) == 3
+    assert pg_job.json("resolve")["committed_now"] == 3
     assert prepared(pg_database) == 0
     assert visible(pg_database) == ids(2)
     pg_job.run()
@@ -177,7 +175,7 @@ def test_a_driver_that_starts_behind_the_fence_keeps_its_transactions(file_job: 
 
 def test_usage(file_job: Job) -> None:
     file_job.run(1)
-    assert "IDs" in file_job.cli("in-doubt", "commit", code=2).stderr
+    assert "Missing argument" in file_job.cli("in-doubt", "commit", code=2).stderr
     assert "not in doubt" in file_job.cli("in-doubt", "abort", "0123456789", code=1).stderr
 
 
@@ -219,8 +217,7 @@ def test_kafka_and_mysql_in_one_job(tmp_path: Path, kafka: KafkaService, kafka_t
     ]
     assert all(0 <= one["age"] < 60 for one in listed if one["sink"] == "k")
     assert {one["age"] for one in listed if one["sink"] == "m"} == {None}
-    told = job.json("in-doubt", "commit", "--all-decided")
-    assert [one["result"] for one in told["results"]] == ["committed"] * 4
+    assert job.json("resolve")["committed_now"] == 4
 
     job.input = [*job.input, [rows, rows]]
     job.run(3, crash=(Step.PRE_COMMITTED, 2))
@@ -246,6 +243,8 @@ def test_what_an_older_record_decides_is_no_orphan(file_job: Job, file_rows: Cal
     listed = file_job.json("in-doubt", "list", code=1)["transactions"]
     assert {(one["decision"], one["checkpoint"]) for one in listed} == {("commit", 1)}
     assert file_job.json("in-doubt", "abort", "--all-orphans")["results"] == []
-    told = file_job.json("in-doubt", "commit", "--all-decided", code=1)
-    assert "the system was set back" in told["results"][0]["result"]
+    assert (
+        "checkpoint 1), of a checkpoint before the newest: the system was set back"
+        in file_job.cli("resolve", code=1).stdout
+    )
     assert file_rows() == ids(1)

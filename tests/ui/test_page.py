@@ -275,9 +275,9 @@ def test_what_a_killed_driver_left_in_doubt(job: Job) -> None:
         decided = [identity["file"] for identity in job.sink.in_doubt("job")]
         assert decided
         assert f"<b>{len(decided)} commit</b>: decided: the next start of the query commits them" in text
-        assert "<code>coordinator in-doubt commit --all-decided --job job.toml</code>" in text
+        assert "<code>coordinator resolve --job job.toml</code>" in text
         assert all(file in text for file in decided)
-        assert len(re.findall("coordinator in-doubt commit [0-9a-f]{10} --job job.toml", text)) == len(decided)
+        assert len(re.findall("coordinator resolve --job job.toml", text)) == len(decided) + 1
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.LOADED, -1)], config={"heartbeat_interval": 0.1})
     store = CheckpointStore(job.storage, "job")
