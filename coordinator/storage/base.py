@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -200,6 +201,15 @@ def check_key(key: str) -> str:
 def check_folder(prefix: str) -> str:
     """The folder with one '/' at its end, or '' for the root; ValueError if it is no prefix of keys."""
     return check_key(prefix.removesuffix("/")) + "/" if prefix else ""
+
+
+def is_missing(path: str | os.PathLike[str]) -> bool:
+    """Whether nothing has this path. False if this user may not look."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def is_key(name: str) -> bool:

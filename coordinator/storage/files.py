@@ -14,7 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import (
+    CheckpointStorage,
+    NoSuchStorage,
+    StorageError,
+    check_folder,
+    check_key,
+    is_key,
+    is_missing,
+)
 
 _ADVICE = {
     errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
@@ -48,7 +56,7 @@ class FileStorage(CheckpointStorage):
         self._root = Path(os.path.abspath(directory))
         self.uri = self._root.as_uri()
         if not make:
-            if not os.path.lexists(self._root):
+            if is_missing(self._root):
                 raise NoSuchStorage(self.uri, "", "there is no such directory")
             return
         with self._errors("cannot make the directory"):

@@ -34,7 +34,15 @@ from sqlalchemy.exc import (
 from sqlalchemy.sql import Executable
 from tenacity import Retrying
 
-from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
+from coordinator.storage.base import (
+    SUPPORTED,
+    CheckpointStorage,
+    NoSuchStorage,
+    StorageError,
+    check_folder,
+    check_key,
+    is_missing,
+)
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
 from sinks.sql.dialects import weaknesses
@@ -95,7 +103,7 @@ class SQLStorage(CheckpointStorage):
         """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
         url = _parse(uri)
         self.uri = redacted(url.render_as_string(hide_password=False))
-        if url.get_backend_name() == "sqlite" and not os.path.exists(str(url.database)):
+        if url.get_backend_name() == "sqlite" and is_missing(str(url.database)):
             if not make:
                 raise NoSuchStorage(self.uri, "", "there is no such file")
             with suppress(OSError):  # SQLite says it better

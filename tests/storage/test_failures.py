@@ -417,6 +417,25 @@ class TestLinksAndRights:
                 for folder in root.iterdir():
                     folder.chmod(0o700)
 
+    def test_what_this_account_may_not_look_for_is_not_called_missing(self):
+        """An operator would go on as if somebody had deleted it."""
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            above, me = Path(directory, "x"), os.geteuid()
+            uris = f"file://{above}/storage", f"sqlite:///{above}/a.db"
+            for uri in uris:
+                above.mkdir(exist_ok=True)
+                open_storage(uri).put_if_absent("job/1", b"1")
+            above.chmod(0)
+            if me == 0:
+                os.seteuid(65534)
+            try:
+                for uri, says in zip(uris, ("Permission denied", "unable to open"), strict=True):
+                    with existing_storages(), pytest.raises(StorageError, match=says):
+                        open_storage(uri).list("")
+            finally:
+                os.seteuid(me)
+                above.chmod(0o700)
+
 
 class TestSqlite:
     @pytest.mark.parametrize("below", ["plain/x.db", "missing/x.db"])
