@@ -66,12 +66,13 @@ def trigger(
             except KeyboardInterrupt:
                 fail("Interrupted. If the driver had begun, it goes on: see coordinator savepoint list.", 130)
         else:
+            place = _savepoint_dir(coordinator)
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
                 "fence",
                 given=yes,
             )
-            about = coordinator.trigger_savepoint(_savepoint_dir(coordinator), location).summary()
+            about = coordinator.trigger_savepoint(place, location).summary()
         show(about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "uri")})
         command = f"coordinator savepoint restore {about['id']} NEW_LOCATION"
         tell(f"Restore it: {runnable(command)}", as_json)

@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.errors import reason
 from coordinator.operate.balance import COLUMNS
-from coordinator.operate.in_doubt import Decision, Pending, remedies
+from coordinator.operate.in_doubt import remedies
 from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.statistics.model import PHASES, Status, summarized
 from coordinator.ui.job import JobView, key_of, pace, waterfall
@@ -61,7 +61,7 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     functions = (key_of, pace, remedies, summarized, waterfall)
     app.jinja_env.globals |= {each.__name__: each for each in functions}
-    app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS, "command": _command}
+    app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS}
     app.jinja_env.globals |= {"tabs": TABS, "tab": "", "view": view, "job_option": f"--job {job_file}"}
     filters = (ago, by_sink, of_driver, of_newest, shown)
     app.jinja_env.filters |= {each.__name__: each for each in filters}
@@ -113,14 +113,6 @@ def _paged(view: JobView, query: Mapping[str, str]) -> dict[str, Any]:
     number = min(max(number, 1), pages)
     shown_tries = tries[(number - 1) * _ON_A_PAGE : number * _ON_A_PAGE]
     return {"shown_tries": shown_tries, "wanted": wanted, "number": number, "pages": pages}
-
-
-def _command(pending: Pending) -> str:
-    """What settles this one alone."""
-    if pending.decision is Decision.COMMIT:
-        return "coordinator resolve"
-    fence = "" if pending.decision is Decision.ORPHAN else " --fence"
-    return f"coordinator in-doubt abort {pending.id}{fence}"
 
 
 def _clock(milliseconds: int) -> str:
