@@ -376,7 +376,7 @@ class CheckpointCoordinator:
         used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible, and
         `Superseded` if another driver has taken the job over."""
         self.stop(query)
-        if self.protocol.fence.generation:
+        if self.protocol.run_id and self.protocol.fence.generation:  # of a query that this object has served
             self.protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:

@@ -346,6 +346,16 @@ def test_a_driver_that_was_superseded_cancels_nothing_of_the_newer_one(job: Job)
     assert (store.newest_generation(), store.load_newest()[0].checkpoint_id) == (2, 1)
 
 
+def test_a_client_of_spark_connect_cancels_a_query_that_its_copy_on_the_server_serves(job: Job) -> None:
+    client, server = job.coordinator(), job.coordinator()
+    job.query(1).run(server)
+    client.recover()  # as after a stop
+    query = job.query(2)
+    query.run(server)
+    client.cancel(query)
+    job.assert_exactly_once(batches=2)
+
+
 def test_a_query_is_stopped_though_the_target_of_its_savepoint_cannot_be_closed(
     job: Job, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
