@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -93,15 +92,17 @@ class TwoPhases(SinkTests):
             assert here == there, Clause.IDENTITY.broken(f"its {what} is {here}, and {there} after a way through JSON")
 
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
+        committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
         self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
         for asked in ("once", "again"):
             self.expect_doubts(sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable)
+        self.close(sink)
+        self.expect_doubts(sink, Clause.CLOSE_KEEPS, "after pre_commit and `close`", committable)
 
     def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
+        committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
         self.commit(sink, committable)
-        self.expect_rows(sink, Clause.COMMIT, "after commit", rows(0, 5).select(["id"]))
+        self.expect_rows(sink, Clause.COMMIT, "after commit, without a `close`,", rows(0, 5).select(["id"]))
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
 
@@ -135,24 +136,19 @@ class TwoPhases(SinkTests):
         self.commit(sink, *committables, clause=Clause.COMMIT_ALL)
         self.expect_rows(sink, Clause.COMMIT_ALL, "after commit_all of four", *(rows(10 * p, 2) for p in range(4)))
 
-    def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        """As each task does, and a driver that starts."""
-        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.elsewhere(sink))
+    @pytest.mark.parametrize("what", ["opened", "checked", "closed"])
+    def test_a_copy_of_the_sink_touches_no_transaction(self, sink: Sink, what: str) -> None:
+        """As each task has one, and a driver that starts."""
+        clause = {"opened": Clause.OPEN_KEEPS, "checked": Clause.CHECK, "closed": Clause.CLOSE_KEEPS}[what]
 
-    def test_a_sink_that_checks_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        def check() -> None:
-            with Clause.CHECK.guarding("check"):
-                self.elsewhere(sink).check(SCHEMA)
+        def call() -> None:
+            copy = self.elsewhere(sink)
+            if what == "checked":
+                with clause.guarding("check"):
+                    copy.check(SCHEMA)
+            if what == "closed":
+                self.close(copy_of(sink), copy)
 
-        self._undisturbed(sink, Clause.CHECK, "checked", check)
-
-    def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
-        def close() -> None:
-            self.close(copy_of(sink), self.elsewhere(sink))
-
-        self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
-
-    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], object]) -> None:
         driver = self.elsewhere(sink)  # stays open
         self.commit(driver, self.sealed(sink, self.written(sink, rows(100, 2), subtask=2), 2, 2))
         self.sealed(sink, self.written(sink, rows(0, 2)), 2)

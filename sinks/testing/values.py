@@ -20,7 +20,7 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.optional import commit_now
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
 from sinks.testing.two_phases import at_least_once
 from sinks.transaction import Checkpoint
 
@@ -107,15 +107,14 @@ class Values(SinkTests):
         self.expect_rows(sink, Clause.WRITE, what, table, *already)
 
     def _expect_round_trip_unless_refused(self, sink: Sink, what: str, table: pa.Table) -> None:
-        accepting = closed_later(self.accepting(sink, table.schema))
         try:
-            accepting.open()
-            accepting.check(table.schema)
+            sink.open()
+            sink.check(table.schema)
         except ConfigurationError:
             return
         except Exception as error:
             raise AssertionError(Clause.CHECK_REFUSES.broken(f"check of {what} raised {error!r}")) from error
-        self._expect_round_trip(accepting, what, table)
+        self._expect_round_trip(sink, what, table)
 
     @property
     def _two_phase(self) -> bool:
@@ -194,18 +193,15 @@ class Values(SinkTests):
     @at_least_once
     def test_columns_of_any_name_arrive_or_are_refused(self, sink: Sink) -> None:
         table = pa.table({name: [n, n + 100] for n, name in enumerate(COLUMNS)})
-        self._expect_round_trip_unless_refused(sink, f"columns {', '.join(COLUMNS)}", table)
+        accepting = closed_later(self.accepting(sink, table.schema))
+        self._expect_round_trip_unless_refused(accepting, f"columns {', '.join(COLUMNS)}", table)
 
     @at_least_once
     def test_columns_of_another_type_arrive_or_are_refused(self, sink: Sink) -> None:
         """Than the target has: texts where it has numbers, which some systems would turn into these."""
-        self.checked(sink, SCHEMA)
+        self.checked(sink)
         table = pa.table({"id": ["007", "8"], "name": ["x", "y"], "amount": ["1.50", "1e3"]})
-        try:
-            sink.check(table.schema)
-        except ConfigurationError:
-            return
-        self._expect_round_trip(sink, "texts in `id` and `amount`, which `check` accepts after numbers,", table)
+        self._expect_round_trip_unless_refused(copy_of(sink), "texts in `id` and `amount`, which took numbers,", table)
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
@@ -221,7 +217,8 @@ class Values(SinkTests):
     def test_texts_that_are_a_dictionary_arrive_or_are_refused(self, sink: Sink) -> None:
         names = pa.array(["b", "a", "b", "b", "c"])
         table = rows(0, 5).set_column(1, "name", names.dictionary_encode())
-        self._expect_round_trip_unless_refused(sink, "a column that is dictionary-encoded", table)
+        accepting = closed_later(self.accepting(sink, table.schema))
+        self._expect_round_trip_unless_refused(accepting, "a column that is dictionary-encoded", table)
 
     @at_least_once
     def test_equal_rows_arrive_as_often_as_they_come(self, sink: Sink) -> None:

@@ -240,10 +240,10 @@ class CutsNames(Shelf):
 
 
 # ---------------------------------------------------------------------- process and state
-OPENS = "a_sink_that_opens_elsewhere_touches_no_transaction"
+COPIED = "a_copy_of_the_sink_touches_no_transaction"
 
 
-@breaks(Clause.CHECK, "a_sink_that_checks_elsewhere_touches_no_transaction")
+@breaks(Clause.CHECK, "a_copy_of_the_sink_touches_no_transaction", what="checked")
 class StartsOverWhenItChecks(Shelf):
     def check(self, schema: pa.Schema) -> None:
         super().check(schema)
@@ -251,14 +251,14 @@ class StartsOverWhenItChecks(Shelf):
             path.unlink()
 
 
-@breaks(Clause.OPEN_KEEPS, OPENS)
+@breaks(Clause.OPEN_KEEPS, COPIED, what="opened")
 class SweepsWhenItOpens(Shelf):
     def open(self) -> None:
         for path in self.folder.glob("*.ready"):
             path.rename(path.with_suffix(".gone"))
 
 
-@breaks(Clause.OPEN_KEEPS, OPENS)
+@breaks(Clause.OPEN_KEEPS, COPIED, what="opened")
 class ClearsWhatIsOpenWhenItOpens(Shelf):
     def open(self) -> None:
         for path in self.folder.glob("*.open"):
@@ -486,7 +486,7 @@ class LooksBeforeItAborts(Shelf):
         self.path(name, "gone").touch()
 
 
-@breaks(Clause.PRE_COMMIT, "a_sink_that_opens_elsewhere_touches_no_transaction")
+@breaks(Clause.PRE_COMMIT, "a_copy_of_the_sink_touches_no_transaction", what="opened")
 class IsSlowerThanItSays(Shelf):
     """What it pre-commits is listed when it is asked again."""
 

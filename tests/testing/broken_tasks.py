@@ -26,7 +26,7 @@ from tests.testing.shelf import REFUSED, AnyShelf, File, Handle, Rows, Shelf
 OPENED = "the_sink_is_closed_and_opened_again_in_any_process"
 CHECKED = "check_takes_and_refuses_columns"
 NAMED = "transactions_are_told_apart_by_each_part_of_their_names"
-ZOMBIE = "a_zombie_that_goes_on_harms_nobody"
+ATTEMPTS, ZOMBIE = "two_attempts_of_one_subtask_are_open_at_once", "of an older driver goes on"
 
 
 # ---------------------------------------------------------------------- the object
@@ -63,7 +63,7 @@ class IsNotOpenedAgain(Shelf):
         self.closed = True
 
 
-@breaks(Clause.CLOSE_KEEPS, "a_sink_that_closes_elsewhere_touches_no_transaction")
+@breaks(Clause.CLOSE_KEEPS, "a_copy_of_the_sink_touches_no_transaction", what="closed")
 class ClosesTransactionsToo(Shelf):
     is_open = False
 
@@ -175,7 +175,6 @@ class NamesWithoutSubtask(_WithoutPart):
 
 
 @breaks(Clause.NAMES, NAMED)
-@breaks(Clause.NAMES, ZOMBIE, until="write")
 class NamesWithoutGenerationAndAttempt(_WithoutPart):
     part = "generation"
 
@@ -226,12 +225,12 @@ class _SharedDraft(Shelf):
         return {"name": transaction.name}
 
 
-@breaks(Clause.NAMES, ZOMBIE, until="write")
+@breaks(Clause.NAMES, ATTEMPTS, loser=ZOMBIE)
 class ZombiesWriteIntoTheSameDraft(_SharedDraft):
     pass
 
 
-@breaks(Clause.NAMES, ZOMBIE, until="pre_commit")
+@breaks(Clause.IN_DOUBT, ATTEMPTS, loser=ZOMBIE)
 class ZombiesThrowAwayWhatIsReady(_SharedDraft):
     def rollback(self, transaction: Handle) -> None:
         for path in self.paths(transaction.context.job, "ready"):
