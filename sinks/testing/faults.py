@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -31,10 +32,10 @@ def meet(
     other: Callable[[], Any],
     *,
     ended: list[Stop] | None = None,
-    then: Callable[[], None] | None = None,
+    fails: Exception | None = None,
     blocked: float = _BLOCKED,
 ) -> tuple[Any, Any]:
-    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, with `then`, when the
+    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, or `fails`, when the
     other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then."""
     answers: list[Any] = [None, None]
 
@@ -52,10 +53,15 @@ def meet(
         thread.join(blocked if stop.number else 10 * _BLOCKED)  # before the first line little is locked
         if ended is not None and not thread.is_alive():
             ended.append(stop)
-        if then is not None:
-            then()
 
-    with watched(sink, at(stop.number, begin)):
+    stopped, fail = at(stop.number, begin), failing(sink, stop.number, fails) if fails else None
+
+    def at_line(number: int, frame: FrameType, before: int) -> None:
+        stopped(number, frame, before)
+        if fail:
+            fail(number, frame, before)
+
+    with watched(sink, at_line):
         run(0, call)
     if thread.ident is None:  # it did not come to that line
         thread.start()
@@ -115,9 +121,6 @@ class Faults(SinkTests):
             done += tables
             self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after {failed}", *done)
         self.expect_doubts(sink, Clause.ASK_AGAIN, "after commits that were asked again")
-
-    def _fail(self) -> None:
-        raise self.outage
 
     def _ask_failing(self, driver: Sink, stop: Stop | None, *made: Committable) -> list[Any]:
         with watched(driver, failing(driver, stop.number if stop else -1, self.outage)):
@@ -227,8 +230,8 @@ class Faults(SinkTests):
             tables.append(rows(100 * stop.number + 10, 2))
             second, driver = self.pre_committed(sink, tables[1], subtask=1), self.elsewhere(sink)
             other = partial(self._ask_failing, driver, stop if then == "the other fails" else None, second)
-            fails = self._fail if then == "the first fails" else None
-            answers = meet(driver, stop, partial(self.ask, driver, first), other, then=fails)
+            fails = self.outage if then == "the first fails" else None
+            answers = meet(driver, stop, partial(self.ask, driver, first), other, fails=fails)
             self.close(driver)
             when = f"beside another that is stopped at {stop} ({then})"
             self._all_committed(sink, [*chain(*answers)], [first, second], when)

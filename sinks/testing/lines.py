@@ -119,12 +119,14 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
 
 
 def failing(sink: TwoPhaseCommitSink[Any], number: int, error: Exception, times: int = 10) -> AtLine:
-    """Raises at the line of this number, and there again, up to so many times: whoever tries again meets it, too."""
+    """Raises at the line of this number, and there again, up to so many times: whoever tries again meets it, too. If
+    that line cleans up, as when the call takes another way than before, at the next one."""
     places, own = list[tuple[str, int]](), _own_code(sink)
 
     def at_line(n: int, frame: FrameType, before: int) -> None:
         place = Stop.of(n, frame).place
-        if n == number or (place in places and len(places) < times and not _cleans_up(frame, own)):
+        due = place in places and len(places) < times if places else 0 <= number <= n
+        if due and not _cleans_up(frame, own):
             places.append(place)
             raise error
 
