@@ -239,8 +239,11 @@ class StagingTables(Strategy):
                 except Exception:
                     logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
         except Doubtful as doubtful:
-            what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
-            return [CommitOutcome.unknown(what)] * len(committables)
+            advice = (
+                "Nothing was moved now: look which of its rows are in the table. If none is there, as after a failover "
+                "to a replica that lagged, drop the staging tables that have too few rows: these are written again"
+            )
+            return [CommitOutcome.unknown(f"{doubtful}. {advice}")] * len(committables)
         except Exception as error:
             if (reason := self._final(error, plan.target.label)) is None:
                 raise

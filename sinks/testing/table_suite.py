@@ -370,10 +370,13 @@ class TableSuite:
         committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
         db.run(f"TRUNCATE {committables[0].transaction['table']}")
         for outcome in sink.commit_all(checkpoint(), committables):
-            assert re.search(r"(hold 1 rows|1 rows went).* acknowledged 2", why_unknown(outcome))
+            assert re.search(r"(hold 1 rows|1 rows went).* acknowledged 2.* drop the staging", why_unknown(outcome))
         assert db.visible() == []
         assert len(db.staging()) == 2
         assert db.ledger() == {}
+        db.run(f"DROP TABLE {committables[0].transaction['table']}")
+        lost, held = sink.commit_all(checkpoint(), committables)
+        assert (lost.state, held) == (CommitState.LOST, CommitOutcome.HELD)  # type: ignore[union-attr]
 
     def test_a_violation_after_the_decision_is_unknown_names_the_key_and_heals(self, db: Database) -> None:
         db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
