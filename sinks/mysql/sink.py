@@ -103,8 +103,8 @@ _MARIADB = {
     "idle_write_transaction_timeout": "0",
 }
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "transaction_read_only": "0", "max_execution_time": "0"}
-_NOTES = "/*M!101106 , SESSION note_verbosity = 'basic' */"
-"""Of newer MariaDBs, which would cut blanks without a note."""
+_NOTES = "/*M!110400 , SESSION note_verbosity = 'basic' */"
+"""Of MariaDB from 11.4 on, which would cut blanks without a note."""
 
 _REFERENCES = (
     "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
