@@ -34,7 +34,7 @@ from sinks.sql.server import Fault, explained
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
-_PACKET = 2**16
+_PACKET = 2**15
 """Bytes: less than any sensible max_allowed_packet, above which the server would hang up."""
 _ROW = re.compile(r" at row (\d+)")
 
