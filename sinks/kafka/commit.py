@@ -192,7 +192,8 @@ class Commit:
             or (batch.producer_id, batch.producer_epoch) != (producer, epoch)
         ):
             return CommitOutcome.unknown(
-                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {by_hand}"
+                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {by_hand}",
+                expired=batch is None or batch.records_count == 0,
             )
         aborted = fetched.aborted_transactions or ()
         if any(its.producer_id == producer and its.first_offset <= offset for its in aborted):

@@ -18,7 +18,7 @@ from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, producer
+from sinks.kafka import KafkaSink, commit, producer
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NotYetKnown, is_passing
 from sinks.kafka.options import client_options
@@ -668,8 +668,15 @@ def test_unknown_when_another_record_stands_there(kafka: KafkaService, sink: Kaf
     sink.commit(stranger)
     moved = Committable(committable.transaction, stranger.proof)
     answer = outcome(sink, moved)
-    assert answer.state is CommitState.UNKNOWN
+    assert (answer.state, answer.expired) == (CommitState.UNKNOWN, False)
     assert "not its record" in answer.reason
+
+
+def test_unknown_when_compaction_has_taken_the_witness(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    committable = forgotten(sink, commit=True)
+    monkeypatch.setattr(commit, "_batch_at", lambda *_: None)
+    answer = outcome(sink, committable)
+    assert (answer.state, answer.expired) == (CommitState.UNKNOWN, True)
 
 
 def test_unknown_on_another_cluster(sink: KafkaSink) -> None:
