@@ -105,9 +105,6 @@ States = dict[str, tuple[Identity, str]]
 PARTITION = 0
 _METADATA = re.compile(r"lineage=(\w*)(?: round=(\d+))?")
 
-GroupOffsets = Mapping[tuple[str, int], tuple[int, str]]
-"""By topic and partition, offset and metadata."""
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -128,19 +125,15 @@ class Mark:
     def metadata(self) -> str:
         return f"lineage={self.lineage}" + (f" round={self.round}" if self.round else "")
 
-    @classmethod
-    def of(cls, group: str, offset: int, metadata: str) -> Mark | None:
-        """None for an offset that somebody else has set."""
-        match = _METADATA.fullmatch(metadata.rstrip("\0"))  # confluent-kafka writes a NUL behind it
-        return cls(group, match[1], offset - 1, int(match[2] or 0)) if match else None
 
-
-def newest_marks(group: str, offsets: GroupOffsets) -> dict[str, tuple[int, int]]:
-    """By lineage, the newest checkpoint that the group has an offset of, and the round of that."""
+def newest_marks(offsets: Iterable[tuple[int, str]]) -> dict[str, tuple[int, int]]:
+    """By lineage, the newest checkpoint that a group has an offset of, and the round of that. An offset that somebody
+    else has set is passed over."""
     marks: dict[str, tuple[int, int]] = {}
-    for offset, metadata in offsets.values():
-        if mark := Mark.of(group, offset, metadata):
-            marks[mark.lineage] = max((mark.checkpoint, mark.round), marks.get(mark.lineage, (-1, 0)))
+    for offset, metadata in offsets:
+        if match := _METADATA.fullmatch(metadata.rstrip("\0")):  # confluent-kafka writes a NUL behind it
+            lineage, its = match[1], (offset - 1, int(match[2] or 0))
+            marks[lineage] = max(its, marks.get(lineage, its))
     return marks
 
 
@@ -296,16 +289,13 @@ class Cluster:
         asked = [(node, at) for node in nodes for at in range(len(requests))]
         return dict(zip(asked, self._send((requests[at](), node) for node, at in asked), strict=True))
 
-    def settled_offsets(self, group: str, prefix: str) -> GroupOffsets:
-        """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
-        there is no such group. Raises `NotYetKnown` while a commit of transactional ids with this prefix is under way:
-        what is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""
-        answer = self._ask(lambda: self._settled_offsets(group, prefix))
-        return {
-            (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
-            for topic in answer.groups[0].topics
-            for partition in topic.partitions
-        }
+    def settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
+        """Offsets and metadata that a consumer group has committed; what open transactions carry for it does not
+        count. Empty if there is no such group. Raises `NotYetKnown` while a commit of transactional ids with this
+        prefix is under way: what is decided reaches the group with the brokers' markers, some milliseconds after
+        EndTxn."""
+        topics = self._ask(lambda: self._settled_offsets(group, prefix)).groups[0].topics
+        return [(each.committed_offset, each.metadata or "") for topic in topics for each in topic.partitions]
 
     async def _settled_offsets(self, group: str, prefix: str) -> Any:
         """A broker that was frozen answers with the offsets of then, until it learns that another coordinates the group

@@ -456,18 +456,15 @@ class KafkaSink(
         """By lineage, the newest checkpoint and the newest round of it."""
         if not self.remember:
             return {}
+        group, prefix = _group(job, self.name), _prefix(job, self.name)
         try:
-            return self._patiently(lambda: self._remembered(job))
+            return newest_marks(self._patiently(lambda: self._brokers.settled_offsets(group, prefix)))
         except GroupAuthorizationFailedError as error:
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
     def _patiently(self, question: Callable[[], Answered]) -> Answered:
         """A broker that is frozen takes one request's time, and then is no longer among those that are asked."""
         return patiently(question, min(2 * self.timeout, self._reached_by - time.monotonic()))
-
-    def _remembered(self, job: str) -> Mapping[str, tuple[int, int]]:
-        group = _group(job, self.name)
-        return newest_marks(group, self._brokers.settled_offsets(group, _prefix(job, self.name)))
 
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:
