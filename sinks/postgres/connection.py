@@ -181,9 +181,9 @@ def used_by(engine: Engine, answer_seconds: float | None) -> None:
 
     @event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Connection:
-        connection = Connection.connect(*arguments, **options)
+        none_kept = {"prepare_threshold": None}  # of statements: a pooler may give the session to somebody else
+        connection = Connection.connect(*arguments, **none_kept | options)
         connection.answer_seconds = answer_seconds
-        connection.prepare_threshold = None  # a pooler may give the session to somebody else
         return connection
 
 

@@ -16,6 +16,7 @@ from sinks.errors import BadValue
 from sinks.postgres.catalog import PostgresColumn
 from sinks.postgres.connection import Connection, Rows, fault
 from sinks.sql.backend import RowTransaction
+from sinks.sql.dialects import POSTGRES_MAY_REST
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
@@ -109,7 +110,7 @@ class CopyTransaction(RowTransaction):
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
         if not self._under_savepoints:  # between two COPYs the server counts the time until the next rows
-            self.connection.defer("SET LOCAL idle_in_transaction_session_timeout = 0")
+            self.connection.defer(POSTGRES_MAY_REST)
         self.connection.execute("SAVEPOINT tpc")
         self._under_savepoints = True
         try:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 _OLD = 3600  # seconds, of a prepared transaction
 _LONG = 2000  # bytes of what goes into an index, which takes a third of a page for a row
 _FEW = 8  # free slots of max_prepared_transactions
@@ -239,7 +238,7 @@ class PostgresBackend(Pool, Backend):
     def _begin(self, connection: Connection, access: str = "WRITE") -> None:
         """Begin a transaction together with the next statement."""
         connection.defer(f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
-        connection.defer(self._settings())
+        connection.defer(postgres_settings(self._lock_timeout))
 
     def quote(self, *names: str) -> str:
         return sql.Identifier(*names).as_string()
@@ -263,7 +262,7 @@ class PostgresBackend(Pool, Backend):
     def _defer_settings(self, connection: Connection) -> None:
         """Outside of a transaction: the statements of one message are one transaction, so the settings hold for it."""
         if connection.idle:
-            connection.defer(self._settings())
+            connection.defer(postgres_settings(self._lock_timeout))
 
     def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
         parts = [part for ledger, rows in inserts.items() for part in self.insertions(ledger, rows)]
@@ -271,11 +270,6 @@ class PostgresBackend(Pool, Backend):
         added = [self.later(connection, f"{part} RETURNING 1", asked, len) for part, asked in parts]
         added.append(self.query(connection, f"{last} RETURNING 1", parameters))
         return sum(map(len, added))
-
-    def _settings(self) -> str:
-        """Of the running transaction."""
-        lock, idle = max(1, round(self._lock_timeout * 1000)), max(_IDLE_LIMIT, round(self._lock_timeout))
-        return postgres_settings(f"{lock}ms", f"{idle}s")
 
     # ------------------------------------------------------------------ the target
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
@@ -395,7 +389,7 @@ class PostgresBackend(Pool, Backend):
             return None
         return (
             f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
-            "its row: somebody deleted it"
+            "its row: somebody deleted it, or restored an older copy of the database"
         )
 
     # ------------------------------------------------------------------ staged, in the task

@@ -75,16 +75,25 @@ SELECT c.oid::regclass || ' is a foreign table, whose rows do not belong to the 
 """
 """What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
 
+POSTGRES_MAY_REST = "SET LOCAL idle_in_transaction_session_timeout = 0"
+"""For a task that waits for its next rows between two statements."""
 JUDGE_NOW = {"postgresql": "SET CONSTRAINTS ALL IMMEDIATE"}
 """What lets constraints judge rows that would do so at COMMIT."""
 
 
-def postgres_settings(lock: str, idle: str) -> str:
+_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+
+
+def postgres_settings(lock_timeout: float) -> str:
     """For the running transaction alone, since a pooler may give the session to somebody else: at least a local flush
-    at its end, whatever the user's default is; limits of a wait for a `lock`, and of the time from one statement to the
-    next (`idle`); and none of a statement or a transaction, which lasts as long as the partition."""
-    limits = {"lock_timeout": lock, "idle_in_transaction_session_timeout": idle, "statement_timeout": "0"}
-    limits["transaction_timeout"] = "0"  # from PostgreSQL 17 on
+    at its end, whatever the user's default is; limits, in seconds, of a wait for a lock and of the time from one
+    statement to the next; and none of a statement or a transaction, which lasts as long as the partition."""
+    limits = {
+        "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
+        "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(lock_timeout))}s",
+        "statement_timeout": "0",
+        "transaction_timeout": "0",  # from PostgreSQL 17 on
+    }
     values = ", ".join(f"('{name}', '{limit}')" for name, limit in limits.items())
     return (
         "SELECT set_config(name, value, true) FROM (VALUES"

@@ -21,7 +21,7 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes
-from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_OBSTACLES, postgres_settings
+from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_MAY_REST, POSTGRES_OBSTACLES, postgres_settings
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
 from sinks.sql.names import STAGING, staging_table
@@ -203,7 +203,7 @@ class SqlAlchemyBackend(Backend):
 
             @sa.event.listens_for(engine, "begin")
             def configure_transaction(connection: Connection) -> None:
-                connection.exec_driver_sql(postgres_settings(f"{LOCK_SECONDS}s", idle="0"))
+                connection.exec_driver_sql(postgres_settings(LOCK_SECONDS))
 
         return engine
 
@@ -529,6 +529,8 @@ class InsertTransaction(RowTransaction):
             with self.explained():
                 self.connection = backend.engine.connect()
                 self._transaction = self.connection.begin()
+                if backend.dialect == "postgresql":
+                    self.connection.exec_driver_sql(POSTGRES_MAY_REST)
                 staging.create(self.connection, checkfirst=False)
         except BaseException:
             self.close()

@@ -167,7 +167,7 @@ class TestPostgres(DeadLettersOfTables):
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])
 def test_rows_that_are_long_in_coming(db: Observer, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends no session of a task that waits for them."""
-    monkeypatch.setattr("sinks.postgres.sink._IDLE_LIMIT", 0)
+    monkeypatch.setattr("sinks.sql.dialects._IDLE_LIMIT", 0)
     sink = PostgresSink(db.dsn, "orders", strategy=strategy, lock_timeout=1)
     sink.check(SCHEMA)
     transaction = sink.begin_transaction(context(sink))

@@ -20,8 +20,8 @@ from coordinator.protocol import waiting
 from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
-from sinks.postgres import sink as postgres_sink
 from sinks.postgres.connection import fault
+from sinks.sql import dialects
 from sinks.sql.server import explained
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
@@ -158,13 +158,13 @@ class SoonIdle(Driver):
     """The server ends its transactions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        postgres_sink._IDLE_LIMIT = 2
+        dialects._IDLE_LIMIT = 2
         super().run_here()
 
 
 def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Observer, tmp_path: Path) -> None:
-    """Its session is idle in transaction, with the advisory lock, the ledger rows and the staging tables locked, for as
-    long as its host answers TCP keepalives."""
+    """Its session is idle in transaction, with the ledger rows and the staging tables locked, for as long as its host
+    answers TCP keepalives."""
     db.run("ALTER TABLE orders ADD amount double precision")
     input = example_input(1)
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)

@@ -86,12 +86,13 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server) -> None:
         sink = pg.sink(engine_options={"pool_size": 1, "max_overflow": 2})
         sink.check(ORDERS)
         assert pg.commit(sink, pg.pre_commit(sink, ORDERS, [(1, "a")])) == [CommitOutcome.COMMITTED]
-        settings = "SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')"
+        names = "lock_timeout", "synchronous_commit", "idle_in_transaction_session_timeout"
+        settings = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
         with sink._backend.lend() as connection:
-            assert sink._backend.query(connection, settings) == [("10s", "local")]
+            assert sink._backend.query(connection, settings) == [("10s", "local", "10s")]
             connection.rollback()
             cursor = connection.connection.cursor()
-            assert cursor.execute(settings).fetchall() == [("0", "off")]
+            assert cursor.execute(settings).fetchall() == [("0", "off", "0")]
     finally:
         pg.run("ALTER ROLE CURRENT_USER RESET synchronous_commit")
 
