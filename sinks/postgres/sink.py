@@ -133,6 +133,7 @@ class PostgresBackend(Pool, Backend):
     TWO_PHASE = "prepared"
     KEY = "gid"
     NEWEST_FIRST = "{} DESC NULLS LAST"
+    AS_TEXT = "{}::text"
 
     locate = staticmethod(catalog.locate)
     missing_rights = staticmethod(catalog.missing_rights)

@@ -148,6 +148,8 @@ class Backend(ABC):
     """It skips rows whose key is there, and waits for those that are not committed yet."""
     NEWEST_FIRST: ClassVar[str] = "{} DESC"
     """Orders by a column, NULL at the end."""
+    AS_TEXT: ClassVar[str] = "{}"
+    """A value for a message, where the driver cannot read each one that a column may hold."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
     """Of rows of the target that others are found for."""
 
@@ -472,12 +474,13 @@ class Backend(ABC):
 
     def twice(self, move: Move, columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
-        names = ", ".join(self.grouped(move.target, column) for column in columns)
+        keys = [self.grouped(move.target, column) for column in columns]
+        names, shown = ", ".join(keys), ", ".join(map(self.AS_TEXT.format, keys))
         known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
         staged = self.union(move.tables, self.quoted(columns))
         rows = self.query(
             move.connection,
-            f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
+            f"SELECT {shown}, count(*) FROM ({staged}) AS staged WHERE {known}"
             f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
         )
         return next(iter(rows), None)

@@ -172,7 +172,7 @@ class StagingTables(Strategy):
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 
     def _taken(self, move: Move, columns: Sequence[str], rule: str) -> None:
-        names = ", ".join(f"staged.{self.backend.quote(column)}" for column in columns)
+        names = ", ".join(self.backend.AS_TEXT.format(f"staged.{self.backend.quote(column)}") for column in columns)
         staged = f"({self.backend.union(move.tables, self.backend.quoted(columns))}) AS staged"
         target = f"{self.backend.quote(move.target.schema, move.target.name)} AS target"
         same = self.backend.equal("target", "staged", columns)

@@ -655,6 +655,18 @@ def test_a_row_outside_of_the_partition_that_is_the_target(db: Observer, strateg
     assert db.ids("parts") == [5]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_clash_of_values_that_python_has_not(db: Observer, there: bool) -> None:
+    db.run("CREATE TABLE ends (at timestamp UNIQUE)")
+    if there:
+        db.run("INSERT INTO ends VALUES ('10000-01-01')")
+    schema = pa.schema([("at", pa.timestamp("us"))])
+    sink = make(db, table="ends", strategy="staged", check=schema)
+    year_10000 = pa.array([253_402_300_800_000_000] * (1 if there else 2), schema.field("at").type)
+    with pytest.raises(BadValue, match=r"ends_at_key.*10000-01-01"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, pa.record_batch([year_10000], schema=schema))])
+
+
 def test_periods_that_overlap_are_found_before_the_decision(db: Observer) -> None:
     if db.connection.info.server_version < 180000:
         pytest.skip("WITHOUT OVERLAPS came with PostgreSQL 18")
