@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -428,6 +427,10 @@ def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Uniq
     return uniques, [f"index {index}" for index, of in columns.items() if None in of]
 
 
+_PROBE = "tpc_rights"
+"""The one table that says whether tables can be made: what a driver leaves that is killed, the next one drops."""
+
+
 def missing_rights(
     connection: Connection,
     target: MySQLTarget,
@@ -453,9 +456,10 @@ def missing_rights(
                     yield f"GRANT {right} ON {name} is missing: {text_of(error)}"
                 elif not connection.open:
                     raise
-    probe = quoted(schema, f"tpc_{uuid.uuid4().hex[:20]}")
+    probe = quoted(schema, _PROBE)
+    create_probe = f"CREATE TABLE IF NOT EXISTS {probe} (x int PRIMARY KEY) ENGINE=InnoDB"
     try:
-        for statement in [f"CREATE TABLE {probe} (x int PRIMARY KEY) ENGINE=InnoDB", f"DROP TABLE {probe}"] * create:
+        for statement in [create_probe, f"DROP TABLE IF EXISTS {probe}"] * create:
             execute(connection, statement)
     except pymysql.Error as error:
         if code_of(error) not in RIGHTS:

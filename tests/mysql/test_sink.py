@@ -17,7 +17,7 @@ import pytest
 
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
-from sinks.mysql import MySQLSink, xa
+from sinks.mysql import MySQLSink, catalog, xa
 from sinks.mysql.connection import execute, is_mariadb, parameters
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService
@@ -463,6 +463,23 @@ def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLSe
     admin.close()
     sink = make(db, **options)
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+
+def test_a_driver_killed_while_it_tries_its_rights_leaves_a_table_that_the_next_one_drops(
+    db: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(connection: Any, statement: str) -> None:
+        if statement.startswith("DROP TABLE"):
+            raise KeyboardInterrupt
+        execute(connection, statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "execute", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(db, strategy="staged")
+    assert len(db.run("SHOW TABLES LIKE 'tpc\\_rights'")) == 1
+    make(db, strategy="staged")
+    assert db.run("SHOW TABLES LIKE 'tpc\\_rights'") == []
 
 
 def test_a_user_who_may_not_see_the_database(db: Observer, limited: str) -> None:
