@@ -110,7 +110,7 @@ class State(str, Enum):
 @dataclass(frozen=True)
 class Driver:
     """The driver of the newest generation, as far as storage tells. `age`: seconds since its last sign, by the
-    storage's clock or the driver's own (`clock`), which then is compared with the one of this machine."""
+    storage's clock, or from the driver's to the one of this machine (`clock`: whose it is)."""
 
     state: State
     generation: int
@@ -163,4 +163,5 @@ def look_for_driver(
         state = State.UNKNOWN
     else:
         state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
-    return Driver(state, claim.generation, sign, age, "the driver's" if now is None else "the storage's")
+    clock = "the driver's and this machine's" if now is None else "the storage's"
+    return Driver(state, claim.generation, sign, age, clock)

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,18 @@ def test_an_emptied_storage_is_told_by_the_doctor(db_job: Job) -> None:
     shutil.rmtree(db_job.folder / "checkpoints")
     found = doctors_errors(db_job)
     assert any("sink o: 0, newer: the storage was deleted, or is another one" in one for one in found)
+
+
+def test_a_clock_that_is_wrong_by_a_day(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_job.kill(Step.COMPLETE, 1)
+    real = time.time
+    for days, words in (
+        (1, "1.0 d ago by the driver's and this machine's clock"),
+        (-1, "ahead of the clock of this machine"),
+    ):
+        shifted = SimpleNamespace(time=lambda days=days: real() + days * 86_400)
+        monkeypatch.setattr("coordinator.heartbeat.time", shifted)
+        assert words in file_job.cli("status", code=1).stdout
 
 
 LOOKING = (
