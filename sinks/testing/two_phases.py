@@ -102,7 +102,7 @@ class TwoPhases(SinkTests):
     def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
         committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
         self.commit(sink, committable)
-        self.expect_rows(sink, Clause.COMMIT, "after commit, without a `close`,", rows(0, 5).select(["id"]))
+        self.expect_rows(sink, Clause.COMMIT, "after a commit without a `close`", rows(0, 5).select(["id"]))
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
 

@@ -201,7 +201,7 @@ class Values(SinkTests):
         """Than the target has: texts where it has numbers, which some systems would turn into these."""
         self.checked(sink)
         table = pa.table({"id": ["007", "8"], "name": ["x", "y"], "amount": ["1.50", "1e3"]})
-        self._expect_round_trip_unless_refused(copy_of(sink), "texts in `id` and `amount`, which took numbers,", table)
+        self._expect_round_trip_unless_refused(copy_of(sink), "texts in `id` and `amount`, which took numbers", table)
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
