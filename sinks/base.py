@@ -135,7 +135,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Make one pre-committed transaction visible, and return its outcome:
+        """Make one pre-committed transaction visible, whole, and return its outcome:
 
         * COMMITTED: its rows are visible, by this call or an earlier one, and stay so.
         * LOST: it is proven to be rolled back. No process can make it visible any more, not even one that is in the
