@@ -61,9 +61,8 @@ class TransactionId:
     attempt: int
     task_attempt: int
 
-    _FORM: ClassVar[re.Pattern[str]] = re.compile(
-        r"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+)\.(\d+)\.g(\d+)r(\d+)t(\d+)a(\d+)"
-    )
+    _TRY: ClassVar[str] = r"\.(\d+)\.g(\d+)r(\d+)t(\d+)a(\d+)"
+    _FORM: ClassVar[re.Pattern[str]] = re.compile(rf"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+){_TRY}")
 
     def __str__(self) -> str:
         part = f"{self.checkpoint}.{token(self.sink)}.{self.subtask}"
@@ -93,6 +92,12 @@ class TransactionId:
             raise ValueError(f"not a transaction name of this library: {text!r}")
         job, lineage, checkpoint, sink, *numbers = match.groups()
         return cls(job, lineage, int(checkpoint), sink, *map(int, numbers))
+
+    @classmethod
+    def subtask_of(cls, text: str) -> int | None:
+        """The subtask of a name, also of one that a system has shortened at its beginning. None of any other text."""
+        match = re.search(f"{cls._TRY}$", text)
+        return int(match[1]) if match else None
 
     @classmethod
     def find(cls, text: str) -> TransactionId:

@@ -4,7 +4,6 @@ ones, which keep the newest checkpoint from becoming visible as a whole."""
 from __future__ import annotations
 
 import getpass
-import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.audit import Part
 from sinks.optional import Auditable
 from sinks.progress import progress
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, TransactionId, shown
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
 _NAMED = 3
@@ -182,19 +181,14 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
 
 def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -> None:
     """Several tries of a participant may be pre-committed, such as a speculative one: they hold the same rows."""
-    wanted = Counter(map(_participant, chosen))
-    twins = []
-    for pending in chosen:
-        about, sink = pending.about, protocol.sinks[pending.sink]
-        if about.subtask is None or about.lineage is None or about.checkpoint is None:
-            continue
-        committed: Sequence[str] = ()
+    chosen = [pending for pending in chosen if None not in _participant(pending)]
+    named, visible = Counter(map(_participant, chosen)), set[Any]()
+    for name, lineage, checkpoint in {_participant(pending)[:3] for pending in chosen}:
+        sink = protocol.sinks[name]
         if isinstance(sink, Auditable):
-            part = Part(about.lineage, about.checkpoint, [])
-            committed = sink.audit(protocol.job, [part], quick=True).holdings[0].unexpected
-        visible = any(re.search(rf"\.{about.subtask}\.g\d+r\d+t\d+a\d+$", text) for text in committed)
-        if visible or wanted[_participant(pending)] > 1:
-            twins.append(pending)
+            [holding] = sink.audit(protocol.job, [Part(lineage, checkpoint, [])], quick=True).holdings
+            visible |= {(name, lineage, checkpoint, TransactionId.subtask_of(text)) for text in holding.unexpected}
+    twins = [each for each in chosen if _participant(each) in visible or named[_participant(each)] > 1]
     if twins:
         fail(
             f"{_names(twins)}: their subtask is visible already, or named twice; another try of it has the same rows. "
@@ -203,7 +197,7 @@ def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -
         )
 
 
-def _participant(pending: Pending) -> tuple[object, ...]:
+def _participant(pending: Pending) -> tuple[Any, ...]:
     about = pending.about
     return pending.sink, about.lineage, about.checkpoint, about.subtask
 

@@ -172,7 +172,8 @@ def take_balance(
     for _ in range(_TRIES):
         history = store.history(wanted)
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        later = history if store.ids() == ids else store.history(wanted)
+        before, ids = ids, store.ids()
+        later = history if ids == before else store.history(wanted)
         answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
         now = {rounds[0].checkpoint_id: rounds for rounds in later}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker

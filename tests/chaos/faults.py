@@ -223,8 +223,6 @@ class World:
 class Remote:
     """In a process that Spark has started: stands for the injector in the driver's first process."""
 
-    unfaithful = False
-
     def __init__(self, address: str) -> None:
         self._connection, self._lock, self.world = Client(address, "AF_UNIX"), threading.Lock(), World()
 

@@ -61,6 +61,17 @@ def numbered(partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": [f"{partition}"], "partition": pa.array([partition], pa.int32())})
 
 
+def expect_fenced(task: KafkaSink, driver: KafkaSink) -> None:
+    """What the driver aborts, the task cannot go on with."""
+    zombie = begun(task, numbered(0))
+    zombie.flush(60)
+    (identity,) = driver.in_doubt("job")
+    driver.abort(identity)
+    with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
+        go_on(zombie, numbered(1))
+    task.rollback(zombie)
+
+
 # ---------------------------------------------------------------------- what arrives
 def test_keys_values_tombstones_and_partitions(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     batch = pa.RecordBatch.from_pydict(
@@ -531,13 +542,7 @@ def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) ->
             assert outcome(sink, committed) == CommitOutcome.COMMITTED
         with pytest.raises(CommittedError):
             sink.abort(committed.transaction)
-        zombie = begun(sink, numbered(0))
-        zombie.flush(60)
-        (identity,) = sink.in_doubt("job")
-        sink.abort(identity)
-        with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
-            go_on(zombie, numbered(1))
-        sink.rollback(zombie)
+        expect_fenced(sink, sink)
         aborted = pre_commit(sink, texts("b"))
         for _ in range(2):
             sink.abort(aborted.transaction)

@@ -15,10 +15,10 @@ from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import VERSION, KafkaServer, KafkaService, _program
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState
-from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
+from tests.kafka.play import LINEAGE, TEXTS, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
 from tests.kafka.test_reuse import again
-from tests.kafka.test_sink import go_on, numbered, values
+from tests.kafka.test_sink import expect_fenced, values
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -71,13 +71,7 @@ def test_brokers_are_upgraded_under_a_driver_that_stays_connected() -> None:
         again(lambda: eventually(lambda: sink._brokers.fences))
         sink.check(TEXTS)
         other = sink_of(server, topic)
-        zombie = begun(other, numbered(0))
-        zombie.flush(60)
-        (identity,) = sink.in_doubt("job")
-        sink.abort(identity)
-        with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
-            go_on(zombie, numbered(1))
-        other.rollback(zombie)
+        expect_fenced(other, sink)
         other.close()
         assert sink.commit(pre_commit(sink, texts("4"))) == CommitOutcome.COMMITTED
         assert values(server, topic) == ["3.9", "4"]
