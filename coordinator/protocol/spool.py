@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,13 +72,13 @@ class SpoolingRows:
 
             cut = Cut(put)
             fingerprint = Fingerprint()
-            with pa.ipc.new_stream(cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-                batch: pa.RecordBatch | None = first
-                while batch is not None:
-                    writer.write_batch(batch)
-                    fingerprint = fingerprint.add(batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0)
-                    yield batch
-                    batch = next(batches, None)
+            # Closed after the last row alone: a task that fails puts nothing more.
+            writer = pa.ipc.new_stream(cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+            for batch in chain([first], batches):
+                writer.write_batch(batch)
+                fingerprint = fingerprint.add(batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0)
+                yield batch
+            writer.close()
             rows, text = fingerprint.stored()
             put(cut.rest, f".{rows}.{text}")
 

@@ -123,6 +123,19 @@ def test_rows_of_many_chunks(job: SpoolingJob, monkeypatch: pytest.MonkeyPatch) 
     job.assert_exactly_once()
 
 
+def test_a_task_that_fails_amid_its_rows_puts_no_more(job: SpoolingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are let go when Python collects them, perhaps long after storage is gone."""
+    monkeypatch.setattr(stream, "VALUE_BYTES", 1)
+    spooling = spool.SpoolingRows(f"file://{job.folder}/spool", "spool/job/lineage/0")
+    batches = (pa.record_batch({"id": [id], "hash": [id]}) for id in range(3))
+    rows = spooling(batches, 0, "attempt")
+    next(rows)
+    before = job.kept()
+    del rows
+    assert len(before) > 1
+    assert job.kept() == before
+
+
 class Picky(FileSink, DeadLettering[Any]):
     """Takes no row whose id is a multiple of 3."""
 
