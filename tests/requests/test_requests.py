@@ -440,9 +440,9 @@ def test_a_query_that_was_started_again_meanwhile_is_not_stopped(
     store = store_of(job.storage)
     with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held := Held(0)]) as coordinator:
         with amid_a_batch(job, coordinator, held, "stop", caplog) as id:
-            coordinator._lifecycle.calling = another = job.quiet(1)
+            coordinator.protocol.run_id = "another"
         assert "was started again" in answer_to(store, id)["error"]
-        assert another is coordinator.query
+        assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +26,12 @@ from coordinator import (
     StateBackend,
 )
 from coordinator.errors import QueryNotAdopted
+from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.waiting import Clock
-from coordinator.storage import open_storage
+from coordinator.requests import ask_driver
+from coordinator.savepoints.model import storage_at
+from coordinator.storage import CheckpointStorage, open_storage
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
 from sinks.task import Ack, SinkTask
@@ -282,6 +286,26 @@ def test_a_coordinator_called_twice_for_a_batch(spark: SparkSession, tmp_path: P
         query.awaitTermination(300)
     coordinator.close()
     assert sorted(row["value"] for row in visible(sink)) == list(range(0, 20, 2))
+
+
+def test_a_savepoint_is_asked_for_while_batches_follow_each_other(
+    spark: SparkSession, tmp_path: Path, sink: FileSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open its storage may take longer than a batch."""
+    steps = Steps()
+
+    def slow(target: str) -> AbstractContextManager[CheckpointStorage]:
+        before = len(steps.seen)
+        wait_for(lambda: [step for step, _ in steps.seen[before:]].count(Step.TRIGGERED) > 1)
+        return storage_at(target)
+
+    monkeypatch.setattr("coordinator.coordinator.storage_at", slow)
+    place = f"file://{tmp_path}/storage"
+    config = CheckpointConfig(savepoint_dir=f"file://{tmp_path}/savepoints", request_poll_interval=0.1)
+    with CheckpointCoordinator("spark-job", [sink], place, config, [steps]) as coordinator:
+        start(coordinator, numbers(spark), tmp_path)
+        wait_for(lambda: (Step.DONE, 0) in steps.seen)
+        assert ask_driver(CheckpointStore(open_storage(place), "spark-job"), "stop")["checkpoint"] > 0
 
 
 def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
