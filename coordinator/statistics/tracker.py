@@ -143,6 +143,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.GUARANTEED:
             self.guaranteed(facts["weaknesses"])
         elif step is Step.TRIGGERED:
+            self.in_doubt = Counter()  # of the one before, which was committed again after a failed try
             self._begin(checkpoint_id, facts["offsets"])
         else:
             if step is Step.REPLAYING and self._current is None:  # of a checkpoint that an earlier driver completed

@@ -98,6 +98,15 @@ def test_a_failed_try_and_the_next(job: Job) -> None:
     assert "try 2" in str(told[1])
 
 
+def test_a_checkpoint_that_fails_twice_leaves_nothing_of_the_one_before_in_doubt(job: Job) -> None:
+    job.run(1)
+    told = followed(job, 2, sink=Hooked(job.sink, "write", None, hook=fail), config={"tolerable_failed_checkpoints": 1})
+    assert [(one.status, one.attempt, one.unknown) for one in told[1:]] == [
+        (Status.FAILED, 1, {}),
+        (Status.FAILED, 2, {}),
+    ]
+
+
 def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
