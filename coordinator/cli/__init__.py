@@ -13,6 +13,7 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed; and the next file or connection would get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # of what a terminal of another encoding lacks
     try:
         from coordinator.cli.app import app
 

@@ -4,6 +4,7 @@ ones, which keep the newest checkpoint from becoming visible as a whole."""
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -331,7 +332,7 @@ def resolve(
                 given=yes,
             )
             operators.accept_loss(
-                coordinator.protocol, chosen, who=who or f"{getpass.getuser()}@{socket.gethostname()}", why=why
+                coordinator.protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why
             )
             complete, errors = operators.ask(coordinator.protocol)
             assert complete
@@ -360,6 +361,14 @@ def resolve(
             )
         if errors or older or _missing(complete) or (was_set_back and not accept_loss):
             raise typer.Exit(FINDING)
+
+
+def _login() -> str:
+    """The user's number where it has no name, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _about(complete: Complete, errors: Mapping[Participant, Exception]) -> dict[str, Any]:

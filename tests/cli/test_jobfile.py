@@ -227,6 +227,13 @@ def test_closed_standard_streams(file_job: Job) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_a_terminal_that_lacks_a_character(file_job: Job) -> None:
+    file_job.file.write_text(file_job.file.read_text().replace('"orders"', '"заказы é"'), encoding="utf-8")
+    file_job.run(1)
+    done = run("status", "--job", str(file_job.file), PYTHONIOENCODING="ascii")
+    assert r"Job '\u0437\u0430\u043a\u0430\u0437\u044b \xe9'" in done.stdout, done.stderr
+
+
 def test_usage_and_completion() -> None:
     assert run("checkpoints", "lst").returncode == 2
     assert "Exit codes" in run("--help").stdout

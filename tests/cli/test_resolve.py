@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def run(job: Job, input: list[Any]) -> None:
 def without(subtask: int) -> list[int]:
     gone = set(INPUT[1][subtask]["id"].to_pylist())
     return [id for id in ids() if id not in gone]
+
+
+def test_who_decides_is_a_number_where_the_user_has_no_name(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost_and_changed(file_job)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    told = file_job.json("resolve", "--accept-loss", "all", "--why", "source is gone", "--yes")
+    assert told["given_up"][0]["who"].startswith("54321@")
 
 
 def test_the_job_goes_on_without_what_was_accepted(file_job: Job, file_rows: Callable[[], list[int]]) -> None:
