@@ -23,6 +23,7 @@ logger = logging.getLogger(__package__)
 MARK = "_restored"
 """A file in the checkpointLocation that a restore has begun."""
 _ID = "savepoint-[a-z0-9-]+"
+_KEY = re.compile(rf"({_ID})/(_metadata|\d{{10}})")
 _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
 
 
@@ -100,7 +101,7 @@ def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) 
     sentence on each."""
     savepoints = []
     with storage_at(uri, existing=True) as storage:
-        for id in sorted({key.partition("/")[0] for key in storage.list("") if key.startswith("savepoint-")}):
+        for id in sorted({key[1] for key in map(_KEY.fullmatch, storage.list("")) if key}):
             try:
                 savepoints.append(load(storage, id))
             except (SavepointError, StorageError) as error:
@@ -121,7 +122,7 @@ def dispose_savepoint(uri: str) -> bool:
     """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. False if nothing
     of it was there."""
     with savepoint_at(uri) as (storage, id):
-        was_there = bool(storage.list(id))
+        was_there = bool(_keys(storage, id))
         delete(storage, id)
         return was_there
 
@@ -130,7 +131,7 @@ def load(storage: CheckpointStorage, id: str) -> Savepoint:
     uri = address_of(storage.uri, id)
     data = storage.get(f"{id}/_metadata")
     if data is None:
-        chunks = len(storage.list(id))
+        chunks = len(_keys(storage, id))
         raise SavepointError(
             f"there is no savepoint {uri}"
             if not chunks
@@ -142,8 +143,13 @@ def load(storage: CheckpointStorage, id: str) -> Savepoint:
 
 def delete(storage: CheckpointStorage, id: str) -> None:
     storage.delete(f"{id}/_metadata")
-    for key in storage.list(id):
+    for key in _keys(storage, id):
         storage.delete(key)
+
+
+def _keys(storage: CheckpointStorage, id: str) -> list[str]:
+    """Of the savepoint. The records of a job whose name begins with "savepoint" may be in a folder of that form."""
+    return [key for key in storage.list(id) if _KEY.fullmatch(key)]
 
 
 def address_of(storage_uri: str, id: str) -> str:

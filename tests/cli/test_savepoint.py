@@ -14,6 +14,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.testing import LocalQuery
 from sinks.testing.table import eventually
+from sinks.transaction import token
 from tests.cli.play import INPUT, Job, ids
 from tests.protocol.play import QuietQuery
 
@@ -76,6 +77,21 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     assert f"There is no savepoint {taken['uri']}" in again
     assert "not the id or the URI of a savepoint" in file_job.cli("savepoint", "dispose", "nope", code=1).stderr
     assert file_job.json("savepoint", "list") == []
+
+
+def test_a_job_whose_name_begins_with_savepoint_has_its_checkpoints_beside_its_savepoints(file_job: Job) -> None:
+    """In the same storage: its records are no savepoint that could be disposed of."""
+    storage = f"file://{file_job.folder}/checkpoints"
+    configure(file_job, f'savepoint_dir = "{storage}"')
+    file_job.file.write_text(file_job.file.read_text().replace('"orders"', '"savepoint copy"'))
+    file_job.run(2)
+    taken = file_job.json("savepoint", "trigger", "--checkpoint-location", f"{file_job.folder}/query", "--yes")
+    listed = file_job.cli("savepoint", "list", "--json")
+    assert json.loads(listed.stdout) == [taken]
+    assert listed.stderr == ""
+    folder = token("savepoint copy")
+    assert "There is no savepoint" in file_job.cli("savepoint", "dispose", folder, "--yes", code=1).stderr
+    assert file_job.json("checkpoints", "show")["checkpoint"] == 1
 
 
 def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
