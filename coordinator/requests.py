@@ -159,7 +159,7 @@ class Requests:
         except (Superseded, StorageBehind):
             raise
         except Exception as error:
-            if isinstance(error, StorageError) and not begun:
+            if isinstance(error, StorageError) and error.uri == self._store.storage.uri and not begun:
                 raise  # another driver may do it meanwhile, and its answer counts
             logger.warning("job %s: a request was not done: %s", self._store.job, reason(error))
             return {"error": reason(error)}

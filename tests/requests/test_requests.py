@@ -454,6 +454,14 @@ def test_a_driver_without_a_place_for_savepoints_takes_none(job: Job) -> None:
             ask_driver(store_of(job.storage), "trigger")
 
 
+def test_a_place_for_savepoints_that_cannot_be_opened_is_told(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with job.coordinator(config={"savepoint_dir": f"file://{tmp_path}/file/savepoints"} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        with pytest.raises(SavepointError, match=r"The driver refused: .*file/savepoints.*Not a directory"):
+            ask_driver(store_of(job.storage), "trigger", holds=10)
+
+
 def test_what_nobody_fetched_is_gone_after_a_day(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_SWEEP", 0.2)
     store = store_of(job.storage)
