@@ -28,8 +28,8 @@ def open_location(uri: str) -> CheckpointLocation:
 
 
 class _Directory:
-    """Paths are relative to it, with '/' between their parts. Hidden files (a dot before the name: temporary ones, and
-    the checksums of Hadoop's local file system) are passed over."""
+    """Paths are relative to it, with '/' between their parts. What is hidden (a dot before the name: temporary files,
+    the checksums of Hadoop's local file system, folders of other programs) is passed over."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -42,7 +42,7 @@ class _Directory:
             for name in (*inner, *names):
                 self._require_no_link(Path(folder, name))
             paths += [Path(folder, name) for name in names]
-        return sorted(path.relative_to(self._root).as_posix() for path in paths if not path.name.startswith("."))
+        return _shown(path.relative_to(self._root).as_posix() for path in paths)
 
     def read(self, path: str) -> Iterator[bytes]:
         """The content of a file, in pieces. Raises FileNotFoundError."""
@@ -96,7 +96,7 @@ class _HadoopDirectory:
                 entries = self._fs.listFiles(self._path(self.uri), True)
                 while entries.hasNext():
                     paths.append(str(entries.next().getPath().toUri().getPath()).removeprefix(root))
-        return sorted(path for path in paths if not path.rsplit("/", 1)[-1].startswith("."))
+        return _shown(paths)
 
     def read(self, path: str) -> Iterator[bytes]:
         with _file_not_found():
@@ -115,6 +115,10 @@ class _HadoopDirectory:
         self._fs.delete(target, False)
         if not self._fs.rename(staged, target):
             raise OSError(f"could not rename {staged.toString()} to {target.toString()}")
+
+
+def _shown(paths: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if "/." not in f"/{path}")
 
 
 CheckpointLocation: TypeAlias = _Directory | _HadoopDirectory

@@ -112,14 +112,17 @@ def test_files_larger_and_smaller_than_a_chunk_come_back(job: Job, target: str, 
 
 
 def test_later_batches_and_hidden_files_are_left_out(job: Job, target: str) -> None:
-    for path in ("offsets/.1.crc", "state/0/3.delta", "state/0/4_a-b.zip", "sources/0/9", "state/0/2_a-b.changelog"):
+    hidden = ("offsets/.1.crc", ".ipynb_checkpoints/metadata")
+    for path in (*hidden, "state/0/3.delta", "state/0/4_a-b.zip", "sources/0/9", "state/0/2_a-b.changelog"):
         file = job.folder / "query" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(path)
     job.query().batch(2, "planned by Spark before the savepoint")
-    assert set(saved(save(job, target))) == {
+    savepoint = save(job, target)
+    assert set(saved(savepoint)) == {
         *("metadata", "offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/9", "state/0/2_a-b.changelog")
     }
+    restored(job, savepoint).run(job.coordinator())
 
 
 def test_a_batch_between_callback_and_commit_log_is_finished_by_the_restored_query(job: Job, target: str) -> None:

@@ -81,7 +81,8 @@ def test_a_checkpoint_location_is_read_and_written(spark: SparkSession, tmp_path
     location.write("state/0/1.delta", iter([b"one", b"", b"two" * (1 << 19)]))
     location.write("metadata", [b"old"])
     location.write("metadata", [b"new"])
-    (root / ".hidden").write_text("")
+    (root / ".hidden").mkdir()
+    (root / ".hidden/metadata").write_text("")
     assert location.files() == ["metadata", "state/0/1.delta"]
     assert b"".join(location.read("metadata")) == b"new"
     assert (
