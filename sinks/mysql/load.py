@@ -29,7 +29,7 @@ from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
-from sinks.sql.names import STAGING
+from sinks.sql.names import target_named
 from sinks.sql.server import Fault, explained
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
@@ -213,14 +213,10 @@ class LoadTransaction(RowTransaction):
         return known and replace(known, text=self._counted(known.text), reason=self._uncounted(known.text))
 
     def _counted(self, text: str) -> str:
-        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", self._renamed(text))
+        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", target_named(text, self.target.name))
 
     def _uncounted(self, text: str) -> str:
-        return _ROW.sub("", self._renamed(text))
-
-    def _renamed(self, text: str) -> str:
-        """With the name that the user knows."""
-        return STAGING.sub(self.target.name, text)
+        return _ROW.sub("", target_named(text, self.target.name))
 
     def start(self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND) -> None:
         """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes it."""

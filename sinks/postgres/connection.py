@@ -50,6 +50,8 @@ _MENDS: dict[type[psycopg.Error], str] = {
     errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
     errors.NotNullViolation: "let the column be NULL, or give it a default",
 }
+_OF_ROWS = ("21", "22", "23", "P0")
+"""Classes of SQLSTATE: values, constraints, and what a trigger's own statements meet."""
 Rows = list[tuple[Any, ...]]
 
 
@@ -216,15 +218,15 @@ def fault(error: Exception) -> Fault | None:
         return Fault("server", f"its staging table {state}", advice=_ONE_DRIVER)
     if isinstance(error, errors.UndefinedTable):
         return Fault("gone", text)
-    if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
-        return Fault("changed", text)
-    # a trigger raises what it likes; a value may be too long for an index
-    is_refused = state[:2] in ("22", "23") or isinstance(error, errors.RaiseException | errors.ProgramLimitExceeded)
-    if is_refused or type(error) is psycopg.DatabaseError:
+    # a trigger raises what it likes; a value may be too long for an index, or for a column of type name
+    is_too_long = isinstance(error, errors.ProgramLimitExceeded | errors.NameTooLong)
+    if is_too_long or state[:2] in _OF_ROWS or type(error) is psycopg.DatabaseError:
         needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
         mends = ["attach a partition that takes it, or change the bounds of one"] if needs_partition else []
         mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]
         return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]))
+    if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
+        return Fault("changed", text)
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)
 
 

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _OLD = 3600  # seconds, of a prepared transaction
 _LONG = 2000  # bytes of what goes into an index, which takes a third of a page for a row
+_LONGEST_LEDGER = 62  # bytes
 _FEW = 8  # free slots of max_prepared_transactions
 Strategy = Literal["auto", "prepared", "staged"]
 
@@ -288,6 +289,8 @@ class PostgresBackend(Pool, Backend):
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from target.unwritable
+        if len(ledger.encode()) > _LONGEST_LEDGER:
+            yield f"ledger={ledger!r} is cut by PostgreSQL to the name of its witness: give it a shorter name"
 
     def no_two_phase(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):

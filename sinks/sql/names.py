@@ -18,6 +18,11 @@ def staging_table(transaction_id: str) -> str:
     return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
 
 
+def target_named(text: str, table: str) -> str:
+    """A server's words, with the name of the target in place of a staging table's."""
+    return STAGING.sub(lambda _: table, text)
+
+
 def witness_of(ledger: str) -> str:
     """The name of the table that has each commit a second time."""
     return f"{ledger}_witness"

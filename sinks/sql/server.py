@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.resting import disconnect, rest, rested
-from sinks.sql.names import STAGING
+from sinks.sql.names import target_named
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) 
     except Exception as error:
         if (fault := judge(error)) is None:
             raise
-        fault = replace(fault, text=STAGING.sub(table, fault.text))
+        fault = replace(fault, text=target_named(fault.text, table))
         explanation = fault.explained(f"table {table}: {who}", error)
         if explanation is None:
             raise

@@ -16,7 +16,7 @@ from sinks.progress import progress
 from sinks.sql.backend import Backend, Move, NotDone, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import STAGING, altered, columns_digest, label, of_sink, staging_table
+from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table, target_named
 from sinks.sql.server import Fault, explained
 from sinks.transaction import (
     Checkpoint,
@@ -385,7 +385,7 @@ class StagingTables(Strategy):
 
 
 def _refusal(fault: Fault, table: str) -> str:
-    return f"table {table} refuses rows{fault.at}: {STAGING.sub(table, fault.text)}{fault.advice}"
+    return f"table {table} refuses rows{fault.at}: {target_named(fault.text, table)}{fault.advice}"
 
 
 def _tables(committables: Sequence[Committable]) -> str:

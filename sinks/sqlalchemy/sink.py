@@ -20,7 +20,7 @@ from sqlalchemy.types import SchemaType, TypeEngine
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import table as tables
-from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes
+from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes, by_table
 from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_MAY_REST, POSTGRES_OBSTACLES, postgres_settings
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
@@ -53,10 +53,15 @@ _CHANGED = re.compile(
 _RIGHT = re.compile(r"(command|permission) denied|insufficient privilege|read.?only", re.IGNORECASE)
 
 _COLLATIONS = """
-SELECT part.name, part.coll FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
- WHERE list."unique" AND part.key AND part.coll <> 'BINARY'
+SELECT list.name, part.name, part.coll FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
+ WHERE list."unique" AND NOT list.partial AND part.key
 """
-"""In SQLite, of columns of unique indexes: SQLAlchemy does not tell. The parameters are the table's name and schema."""
+"""In SQLite, of unique indexes and their columns: SQLAlchemy does not tell. The parameters are the table's name and
+schema."""
+_HEIRS = """
+SELECT 1 FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE NOT relispartition
+   AND inhparent = to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text)))
+"""
 
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
@@ -135,12 +140,16 @@ class SqlAlchemyTarget(tables.Target):
 
     table: sa.Table
     constraints: tuple[str, ...] = ("what the table has",)
+    has_heirs: bool = False
+    """Whether tables inherit from it, whose rows no index of it binds."""
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         known = self.table.constraints
         uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
-        uniques += [tuple[Any, ...](index.expressions) for index in self.table.indexes if index.unique]
-        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
+        indexes = (index for index in self.table.indexes if index.unique and not _is_partial(index))
+        uniques += [tuple[Any, ...](index.expressions) for index in indexes]
+        named = ({getattr(part, "name", None) for part in parts} for parts in uniques)
+        return not self.has_heirs and any(names == set(keys) for names in named)
 
 
 class SqlAlchemyBackend(Backend):
@@ -309,9 +318,13 @@ class SqlAlchemyBackend(Backend):
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        collations = dict[str, str]()
+        collations, has_heirs = dict[str, str](), False
         if self.dialect == "sqlite":
-            collations |= self.query(connection, _COLLATIONS, [name, schema or "main"])
+            uniques = by_table(self.query(connection, _COLLATIONS, [name, schema or "main"])).values()
+            keys = (of.items() for of in uniques if set(of) == set(self.merge.keys))
+            collations |= {column: way for of in keys for column, way in of if way != "BINARY"}
+        if self.dialect == "postgresql":
+            has_heirs = bool(self.query(connection, _HEIRS, [schema, name]))
         columns = []
         for column in table.columns:
             declared, kind = self._in_sql(column.type), repr(column.type)
@@ -333,7 +346,7 @@ class SqlAlchemyBackend(Backend):
                     dialect=self.dialect,
                 )
             )
-        return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
+        return SqlAlchemyTarget(schema, name, tuple(columns), table=table, has_heirs=has_heirs)
 
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)
@@ -481,6 +494,10 @@ class SqlAlchemyBackend(Backend):
         }
 
 
+def _is_partial(index: sa.Index) -> bool:
+    return any(name.endswith("_where") and rule is not None for name, rule in index.dialect_kwargs.items())
+
+
 def _isolation(options: Mapping[str, Any]) -> str:
     level = options.get("isolation_level") or (options.get("execution_options") or {}).get("isolation_level")
     return str(level or "").upper().replace("_", " ")
@@ -490,10 +507,10 @@ def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
     """A statement whose parameters are %s, of the types that their values have."""
     if not parameters:
         return sa.text(statement.replace(":", "\\:"))
-    pieces = statement.replace(":", "\\:").split("%s")
+    pieces = statement.replace(":", "\\:").replace("%%", "\0").split("%s")
     names = [f"p{number}" for number in range(len(parameters))]
     marks = [*(f":{name}" for name in names), ""]
-    marked = "".join(piece.replace("%%", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
+    marked = "".join(piece.replace("\0", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
     return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
 
 

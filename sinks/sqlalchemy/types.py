@@ -63,6 +63,8 @@ class SqlAlchemyColumn(tables.Column):
         match kind:
             case sa.Enum():
                 return Holds(convert.TEXT, name, members=kind.enums)
+            case sa.String() if type(kind) is sa.String and self.dialect == "postgresql":
+                raise Unfit('PostgreSQL cuts texts for its types name and "char": make it a text column')
             case sa.String():
                 longest = None if self.dialect == "sqlite" else kind.length  # SQLite cuts nothing
                 return Holds(convert.JSON, name, longest=longest, drops=isinstance(kind, sa.CHAR))

@@ -823,3 +823,44 @@ class TestTable(TableSuite):
         "CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION meddle()",
     )
     spoil_ledger = ("ALTER TABLE tpc_ledger DROP CONSTRAINT tpc_ledger_pkey",)
+
+
+@pytest.mark.parametrize("length", [62, 63, 64])
+def test_a_ledger_whose_name_is_cut_to_that_of_its_witness(db: Observer, length: int) -> None:
+    if length > 62:
+        with pytest.raises(ConfigurationError, match="give it a shorter name"):
+            make(db, ledger="x" * length)
+        return
+    sink = make(db, ledger="x" * length)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_a_backslash_in_the_name_of_the_table_hides_no_error(db: Observer, sink: PostgresSink) -> None:
+    db.run(r'CREATE TABLE "a\d" (id bigint NOT NULL, name text)')
+    sink = make(db, table=r'"a\d"', strategy=sink.strategy)
+    with pytest.raises(BadValue, match=r'public.a\\d.*column "id"'):
+        pre_commit(sink, batch([{"id": None, "name": "a"}], SCHEMA))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SELECT id INTO STRICT NEW.id FROM orders WHERE false",
+        "NEW.id = (SELECT n FROM generate_series(1, 2) n)",
+        "ASSERT false",
+    ],
+)
+def test_what_the_statements_of_a_trigger_meet_is_a_bad_row(db: Observer, sink: PostgresSink, line: str) -> None:
+    db.run(f"CREATE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {line}; RETURN NEW; END'")
+    db.run("CREATE TRIGGER judge BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION judge()")
+    sink.check(SCHEMA)
+    with pytest.raises(BadValue):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+
+
+def test_a_name_that_is_too_long_for_its_type_is_a_bad_row(db: Observer, sink: PostgresSink) -> None:
+    db.run("ALTER TABLE orders ALTER name TYPE name")
+    sink.check(SCHEMA)
+    with pytest.raises(BadValue, match="identifier too long"):
+        pre_commit(sink, batch([{"id": 1, "name": "x" * 64}], SCHEMA))

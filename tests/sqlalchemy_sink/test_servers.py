@@ -442,3 +442,28 @@ def test_a_table_that_was_not_changed_is_not_taken_for_one_that_was(pg: Server) 
     sink.validate_all(Checkpoint("job", "l1", 0), [committable])
     assert pg.sink("t").commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
     assert pg.run("SELECT count(*) FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize("more", ["UNIQUE INDEX there ON stock (sku) WHERE at > 0", "TABLE heir () INHERITS (keyed)"])
+def test_what_does_not_tell_all_rows_of_the_table_apart_is_no_key(pg: Server, more: str) -> None:
+    """The rows outside of a partial index, or of tables that inherit, may have one key: all were deleted."""
+    pg.run("CREATE TABLE stock (sku text, pieces int, at bigint)")
+    pg.run("CREATE TABLE keyed (PRIMARY KEY (sku)) INHERITS (stock)")
+    pg.run(f"CREATE {more}")
+    table = "keyed" if "heir" in more else "stock"
+    with pytest.raises(ConfigurationError, match="needs a unique index"):
+        pg.sink(table, mode="upsert", keys=["sku"]).check(STOCK.remove(3))
+
+
+@pytest.mark.parametrize("kind", ["name", '"char"'])
+def test_types_that_cut_what_they_get_are_refused(pg: Server, kind: str) -> None:
+    pg.run(f"CREATE TABLE orders (id bigint, name {kind})")
+    with pytest.raises(ConfigurationError, match=r'column "name": .* cuts texts'):
+        pg.sink().check(ORDERS)
+
+
+def test_percent_signs_before_an_s_are_no_parameters(pg: Server) -> None:
+    pg.run('CREATE SCHEMA "100%%sales"')
+    pg.run('CREATE TABLE "100%%sales".orders (id bigint, name text)')
+    pg.write(pg.sink("100%sales.orders"), ORDERS, [(1, "a")])
+    assert pg.run('SELECT * FROM "100%%sales".orders') == [(1, "a")]

@@ -418,6 +418,23 @@ def test_keys_that_the_index_takes_for_one_are_changed_as_one(db: Play) -> None:
     assert db.run("SELECT * FROM stock") == [("A", 4, 4)]
 
 
+@pytest.mark.parametrize("keep_newer", [False, True])
+def test_keys_that_their_index_tells_apart_are_two(db: Play, keep_newer: bool) -> None:
+    db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint, UNIQUE (sku COLLATE NOCASE, pieces))")
+    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone", keep_newer=keep_newer)
+    db.write(sink, STOCK, [("a", 1, 5, False), ("A", 2, 6, False)])
+    db.write(sink, STOCK, [("A", 3, 7, False), ("a", 4, 4, None)] if keep_newer else [("A", 3, 7, False)])
+    assert sorted(db.run("SELECT * FROM stock")) == [("A", 3, 7), ("a", 1, 5)]
+
+
+def test_a_partial_index_does_not_tell_keys_apart(db: Play) -> None:
+    """Rows outside of it may have one key."""
+    db.run("CREATE TABLE stock (sku text, pieces int, at bigint)")
+    db.run("CREATE UNIQUE INDEX there ON stock (sku) WHERE pieces > 0")
+    with pytest.raises(ConfigurationError, match="needs a unique index"):
+        db.sink("stock", mode="upsert", keys=["sku"]).check(STOCK.remove(3))
+
+
 def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
