@@ -357,7 +357,7 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     tables = query(connection, _TABLE, [schema, name])
     if not tables:
         return None
-    schema, name, kind, engine = tables[0]  # as the server writes them: it may not care for capitals
+    schema, name, kind, engine, row_format = tables[0]  # as the server writes them: it may not care for capitals
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
     json = [column.replace("``", "`") for column in _JSON.findall(text)]
@@ -365,6 +365,7 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     uniques, constraints = _indexes(connection, schema, name)
     lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
     constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
+    constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))  # a page holds less in others
     return MySQLTarget(schema, name, columns, uniques, tuple(constraints), engine=engine or "", definition=text)
 
 
@@ -384,7 +385,7 @@ def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:
 
 
 _TABLE = (
-    "SELECT table_schema, table_name, table_type, engine FROM information_schema.tables"
+    "SELECT table_schema, table_name, table_type, engine, row_format FROM information_schema.tables"
     " WHERE table_schema = %s AND table_name = %s"
 )
 _COLUMNS = (
@@ -395,10 +396,8 @@ _COLUMNS = (
     " coalesce(character_octet_length, 0), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
-_JUDGES = re.compile(
-    r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|ROW_FORMAT=[^D]|DEFAULT \(.*`|KEY .*[(,]\("
-)
-"""The last three: formats in which a page holds less, a default out of other columns, an index over an expression."""
+_JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\(")
+"""The last two: a default out of other columns, an index over an expression."""
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 """What makes a text JSON in MariaDB."""
 

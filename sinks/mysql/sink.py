@@ -113,7 +113,8 @@ _REFERENCES = (
 )
 _OTHER_ENGINES = (
     "SELECT table_name, engine FROM information_schema.tables"
-    " WHERE table_schema = %s AND table_name IN %s AND NOT engine <=> 'InnoDB'"
+    " WHERE table_schema = %s AND (@@lower_case_table_names OR CAST(table_name AS binary) IN %s) AND table_name IN %s"
+    " AND NOT engine <=> 'InnoDB'"
 )
 _DROPPERS = 8
 _ROW = "tpc row"
@@ -356,6 +357,8 @@ class MySQLBackend(Pool, Backend):
         return target_type(field.type, key=key)
 
     def table_options(self, connection: Connection) -> str:
+        with contextlib.suppress(pymysql.Error):  # else MariaDB before 10.10 gives a timestamp ON UPDATE
+            execute(connection, "SET SESSION explicit_defaults_for_timestamp = 1")
         bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"  # blanks at the end too
         return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
 
@@ -498,7 +501,7 @@ class MySQLBackend(Pool, Backend):
         if "table" in proof:
             connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))
         connection.defer(f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0")
-        engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names])
+        engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names, names])
         try:
             xa.await_session(connection, proof.get("session"))
         except pymysql.Error as error:
@@ -578,11 +581,14 @@ class MySQLBackend(Pool, Backend):
             execute(connection, self._insert(move, last))
             return
         self._put_in_anew(move, last)
+        # asked first: a trigger may change what orders changes
+        changes = f"SELECT count(*) FROM ({last}) AS last"
+        newer = ""
+        if self.merge.keep_newer:
+            changes += f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
+            newer = f" AND (target.{quoted(self.merge.keys[0])} IS NULL OR TRUE{self.not_older()})"
+        ((due,),) = query(connection, f"{changes} WHERE {self.stays('last')}{newer}")
         changed = execute(connection, self._update(move, last)) + execute(connection, self._insert(move, last))
-        # how many changes are in the table when all are made that replace what is not newer
-        there = f" JOIN {target.identifier} AS target ON {self._same()}" if self.merge.keep_newer else ""
-        placed = f"SELECT count(*) FROM ({last}) AS last{there} WHERE {self.stays('last')}"
-        ((due,),) = query(connection, placed)
         if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"

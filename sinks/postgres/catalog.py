@@ -317,8 +317,10 @@ _FACTS = """
 SELECT 'obstacle', 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
  WHERE ev_class = %(oid)s AND ev_type = '3' AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'judge', 'constraint ' || conname FROM pg_constraint WHERE conrelid = %(oid)s
-   AND (contype = 'f' OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false)))
+SELECT 'judge', 'constraint ' || conname FROM pg_constraint c WHERE conrelid = %(oid)s
+   AND (contype = 'f' OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false) OR EXISTS (
+SELECT FROM pg_depend JOIN pg_proc p ON refclassid = 'pg_proc'::regclass AND p.oid = refobjid
+ WHERE classid = 'pg_constraint'::regclass AND objid = c.oid AND provolatile <> 'i')))
 UNION ALL
 SELECT 'judge', 'trigger ' || tgname FROM pg_trigger
  WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'

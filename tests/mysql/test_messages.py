@@ -181,6 +181,15 @@ def test_nothing_gets_another_engine_amid_the_commit(db: Observer, table: str, m
     assert (db.ids(), refused) == ([0], [table])
 
 
+@ON_MARIADB
+def test_a_table_of_the_same_name_in_capitals_may_have_another_engine(db: Observer) -> None:
+    db.run("CREATE TABLE ORDERS (id bigint) ENGINE=MyISAM")
+    with closing(MySQLSink(db.dsn, "orders", strategy="xa")) as sink:
+        sink.check(SCHEMA)
+        assert write(sink, 0) == COMMITTED
+    assert db.ids() == [0]
+
+
 @WHEN
 @pytest.mark.parametrize(
     ("change", "message"),

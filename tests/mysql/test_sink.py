@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import pickle
 import threading
@@ -411,6 +412,14 @@ def test_a_view_and_a_table_without_transactions_are_no_targets(db: Observer) ->
         make(db, table="flat")
 
 
+def test_a_timestamp_that_is_no_null_gets_no_default_of_the_server(db: Observer) -> None:
+    """As MariaDB before 10.10 gives it: the time of whatever changes the row."""
+    fields = [pa.field(name, pa.timestamp("us", "UTC"), nullable=False) for name in ("since", "until")]
+    dsn = with_option(db.dsn, "init_command=SET SESSION explicit_defaults_for_timestamp = 0")
+    make(db, dsn=dsn, table="made", check=pa.schema(fields), create_table=True)
+    assert "current_timestamp" not in db.run("SHOW CREATE TABLE made")[0][1].lower()
+
+
 def test_create_table_with_its_key(db: Observer) -> None:
     for _ in range(2):
         make(db, table="made", check=CHANGES, create_table=True, mode="upsert", keys=["name"], delete_marker="gone")
@@ -685,6 +694,18 @@ def test_a_refused_row_fails_the_checkpoint_before_the_decision(
     assert db.pending() == 0
     assert db.visible() == []
     assert not any(db.ledger().values())
+
+
+def test_a_format_that_the_definition_does_not_name_is_known(db: Observer) -> None:
+    """A page of a compressed table has room for less than one of a staging table."""
+    names = [f"c{n}" for n in range(60)]
+    schema = pa.schema([(name, pa.string()) for name in names])
+    db.run("SET SESSION innodb_strict_mode = OFF")
+    db.run(f"CREATE TABLE wide ({' text, '.join(names)} text) ENGINE=InnoDB KEY_BLOCK_SIZE=1")
+    sink = make(db, table="wide", strategy="staged", check=schema)
+    row = {name: hashlib.sha512(name.encode()).hexdigest() for name in names}
+    with pytest.raises(BadValue, match="Row size too large"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, batch([row], schema))])
 
 
 @pytest.mark.parametrize("strategy", ["xa", "staged"])

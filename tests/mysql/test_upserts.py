@@ -95,3 +95,18 @@ def test_no_order_by_but_numbers_and_times(db: Observer, kind: pa.DataType) -> N
         pytest.raises(ConfigurationError, match="order_by names the column 'at', which is no number and no time"),
     ):
         sink.check(pa.schema([("id", pa.int64()), ("at", kind)]))
+
+
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_a_trigger_may_change_what_orders_changes(db: Observer, event: str) -> None:
+    db.run("CREATE TABLE notes (id bigint PRIMARY KEY, at bigint)")
+    db.run(f"CREATE TRIGGER later BEFORE {event} ON notes FOR EACH ROW SET NEW.at = NEW.at + 10")
+    schema = pa.schema([("id", pa.int64()), ("at", pa.int64())])
+    options: dict[str, Any] = {"mode": "upsert", "keys": ["id"], "order_by": "at", "keep_newer": True}
+    with contextlib.closing(MySQLSink(db.dsn, "notes", **options)) as sink:
+        sink.check(schema)
+        for number, at in enumerate((1, 12, 2)):
+            staged = [pre_commit(sink, batch([{"id": 1, "at": at}], schema), checkpoint=number)]
+            sink.validate_all(checkpoint(number), staged)
+            assert sink.commit_all(checkpoint(number), staged) == [COMMITTED]
+    assert db.run("SELECT * FROM notes") == [(1, 12 if event == "INSERT" else 22)]

@@ -864,3 +864,12 @@ def test_a_name_that_is_too_long_for_its_type_is_a_bad_row(db: Observer, sink: P
     sink.check(SCHEMA)
     with pytest.raises(BadValue, match="identifier too long"):
         pre_commit(sink, batch([{"id": 1, "name": "x" * 64}], SCHEMA))
+
+
+def test_a_check_that_reads_a_table_is_tried_before_the_decision(db: Observer) -> None:
+    """It says of the target what it does not say of a staging table."""
+    db.run("CREATE FUNCTION few() RETURNS boolean LANGUAGE sql RETURN (SELECT count(*) < 2 FROM orders)")
+    db.run("ALTER TABLE orders ADD CONSTRAINT few CHECK (few() OR id < 0)")
+    sink = make(db, strategy="staged")
+    with pytest.raises(BadValue, match="few"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1, 2, 3))])
