@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from sinks.arrow.types import is_text
+from sinks.arrow.types import is_bytes, is_text
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.lake.files import ObjectFiles, files_at
@@ -37,7 +38,9 @@ _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
 """So many columns of a file get statistics, as by Delta's own writers."""
 _LONGEST = 32
-"""Characters of a bound."""
+"""Characters of a bound, at most one more."""
+_LAST_MOMENT = 253_402_300_799_999_000
+"""Microseconds from 1970 to the last whole millisecond of the year 9999. Readers take no bound beyond it."""
 
 
 class DeltaSink(LakeSink):
@@ -65,8 +68,10 @@ class DeltaSink(LakeSink):
         super().__init__(name, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "@" in urlsplit(self._uri).netloc:
             raise ConfigurationError(f"sink {self.name!r}: credentials belong into storage_options, not into the URI")
-        if urlsplit(self._uri).scheme in ("", "file"):
-            self._uri = os.path.abspath(unquote(urlsplit(self._uri).path))
+        if urlsplit(self._uri).scheme == "file":
+            self._uri = unquote(urlsplit(self._uri).path)
+        if "://" not in self._uri:
+            self._uri = os.path.abspath(self._uri)
         self._options = dict(storage_options or {})
         self._partition_by = list(partition_by)
         self._entry: tuple[str, object] = "", None
@@ -239,37 +244,38 @@ def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[s
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:
-    low, high, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
-    for name in rows.column_names[:_COLUMNS]:
-        column = rows[name]
-        if at.is_nested(column.type):
-            continue
-        nulls[name] = column.null_count
-        if (bounds := _bounds(column)) is not None:
-            low[name], high[name] = bounds
-    return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    """With bounds of all columns that have values, or of none: deltalake's readers miss rows where one lacks."""
+    flat = [name for name in rows.column_names[:_COLUMNS] if not at.is_nested(rows[name].type)]
+    nulls = {name: rows[name].null_count for name in flat}
+    some = [name for name in flat if nulls[name] < rows.num_rows and not is_bytes(rows[name].type)]
+    bounds = [(name, found) for name in some if (found := _bounds(rows[name]))]
+    low, high = ({name: found[end] for name, found in bounds} for end in (0, 1))
+    ends = {"minValues": low, "maxValues": high} if len(bounds) == len(some) else {}
+    return {"numRecords": rows.num_rows, **ends, "nullCount": nulls}
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Least and greatest value; None if there are no values, or JSON has no form for them."""
+    """Of some values, one that none is below, and one that none is above; None if JSON has no form for them."""
     kind = column.type
     if at.is_timestamp(kind):
         return _of_times(column)
-    if not (at.is_integer(kind) or at.is_floating(kind) or is_text(kind) or at.is_date(kind)):
-        return None
     if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
         return None  # Delta orders NaN above all numbers, Arrow nowhere
     ends = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
     low, high = ends["min"], ends["max"]
-    if low is None or (isinstance(high, str) and len(high) > _LONGEST):
-        return None
-    return (low[:_LONGEST] if isinstance(low, str) else low), high
+    if at.is_decimal(kind):
+        exact = all(Decimal(text := repr(float(end))) == end and "e" not in text for end in (low, high))
+        return (float(low), float(high)) if exact else None
+    if not isinstance(high, str):
+        return low, high
+    above = high if len(high) <= _LONGEST else high[:_LONGEST] + chr(0x10FFFF)
+    return (low[:_LONGEST], above) if above >= high else None
 
 
 def _of_times(column: pa.ChunkedArray) -> tuple[str, str] | None:
-    """Bounds in whole milliseconds, as Delta has them: the lower one is rounded down, the upper one up."""
+    """In whole milliseconds, as Delta has them: the lower one is rounded down, the upper one up."""
     counts = pc.min_max(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())).as_py()
-    if counts["min"] is None:
+    if counts["max"] > _LAST_MOMENT:
         return None
     bounds = pa.array([counts["min"] // 1000, -(-counts["max"] // 1000)]).cast(pa.timestamp("ms"))
     zone = "Z" if column.type.tz else ""

@@ -149,6 +149,10 @@ class IcebergSink(LakeSink):
             yield f"it has format version {version}, and this sink writes version 2"
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
             yield f"its files are {kind} (write.format.default), and this sink writes parquet"
+        for part in table.spec().fields:
+            by, kind = str(part.transform), str(table.schema().find_type(part.source_id))
+            if (by == "identity" and kind in ("float", "double")) or (by.startswith("truncate") and kind == "binary"):
+                yield f"it is partitioned by {part.name!r}, {by} of a {kind}, where pyiceberg doubles rows or fails"
         ref = table.metadata.refs.get(self._branch)
         if ref is None and self._branch != "main":
             yield f"it has no branch {self._branch!r}: create it"

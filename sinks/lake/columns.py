@@ -83,7 +83,8 @@ def _child_fits(given: pa.Field, column: pa.Field) -> bool:
 
 
 def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBatch:
-    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none."""
+    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none, and for a
+    text that is no UTF-8, of which no bounds can be told."""
     arrays = []
     for field in table:
         at_place = batch.schema.get_field_index(field.name)
@@ -92,5 +93,17 @@ def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBat
             row = array.is_null().index(True).as_py()
             why = f"column {field.name!r} is NOT NULL in the table"
             raise BadValue(f"{who}: NULL in row {row} of a batch, and {why}").because(f"NULL, and {why}")
+        try:
+            _validate(array)
+        except pa.ArrowInvalid as error:
+            why = f"column {field.name!r}: {error}"
+            raise BadValue(f"{who}: {why}").because(why) from error
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=table)
+
+
+def _validate(array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:  # perhaps of values outside this slice, if they are nested
+        array.take(pa.array(range(len(array)))).validate(full=True)

@@ -199,6 +199,27 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
     assert second == {"in": None, "price": None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "default", "read"),
+    [
+        ("bytes", "\u00ff\u0001", b"\xff\x01"),
+        (["bytes", "null"], "", b""),
+        ({"type": "fixed", "name": "Fix", "size": 2}, "\u00ff\u0001", b"\xff\x01"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, "\u0001", Decimal("0.01")),
+        ({"type": "map", "values": "bytes"}, {"a": "\u00ff"}, {"a": b"\xff"}),
+        ({"type": "array", "items": "bytes"}, ["\u00ff"], [b"\xff"]),
+        ({"type": "record", "name": "In", "fields": [{"name": "x", "type": "bytes"}]}, {"x": ""}, {"x": b""}),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, (dict, list)) else "",
+)
+def test_a_default_of_bytes_is_written_where_the_rows_lack_the_field(kind: Any, default: Any, read: Any) -> None:
+    registered = text(ID, {"name": "more", "type": kind, "default": default})
+    encoded, refused = Writer(1, registered).encoded(pa.array([{"id": 3}], pa.struct([("id", pa.int32())])))
+    assert refused == []
+    value = fastavro.schemaless_reader(BytesIO(encoded[0].as_py()[5:]), json.loads(registered), None)
+    assert value == {"id": 3, "more": read}
+
+
 def test_a_column_that_the_schema_has_no_place_for_is_not_left_out() -> None:
     column = pa.array([{"id": 1, "note": "kept", "name": "a"}])
     with pytest.raises(SchemaMismatch, match="the schema number 7 does not take the rows: add the field note"):

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as dataset
 import pytest
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
 from sinks.audit import Part
 from sinks.delta.sink import _FEATURES
@@ -320,6 +323,27 @@ def test_null_in_a_required_column_is_named(tmp_path: Path) -> None:
             pre_committed(lake.sink(), pa.table([[1, None], ["a", "b"], [0.5, 0.5]], schema=SCHEMA))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_text_that_is_no_utf8_is_a_bad_row_and_the_others_are_written(tmp_path: Path, nested: bool) -> None:
+    """Parquet has no bounds for it, and a partition of the table no name."""
+    bytes = pa.array([b"a", b"\xff", b"z"])
+    texts = pa.Array.from_buffers(pa.string(), 3, bytes.buffers())
+    column = pa.StructArray.from_arrays([texts], ["text"]) if nested else texts
+    table = pa.table({"id": pa.array([1, 2, 3]), "name": column})
+    for kind in LAKES:
+        lake = kind(tmp_path / kind.kind)
+        lake.create(table.schema)
+        with pytest.raises(BadValue, match=r"column 'name': .*Invalid UTF8"):
+            pre_committed(lake.sink(), table)
+        sink = lake.sink()
+        sink.check(table.schema)
+        name = TransactionId(JOB, LINEAGE, 0, sink.name, 0, 1, 0, 0, 0)
+        transaction = sink.begin_transaction(name.context(table.schema))
+        assert [refusal.row for refusal in sink.write_good_rows(transaction, table.to_batches()[0], 10)] == [1]
+        assert committed(sink, sink.snapshot_state(transaction)) == [COMMITTED]
+        assert sorted(lake.read()["id"].to_pylist()) == [1, 3]
+
+
 def test_at_least_once_is_refused(lake: Lake) -> None:
     sink = lake.sink()
     sink.check(SCHEMA)
@@ -479,32 +503,64 @@ def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:
         pre_committed(sink, pa.table([[1], [""], [0.5]], schema=SCHEMA), 1)
 
 
-def test_delta_readers_skip_files_by_bounds_and_miss_no_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rare", "bounded"),
+    [
+        (pa.array([1.5, 2.5]), True),
+        (pa.array([1.5, float("nan")]), False),
+        (pa.array([1.5, float("inf")], pa.float32()), False),
+        (pa.array([None, None], pa.int32()), True),
+        (pa.array([b"a", b"\xff"]), True),
+        (pa.array([Decimal("0.10"), Decimal("1e20")], pa.decimal128(38, 2)), False),
+        (pa.array(["a", chr(0x10FFFF) * 40]), False),
+        (pa.array([datetime(2020, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)], pa.timestamp("us")), False),
+        (pa.array([{"a": 1}, None]), True),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_delta_readers_skip_files_by_bounds_and_miss_no_row(tmp_path: Path, rare: pa.Array, bounded: bool) -> None:
+    """deltalake's own take a bound that a file lacks, and has for other columns, for one that no row meets."""
     from deltalake import QueryBuilder
 
     lake = DeltaLake(tmp_path)
     columns = {
         "id": pa.array([1, 2], pa.int64()),
-        "f": pa.array([1.5, float("nan")]),
+        "f": rare,
         "t": pa.array([1_700_000_000_000_001, 1_700_000_000_000_999], pa.timestamp("us", "UTC")),
         "s": pa.array(["a" * 40, "b" * 40]),
         "d": pa.array([-1, 20_000], pa.date32()),
+        "n": pa.array([Decimal("-1.10"), Decimal("12345678901.25")], pa.decimal128(20, 2)),
+        "b": pa.array([None, True]),
     }
     table = pa.table(columns)
     lake.create(table.schema)
     sink = lake.sink()
     made = pre_committed(sink, table)
     assert committed(sink, made) == [COMMITTED]
-    assert "f" not in json.loads(made.proof["files"][0]["stats"])["maxValues"], "NaN is above all numbers"
+    assert ("maxValues" in json.loads(made.proof["files"][0]["stats"])) is bounded
     for where in (
         "t = '2023-11-14T22:13:20.000999Z'",
         "s > 'bbb'",
         "d < '1970-01-01'",
         "id = 2",
         "t < '2023-11-14T22:13:20.000002Z'",
+        "n > 12345678901.24",
+        "b",
     ):
         query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT id FROM lake WHERE {where}")
         assert pa.table(query.read_all()).num_rows >= 1, where
+    for column, value in columns.items():
+        for each in () if pa.types.is_struct(value.type) else value.drop_null():
+            rows_of = lake.table().to_pyarrow_dataset().to_table(filter=dataset.field(column) >= each)
+            assert rows_of.num_rows >= 1 or str(each) == "nan", column
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?1", "a b", "ä%1"])
+def test_delta_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    sink = DeltaLake(tmp_path / name).sink(create_table=True)
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    assert DeltaLake(tmp_path / name).ids() == [0, 1]
+    assert [folder.name for folder in tmp_path.iterdir()] == [name]
 
 
 def test_delta_memory_that_is_gone_stops_it(tmp_path: Path) -> None:
@@ -718,6 +774,21 @@ def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
         older.sink().check(SCHEMA)
     with pytest.raises(ConfigurationError, match=r"NAMESPACE\.TABLE"):
         IcebergSink("orders", catalog={})
+
+
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [(pa.float64(), IdentityTransform()), (pa.float32(), IdentityTransform()), (pa.binary(), TruncateTransform(2))],
+)
+def test_iceberg_partitions_that_pyiceberg_cannot_write(tmp_path: Path, kind: pa.DataType, by: Any) -> None:
+    """Rows with 0.0 and with -0.0 would be doubled."""
+    lake = IcebergLake(tmp_path)
+    schema = pa.schema([("id", pa.int64()), ("amount", kind)])
+    lake.create(schema)
+    with lake.table().update_spec() as update:
+        update.add_field("amount", by, "part")
+    with pytest.raises(ConfigurationError, match="it is partitioned by 'part', "):
+        lake.sink().check(schema)
 
 
 def test_a_table_is_created_of_the_first_batch(tmp_path: Path) -> None:

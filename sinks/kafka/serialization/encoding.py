@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
@@ -119,13 +120,30 @@ def _validate(row: Any, schema: Schema) -> None:
 
 @cache
 def _physical(text: str) -> Schema:
-    """For rows `with_integers`: of all logical types only decimals stay."""
+    """For rows `with_integers`: of all logical types only decimals stay. A field's default is what is written."""
 
     def stripped(part: dict[str, Any]) -> dict[str, Any]:
         keep = part.get("logicalType") == "decimal"
         return {name: value for name, value in part.items() if keep or name != "logicalType"}
 
-    return parsed(json.dumps(json.loads(text, object_hook=stripped)))[0]
+    schema, named = deepcopy(parsed(json.dumps(json.loads(text, object_hook=stripped))))
+    for field in [field for kind in named.values() for field in kind.get("fields", ()) if "default" in field]:
+        field["default"] = _default(field["type"], field["default"], named)
+    return schema
+
+
+def _default(schema: Schema, value: Any, named: Mapping[str, Schema]) -> Any:
+    """A default as fastavro writes it; in JSON, bytes are a text."""
+    schema = schema[0] if isinstance(schema, list) else schema
+    form = schema if isinstance(schema, dict) else named.get(schema, {"type": schema})
+    if form["type"] in ("bytes", "fixed") and isinstance(value, str):
+        return value.encode("latin-1")
+    if form["type"] == "array":
+        return [_default(form["items"], each, named) for each in value]
+    if isinstance(value, dict):
+        kinds = {field["name"]: field["type"] for field in form.get("fields", ())}
+        return {name: _default(form.get("values", kinds.get(name)), its, named) for name, its in value.items()}
+    return value
 
 
 def _refuses_null(schema: Schema) -> bool:
