@@ -186,6 +186,15 @@ def savepoint_at(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
         yield storage, id
 
 
+@contextmanager
+def copying() -> Iterator[None]:
+    """Raises SavepointError for what a file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise SavepointError(f"files of the checkpointLocation cannot be copied: {error}") from error
+
+
 def _parts(uri: str) -> tuple[str, str]:
     """The URI of the storage, and the id."""
     parts = _ADDRESS.fullmatch(uri)

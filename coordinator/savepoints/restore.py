@@ -18,7 +18,7 @@ from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore, Record
-from coordinator.savepoints.model import MARK, Savepoint, chunk_key, load, savepoint_at, storage_at
+from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at, storage_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Joined
@@ -31,6 +31,7 @@ _NO_PATH = re.compile(r"(^|/)(\.|/|$)|\\")
 """Has a part that is empty or hidden, or what another system takes for a '/'."""
 
 
+@copying()
 def restore_savepoint(
     uri: str,
     checkpoint_location: str,

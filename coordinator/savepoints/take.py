@@ -18,7 +18,7 @@ from typing import Any
 from coordinator.errors import CheckpointLocationMismatch, SavepointError
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import Record
-from coordinator.savepoints.model import MARK, Savepoint, address_of, chunk_key, delete
+from coordinator.savepoints.model import MARK, Savepoint, address_of, chunk_key, copying, delete
 from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Cut
@@ -32,6 +32,7 @@ _PASSES = 20
 _STATE_FILE = re.compile(r"(\d+)(_[^.]*)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 
+@copying()
 def take_savepoint(
     target: CheckpointStorage,
     records: tuple[Record, ...],
@@ -80,6 +81,7 @@ def take_savepoint(
     return savepoint
 
 
+@copying()
 def require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]:
     """The header of `offsets/N`. Raises SavepointError if the checkpointLocation is not the one of this checkpoint."""
     n = record.checkpoint_id

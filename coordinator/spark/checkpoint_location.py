@@ -77,34 +77,56 @@ class _Directory:
             )
 
 
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Makes OSErrors of the JVM's exceptions."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        java = error.java_exception
+        kind = FileNotFoundError if java.getClass().getSimpleName() == "FileNotFoundException" else OSError
+        raise kind(str(java.toString())) from error
+
+
 class _HadoopDirectory:
     """The same in a file system of Hadoop."""
 
     def __init__(self, uri: str) -> None:
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        session = SparkSession.active()
+        try:
+            session = SparkSession.active()
+            self._path: Any = gateway(session).jvm.org.apache.hadoop.fs.Path
+        except PySparkException as error:
+            raise SavepointError(
+                f"{uri} is reached through the JVM of a Spark session, and none runs in this process: for commands let "
+                "a job FILE.py start it"
+            ) from error
         self.uri = uri.rstrip("/")
-        self._path: Any = gateway(session).jvm.org.apache.hadoop.fs.Path
-        self._fs: Any = self._path(self.uri).getFileSystem(hadoop_conf(session))
+        with _os_errors():
+            self._fs: Any = self._path(self.uri).getFileSystem(hadoop_conf(session))
 
+    @_os_errors()
     def files(self) -> list[str]:
         root = self._fs.makeQualified(self._path(self.uri)).toUri().getPath().rstrip("/") + "/"
         paths = []
         if self._fs.exists(self._path(self.uri)):
-            with _file_not_found():
-                entries = self._fs.listFiles(self._path(self.uri), True)
-                while entries.hasNext():
-                    paths.append(str(entries.next().getPath().toUri().getPath()).removeprefix(root))
+            entries = self._fs.listFiles(self._path(self.uri), True)
+            while entries.hasNext():
+                paths.append(str(entries.next().getPath().toUri().getPath()).removeprefix(root))
         return _shown(paths)
 
     def read(self, path: str) -> Iterator[bytes]:
-        with _file_not_found():
+        with _os_errors():
             stream = self._fs.open(self._path(f"{self.uri}/{path}"))
             with closing(stream):
                 while piece := bytes(stream.readNBytes(_PIECE)):
                     yield piece
 
+    @_os_errors()
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
         target = self._path(f"{self.uri}/{path}")
         staged = self._path(f"{target.getParent().toString()}/.{target.getName()}.tmp")
@@ -136,15 +158,3 @@ def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
     _, settings, *offsets = log.split("\n")
     planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0)
     return BatchFacts(batch_id, query_id, tuple(offsets), planned_at)
-
-
-@contextmanager
-def _file_not_found() -> Iterator[None]:
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        yield
-    except Py4JJavaError as error:
-        if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
-            raise FileNotFoundError(str(error.java_exception.getMessage())) from error
-        raise

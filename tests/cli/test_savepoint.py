@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +94,23 @@ def test_a_job_whose_name_begins_with_savepoint_has_its_checkpoints_beside_its_s
     folder = token("savepoint copy")
     assert "There is no savepoint" in file_job.cli("savepoint", "dispose", folder, "--yes", code=1).stderr
     assert file_job.json("checkpoints", "show")["checkpoint"] == 1
+
+
+def test_a_checkpoint_location_that_cannot_be_reached_or_written_is_told(file_job: Job) -> None:
+    file_job.save_to(file_job.folder / "savepoints")
+    file_job.run(1)
+    taken = file_job.json("savepoint", "trigger", "--checkpoint-location", f"{file_job.folder}/query", "--yes")
+    for place, why in (("/proc/location", "No such file"), (f"{file_job.file}/location", "Not a directory")):
+        told = file_job.cli("savepoint", "restore", taken["id"], place, "--yes", code=1).stderr
+        assert "files of the checkpointLocation cannot be copied: " in told
+        assert why in told
+    told = file_job.cli("savepoint", "trigger", "--checkpoint-location", str(file_job.file), "--yes", code=1).stderr
+    assert "Not a directory" in told
+    command = ["savepoint", "restore", taken["id"], "hdfs://namenode/location", "--yes", "--job", str(file_job.file)]
+    done = subprocess.run([sys.executable, "-m", "coordinator.cli", *command], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "is reached through the JVM of a Spark session, and none runs in this process" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,10 @@ def test_a_checkpoint_location_is_read_and_written(spark: SparkSession, tmp_path
     with pytest.raises(FileNotFoundError):
         list(location.read("nowhere"))
     assert open_location(f"file:{root}").files() == open_location(str(root)).files() == location.files()
+    with pytest.raises(OSError, match="exists"):
+        location.write("metadata/file", [b""])
+    with pytest.raises(OSError, match="No FileSystem for scheme"):
+        open_location("nowhere://host/folder")
 
 
 def batches(query: StreamingQuery) -> int:
