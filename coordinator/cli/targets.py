@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,10 +30,11 @@ from coordinator.cli.output import (
 )
 from coordinator.errors import CheckpointError
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.batch import writers
+from coordinator.protocol.batch import Sink, writers
 from coordinator.storage import StorageError
 from sinks.dead_letters import SCHEMA
 from sinks.diagnosis import SchemaDiff
+from sinks.errors import SinkError
 from sinks.optional import DeadLettering, SchemaEvolving
 from sinks.spark_types import field_of, schema_of_json
 
@@ -100,6 +102,17 @@ def _differences(balance: Balance) -> Iterable[str]:
         yield f"Cannot tell: sink {sink}{of}: {text}"
 
 
+@contextmanager
+def _reading(sink: Sink) -> Iterator[None]:
+    """An error of its system ends the command."""
+    try:
+        yield
+    except (CheckpointError, StorageError, SinkError):
+        raise
+    except Exception as error:
+        fail(f"{sink!r} cannot be read: {error}")
+
+
 def _count(rows: int | None) -> str:
     return "?" if rows is None else f"{rows:,}"
 
@@ -124,14 +137,10 @@ def show_(
             )
             fail(f"name a sink with dead letters; {there}", USAGE)
         writer = dead[sink]
-        try:
+        with _reading(writer):
             answer = (
                 writer.read_dead_letters(coordinator.job, sink, last) if isinstance(writer, DeadLettering) else None
             )
-        except (CheckpointError, StorageError):
-            raise
-        except Exception as error:
-            fail(f"{writer!r} cannot be read: {error}")
         if answer is None:
             fail(f"{writer!r} cannot read its dead letters: look there", UNKNOWN)
     letters: list[dict[str, Any]] = [
@@ -169,10 +178,11 @@ def diff(
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}
         dead = writers(coordinator.sinks)
-        diffs = {
-            name: each.schema_diff(SCHEMA if name in dead else wanted) if isinstance(each, SchemaEvolving) else None
-            for name, each in chosen.items()
-        }
+        diffs = dict[str, SchemaDiff | None]()
+        for name, each in chosen.items():
+            with _reading(each):
+                columns = SCHEMA if name in dead else wanted
+                diffs[name] = each.schema_diff(columns) if isinstance(each, SchemaEvolving) else None
     about = {
         "changes": [{"sink": name} | vars(change) for name, diff in diffs.items() if diff for change in diff.changes],
         "unfit": [{"sink": name, "reason": reason} for name, diff in diffs.items() if diff for reason in diff.unfit],

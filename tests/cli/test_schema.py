@@ -70,3 +70,9 @@ def test_statements_and_who_runs_them(tmp_path: Path, pg_database: str, evolutio
         for change in found["changes"]:
             connection.execute(change["statement"].encode())
         assert "takes these rows as it is" in job.cli("schema", "diff", "id bigint, note string").stdout
+
+
+def test_a_database_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, 'type = "postgres"\ndsn = "postgresql://127.0.0.1:1/shop"\ntable = "orders"')
+    told = job.cli("schema", "diff", "id long", code=1).stderr
+    assert "cannot be read: cannot connect to PostgreSQL" in told
