@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -13,7 +14,8 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed; and the next file or connection would get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-        getattr(sys, name).reconfigure(errors="backslashreplace")  # of what a terminal of another encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper):  # with escapes for what a terminal of another encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from coordinator.cli.app import app
 
