@@ -83,13 +83,15 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """Start a transaction named after `context.transaction_id`, and return its handle: everything that `write`,
         `pre_commit` and `rollback` need, because several may be open on one sink object. If this raises, it has to
-        clean up after itself: without a handle there is no `rollback`."""
+        clean up after itself: without a handle there is no `rollback`. What it cannot, as when a request took effect
+        and its answer was lost, `purge` removes, or `abort` if `in_doubt` lists it."""
 
     @abstractmethod
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write the rows of one Arrow record batch (schema: `context.schema`; never empty). They must stay invisible,
         and the transaction is not in doubt yet. Raises `sinks.errors.BadValue` for a value that the target cannot store
-        exactly."""
+        exactly. If rows replace others by a key, the last row of a key in the task wins, and a null equals nothing; or
+        refuse such rows with BadValue, before the checkpoint is decided."""
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Identity | Committable:

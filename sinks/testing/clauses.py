@@ -55,7 +55,10 @@ class Clause(Enum):
     )
     WRITE_INVISIBLE = "write", "rows must stay invisible"
     PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
-    PRE_COMMIT_ABORTED = "pre_commit", "raises if an abort has left its proof meanwhile"
+    PRE_COMMIT_ABORTED = (
+        "pre_commit",
+        "in the step that makes the rows durable, it looks for the proof of an abort, and raises if that is there",
+    )
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
     IDENTITY = "pre_commit", "returns the identity: a dict of JSON values, exactly what `in_doubt` lists"
     DURABLE = "pre_commit", "the task may die at any moment after; any other process can commit or abort it"
@@ -118,6 +121,8 @@ class Clause(Enum):
     EXACTLY_ONCE = "__doc__", "whoever dies, and wherever: every row becomes visible once, and nothing stays in doubt"
     AT_LEAST_ONCE = "commit_directly", "at-least-once mode loses no row"
     UPSERT = "write", "a row with the key of an older one takes its place"
+    UPSERT_NULL = "write", "a row whose key is null: BadValue, or one row more each time; null equals nothing"
+    UPSERT_TWICE = "write", "a key twice in a checkpoint: BadValue, or a participant's last row of it is visible, alone"
 
     def __init__(self, method: str, sentence: str) -> None:
         self.method, self.sentence = method, sentence
@@ -146,3 +151,7 @@ class Clause(Enum):
             yield
         except Exception as error:
             raise AssertionError(self.broken(f"{doing} raised {type(error).__name__}: {error}")) from error
+
+
+# pydoc would cut the sentences of an Enum
+__doc__ += "\n\n" + "\n".join(f"{clause.name}: `{clause.method}` {clause.sentence}" for clause in Clause)

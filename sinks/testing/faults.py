@@ -179,6 +179,45 @@ class Faults(SinkTests):
             self.expect_no_leftovers(sink, when, before)
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback", *done)
 
+    def test_begin_transaction_fails_at_any_line(self, sink: Sink) -> None:
+        """Once, or from there on. What it cannot clean up itself, a sweep or a purge does; the next attempt goes on."""
+        self.checked(sink)
+        trial = list[Any]()
+        begin = partial(sink.begin_transaction, self.context(sink))
+        stops, tables = lines(sink, lambda: trial.append(begin()), self.stops, failing=True), list[pa.Table]()
+        self.rollback(sink, *trial)
+        self.close(sink)
+        before = self.leftovers(sink)
+        can_purge = type(sink).purge is not Sink.purge and Ability.DEAD_TASKS not in self.cannot
+        for stop in stops:
+            when = f"after begin_transaction failed at {stop}"
+            for lasts in (False, True)[: 1 + can_purge]:
+                self.checked(sink)
+                try:
+                    with watched(sink, failing(sink, stop.number, self.outage, lasts=lasts)):
+                        transaction = sink.begin_transaction(self.context(sink, slot=0))
+                except Exception as error:
+                    forget(error)
+                else:
+                    self.rollback(sink, transaction)
+                self.close(sink)
+                self.sweep(sink, Clause.BEGIN_FAILS, when)
+            tables.append(rows(10 * len(tables), 2))
+            self.checked(sink)
+            with Clause.BEGIN_FAILS.guarding(f"begin_transaction of the next attempt, {when},"):
+                transaction = sink.begin_transaction(self.context(sink, slot=0))
+            self.write(sink, transaction, tables[-1], Clause.BEGIN_FAILS)
+            again = self.sealed(sink, transaction, 2, clause=Clause.BEGIN_FAILS)
+            self.close(sink)
+            self.commit(sink, again, clause=Clause.BEGIN_FAILS, when=f"of the next attempt, {when}")
+            self.expect_rows(sink, Clause.BEGIN_FAILS, f"{when}, and the next attempt", *tables)
+        when = f"after begin_transaction failed at {', or at '.join(map(str, stops))}, and a sweep"
+        if can_purge:
+            self.commit(sink, self.pre_committed(sink, rows(900, 1), checkpoint=1))
+            self.purge(sink, 1, 1)
+            when += " and a purge"
+        self.expect_no_leftovers(sink, when, before, Clause.BEGIN_FAILS)
+
     @pytest.mark.parametrize("method", ["in_doubt", "committed_checkpoints", "abort", "purge"])
     def test_silence_is_no_answer(self, sink: Sink, method: str) -> None:
         """The system fails at any line: the method raises, or it has done what it was asked."""
@@ -380,7 +419,7 @@ class Faults(SinkTests):
                 lost = outcome.state is CommitState.LOST and (listed or not aborted_first)
                 final = outcome == COMMITTED or lost
                 assert final, Clause.PRE_COMMIT_ABORTED.broken(
-                    f"after an abort at {stop}, pre_commit returns {committable.transaction}; then `in_doubt` "
+                    f"aborted at {stop}, it raises nothing and returns {committable.transaction}; then `in_doubt` "
                     f"{'lists it' if listed else 'does not list it'}, and commit answers {outcome}"
                 )
                 done += [table] * (outcome == COMMITTED)

@@ -118,14 +118,17 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
     return at_line
 
 
-def failing(sink: TwoPhaseCommitSink[Any], number: int, error: Exception, times: int = 10) -> AtLine:
+def failing(
+    sink: TwoPhaseCommitSink[Any], number: int, error: Exception, times: int = 10, *, lasts: bool = False
+) -> AtLine:
     """Raises at the line of this number, and there again, up to so many times: whoever tries again meets it, too. If
-    that line cleans up, as when the call takes another way than before, at the next one."""
+    that line cleans up, as when the call takes another way than before, at the next one. If it `lasts`, at all lines
+    from there on that do not clean up."""
     places, own = list[tuple[str, int]](), _own_code(sink)
 
     def at_line(n: int, frame: FrameType, before: int) -> None:
         place = Stop.of(n, frame).place
-        due = place in places and len(places) < times if places else 0 <= number <= n
+        due = (lasts or place in places) and len(places) < times if places else 0 <= number <= n
         if due and not _cleans_up(frame, own):
             places.append(place)
             raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
@@ -22,12 +21,11 @@ from sinks.optional import (
     Diagnosable,
     SchemaEvolving,
     Validating,
-    WholeCommitting,
     commit_now,
 )
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
-from sinks.testing.lines import Stop, failing, lines, watched
+from sinks.testing.lines import failing, lines, watched
 from sinks.testing.two_phases import at_least_once
 from sinks.transaction import Checkpoint, Fingerprint
 
@@ -43,35 +41,6 @@ def as_(kind: Callable[..., Kind], sink: Any) -> Kind:
 
 
 class Options(SinkTests):
-    # ------------------------------------------------------------------ WholeCommitting, or not
-    def test_what_is_committed_becomes_visible_as_a_whole(self, sink: Sink) -> None:
-        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid its loops."""
-        whole = self.whole or isinstance(sink, WholeCommitting)
-        clause, count = (Clause.AT_ONCE, min(self.many, 80)) if whole else (Clause.COMMIT, 1)
-        made, trial = (
-            [self.pre_committed(sink, rows(first + 10 * p, 2), subtask=p) for p in range(most)]
-            for first, most in ((0, count), (800_000, min(count, 2)))
-        )
-        driver, partly = copy_of(sink), list[str]()
-        stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
-        due, each = {stop.place for stop in stops}, 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
-
-        def look(number: int, frame: FrameType, _: int) -> None:
-            stop = Stop.of(number, frame)
-            if stop.place in due or number % each == 0:
-                due.discard(stop.place)
-                try:
-                    seen = f"{self.seen(sink).total() - 2 * len(trial)} of {2 * count} rows are visible"
-                except Exception as error:
-                    seen = f"`visible` raised {error!r}"
-                if not seen.startswith(("0 ", f"{2 * count} ")):
-                    partly.append(f"at {stop}, {seen}")
-
-        with watched(driver, look):
-            self.answers(driver, *made)
-        self.close(driver)
-        assert partly == [], clause.broken(partly[0])
-
     # ------------------------------------------------------------------ DirectCommitting, or not
     @at_least_once
     def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from sinks.errors import CommittedError
 from sinks.optional import WholeCommitting
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.testing.lines import Stop, lines, watched
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [{}, {"lineage": "feedbeef"}, {"checkpoint": 1}, {"subtask": 1}, {"generation": 2}]
@@ -117,6 +119,10 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.COMMIT_BY_NAME, "with one of three committed", made[1], made[3])
         self.commit(sink, made[1], made[3], clause=Clause.COMMIT_BY_NAME)
         self.expect_rows(sink, Clause.COMMIT_BY_NAME, "with three committed", *tables[:2], tables[3])
+        self.abort(sink, self.pre_committed(sink, rows(40, 2), subtask=2))
+        self.expect_rows(sink, Clause.ABORT, "after an abort beside three committed", *tables[:2], tables[3])
+        self.commit(sink, made[0], made[1], made[3], clause=Clause.ABORT, when="again, after an abort of another")
+        self.expect_state(sink, Clause.LOST, "after commits and aborts of others", made[2])
 
     @pytest.mark.parametrize("loser", ["is stopped", "is killed", "goes on", "of an older driver goes on"])
     def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
@@ -403,6 +409,34 @@ class Outcomes(SinkTests):
         self.commit(sink, empty[1], clause=Clause.PRE_COMMIT_EMPTY)
         self.expect_rows(sink, Clause.PRE_COMMIT_EMPTY, "after its commit")
         self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
+
+    def test_what_is_committed_becomes_visible_as_a_whole(self, sink: Sink) -> None:
+        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid its loops."""
+        whole = self.whole or isinstance(sink, WholeCommitting)
+        clause, count = (Clause.AT_ONCE, min(self.many, 80)) if whole else (Clause.COMMIT, 1)
+        made, trial = (
+            [self.pre_committed(sink, rows(first + 10 * p, 2), subtask=p) for p in range(most)]
+            for first, most in ((0, count), (800_000, min(count, 2)))
+        )
+        driver, partly = copy_of(sink), list[str]()
+        stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
+        due, each = {stop.place for stop in stops}, 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
+
+        def look(number: int, frame: FrameType, _: int) -> None:
+            stop = Stop.of(number, frame)
+            if stop.place in due or number % each == 0:
+                due.discard(stop.place)
+                try:
+                    seen = f"{self.seen(sink).total() - 2 * len(trial)} of {2 * count} rows are visible"
+                except Exception as error:
+                    seen = f"`visible` raised {error!r}"
+                if not seen.startswith(("0 ", f"{2 * count} ")):
+                    partly.append(f"at {stop}, {seen}")
+
+        with watched(driver, look):
+            self.answers(driver, *made)
+        self.close(driver)
+        assert partly == [], clause.broken(partly[0])
 
     # ------------------------------------------------------------------ a job that starts again
     def test_a_sink_made_anew_ends_what_the_former_one_pre_committed(self, sink: Sink) -> None:

@@ -18,11 +18,11 @@ import pytest
 
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
-from sinks.optional import commit_now
+from sinks.optional import Validating, commit_now
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
 from sinks.testing.two_phases import at_least_once
-from sinks.transaction import Checkpoint
+from sinks.transaction import Checkpoint, Committable
 
 _UTC = datetime.timezone.utc
 SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
@@ -116,6 +116,27 @@ class Values(SinkTests):
             raise AssertionError(Clause.CHECK_REFUSES.broken(f"check of {what} raised {error!r}")) from error
         self._expect_round_trip(sink, what, table)
 
+    def _offered(self, sink: Sink, table: pa.Table, clause: Clause, what: str, **parts: Any) -> Committable | None:
+        """What a task answers to these rows. None: BadValue refuses them, and they are rolled back."""
+        transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase, **parts))
+        try:
+            for batch in table.to_batches():
+                sink.write(transaction, batch)
+            if self._two_phase:
+                return self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
+            commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
+        except Exception as raised:
+            error = raised.__cause__ if isinstance(raised, AssertionError) else raised
+            if error is None:
+                raise
+            if not isinstance(error, BadValue):
+                raise AssertionError(clause.broken(f"{what} raised {error!r}")) from error
+            self.rollback(sink, transaction)
+            return None
+        finally:
+            self.close(sink)
+        return Committable({})
+
     @property
     def _two_phase(self) -> bool:
         return Ability.TWO_PHASE not in self.cannot
@@ -159,27 +180,13 @@ class Values(SinkTests):
         table = pa.table(
             [list(column) for column in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)], SCHEMA
         )
-        context = self.context(sink, exactly_once=self._two_phase)
-        transaction = self.begun(sink, context)
-        try:
-            for batch in table.to_batches():
-                sink.write(transaction, batch)
-            done = self.sealed(sink, transaction, table.num_rows, clause=Clause.WRITE) if self._two_phase else None
-        except BadValue:
-            self.rollback(sink, transaction)
+        done = self._offered(sink, table, Clause.BAD_VALUE, repr(value))
+        if done is None:
             self.expect_rows(sink, Clause.BAD_VALUE, f"after {value!r} was refused")
             self.expect_doubts(sink, Clause.BAD_VALUE, f"after {value!r} was refused")
             return
-        except AssertionError as error:
-            if isinstance(error.__cause__, BadValue):
-                return
-            raise
-        except Exception as error:
-            raise AssertionError(Clause.BAD_VALUE.broken(f"{value!r} raised {error!r}")) from error
-        if done:
+        if self._two_phase:
             self.commit(sink, done, clause=Clause.WRITE, when=f"of {value!r}")
-        else:
-            commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.expect_rows(sink, Clause.WRITE, f"a row with {value!r}", table)
 
     @at_least_once
@@ -244,12 +251,68 @@ class Values(SinkTests):
                 self._expect_round_trip(accepting, what, part, already=already)
 
     def test_an_upsert_replaces_rows(self, sink: Sink) -> None:
+        upserting, made = self._upserting(sink), list[Committable]()
+        for number, table in enumerate([rows(0, 3), _renamed(rows(1, 3))]):
+            made.append(self.pre_committed(upserting, table, checkpoint=number))
+            self.commit(upserting, made[-1], clause=Clause.UPSERT)
+        shown = rows(0, 1), _renamed(rows(1, 3))
+        self.expect_rows(upserting, Clause.UPSERT, "after an upsert", *shown)
+        self.commit(copy_of(upserting), made[0], clause=Clause.IDEMPOTENT, when="again, after the upsert")
+        self.expect_rows(upserting, Clause.IDEMPOTENT, "after a commit, an upsert, and that commit again", *shown)
+
+    def test_upserts_of_rows_whose_key_is_null(self, sink: Sink) -> None:
+        upserting, shown = self._upserting(sink), [rows(0, 3)]
+        self.commit(upserting, self.pre_committed(upserting, shown[0]), clause=Clause.UPSERT)
+        for number in (1, 2):
+            table = rows(10 * number, 3).set_column(0, SCHEMA.field("id"), [[None, None, 10 * number]])
+            shown += [table] * bool(self._upserted(upserting, Clause.UPSERT_NULL, number, table))
+            when = f"after {number} upserts with two rows whose key is null, {len(shown) - 1} of them not refused"
+            self.expect_rows(upserting, Clause.UPSERT_NULL, when, *shown)
+
+    def test_upserts_of_one_key_in_one_checkpoint(self, sink: Sink) -> None:
+        """In a record batch, in two of them, in two participants; of these, either may have its way, for ever."""
+        upserting, shown = self._upserting(sink), list[pa.Table]()
+        for number, where in enumerate(("a record batch", "two record batches", "two participants")):
+            first, last = rows(10 * number, 3), _renamed(rows(10 * number + 1, 2))
+            both = pa.concat_tables([first, last])
+            parts = [first, last] if number == 2 else [both if number else both.combine_chunks()]
+            when = f"with two keys twice in {where}"
+            made = self._upserted(upserting, Clause.UPSERT_TWICE, number, *parts)
+            shown += [rows(10 * number, 1), last] if made else []
+            if number == 2 and made and self.seen(upserting) != self.counted(*shown):
+                shown[-2:] = [first]
+            self.expect_rows(upserting, Clause.UPSERT_TWICE, when, *shown)
+            self.commit(upserting, *reversed(made), clause=Clause.IDEMPOTENT, when=f"again, {when}")
+            self.expect_rows(upserting, Clause.IDEMPOTENT, f"{when}, and committed again", *shown)
+
+    def _upserting(self, sink: Sink) -> Sink:
         upserting = self.upserting(sink)
         if upserting is None:
             pytest.skip("this kit has no sink that replaces rows: it does not override `upserting`")
-        for number, table in enumerate([rows(0, 3), _renamed(rows(1, 3))]):
-            self.commit(upserting, self.pre_committed(upserting, table, checkpoint=number), clause=Clause.UPSERT)
-        self.expect_rows(upserting, Clause.UPSERT, "after an upsert", rows(0, 1), _renamed(rows(1, 3)))
+        return closed_later(upserting)
+
+    def _upserted(self, sink: Sink, clause: Clause, checkpoint: int, *parts: pa.Table) -> list[Committable]:
+        """Of these partitions of a checkpoint, which is committed; none if BadValue refuses it before the decision."""
+        made, what = list[Committable](), f"an upsert of {sum(part.num_rows for part in parts)} rows"
+        for subtask, table in enumerate(parts):
+            done = self._offered(sink, table, clause, what, checkpoint=checkpoint, subtask=subtask)
+            made += [done] if done else []
+        refused = len(made) < len(parts)
+        if isinstance(sink, Validating) and not refused:
+            self.open(sink)
+            try:
+                sink.validate_all(Checkpoint(self.job, LINEAGE, checkpoint), made)
+            except BadValue:
+                refused = True
+            except Exception as error:
+                raise AssertionError(clause.broken(f"validate_all of {what} raised {error!r}")) from error
+        if not refused:
+            self.commit(sink, *made, clause=clause)
+            return made
+        for committable in made:
+            self.abort(sink, committable, clause)
+        self.expect_doubts(sink, clause, f"after {what} was refused")
+        return []
 
 
 def _renamed(table: pa.Table) -> pa.Table:

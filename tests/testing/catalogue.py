@@ -41,6 +41,7 @@ def breaks(clause: Clause, test: str, **options: Any) -> Callable[[SinkT], SinkT
 def catalogue() -> list[Broken]:
     from tests.testing import (
         broken_at_scale,
+        broken_at_the_begin,
         broken_beside,
         broken_by_others,
         broken_drivers,
@@ -49,6 +50,7 @@ def catalogue() -> list[Broken]:
     )
 
     assert broken_at_scale
+    assert broken_at_the_begin
     assert broken_beside
     assert broken_by_others
     assert broken_drivers

@@ -107,6 +107,15 @@ class Shelf(
         self.put(transaction, [row for row in rows if row["name"] != REFUSED])
         return [Refusal(at, "BadValue", "it is refused") for at, row in enumerate(rows) if row["name"] == REFUSED]
 
+    def merged(self, rows: Rows) -> Rows:
+        """The last row of each key; null is none."""
+        keyed = [(row, object() if row["id"] is None else row["id"]) for row in rows]
+        return list({key: row for row, key in keyed}.values())
+
+    def order(self, path: Path) -> int:
+        """In which files are merged."""
+        return TransactionId.find(path.name).checkpoint
+
     def put(self, transaction: Handle, rows: Rows) -> None:
         pickle.dump([self.meant(row) for row in rows], transaction.file)
 
@@ -278,13 +287,15 @@ class Kit(SinkConformance):
         paths = list(sink.folder.glob("*.done"))
         if isinstance(sink, WholeShelf):
             paths += [sink.path(name, "ready") for name in sink.shown()]
-        rows = [row for path in sorted(paths, key=_checkpoint) for row in stored(path)]
+        rows = [row for path in sorted(paths, key=sink.order) for row in stored(path)]
         if isinstance(sink, EvolvingShelf):
             rows = [dict.fromkeys(sink.columns) | row for row in rows]
-        return list({row[sink.key]: row for row in rows}.values()) if sink.key else rows
+        return sink.merged(rows) if sink.key else rows
 
     def leftovers(self, sink: Shelf) -> list[str]:
-        return [path.name for path in sink.folder.glob("*.*") if path.suffix not in (".done", ".gone")]
+        shown = sink.shown() if isinstance(sink, WholeShelf) else ()
+        paths = (path for path in sink.folder.glob("*.*") if path.suffix not in (".done", ".gone"))
+        return [path.name for path in paths if path.stem not in shown]
 
     types = tuple(SAMPLES)
     bad: ClassVar = {"name": REFUSED}
@@ -309,10 +320,6 @@ class Kit(SinkConformance):
         other: Shelf = pickle.loads(pickle.dumps(sink))
         other.key = "id"
         return other
-
-
-def _checkpoint(path: Path) -> int:
-    return TransactionId.find(path.name).checkpoint
 
 
 def stored(path: Path) -> Iterator[dict[str, Any]]:

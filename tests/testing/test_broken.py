@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from sinks import Committable, Identity, TransactionContext
 from sinks.errors import SinkError
-from sinks.testing import Clause, SinkContract
+from sinks.testing import Clause, SinkContract, clauses
 from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
 from tests.testing.shelf import Handle, Kit, Shelf
@@ -106,6 +107,11 @@ class ListsWhatItCanBar(Shelf):
 def test_a_sink_that_cannot_tell_open_ones_is_told_to_say_so(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"(?s)IN_DOUBT_OPEN.*`cannot = \{Ability.TELL_OPEN: why\}`"):
         Kit().test_written_rows_are_invisible_and_not_in_doubt(ListsWhatItCanBar(tmp_path))
+
+
+def test_pydoc_shows_each_clause_whole() -> None:
+    shown = pydoc.plain(pydoc.render_doc(clauses))
+    assert [clause for clause in Clause if f"`{clause.method}` {clause.sentence}\n" not in shown] == []
 
 
 def test_every_clause_is_broken() -> None:
