@@ -27,7 +27,7 @@ from coordinator.protocol.spool import Spool
 from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests
 from coordinator.savepoints.model import Savepoint, storage_at
-from coordinator.savepoints.take import require_own, take_savepoint
+from coordinator.savepoints.take import require_own_location, take_savepoint
 from coordinator.spark.batch import RowTransfer
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.spark.connect import batch_of, reduced
@@ -231,7 +231,7 @@ class CheckpointCoordinator:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
-            self._lifecycle.require_own(batch)
+            self._lifecycle.require_one_query(batch)
             try:
                 self._lifecycle.admit(batch)
                 if batch.run_id != self.protocol.run_id:
@@ -252,7 +252,7 @@ class CheckpointCoordinator:
         transactions that no record names. A query's first batch does the same. If storage has no checkpoint nothing is
         aborted, because it may be the wrong storage."""
         with self._one_at_a_time:
-            self.protocol.recover()
+            self.protocol.settle_without_query()
 
     # ------------------------------------------------------------------ savepoints
     @property
@@ -303,8 +303,8 @@ class CheckpointCoordinator:
             raise SavepointError("no batch has come to this coordinator: wait for one, or pass checkpoint_location")
         storage, known = self.protocol.store.storage, self.protocol.load()
         if known:  # looked at before a claim stops a driver that runs
-            require_own(open_location(location), known.record)
-        newest = self.protocol.reload_newest() if known else None
+            require_own_location(open_location(location), known.record)
+        newest = self.protocol.claim_and_commit_newest() if known else None
         if newest is None:
             raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
         decisions.require_visible(newest)

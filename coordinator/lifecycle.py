@@ -130,11 +130,11 @@ class QueryLifecycle:
             self._failed = batch, error
 
     # ------------------------------------------------------------------ the function that calls the coordinator
-    def require_own(self, batch: MicroBatch) -> None:
+    def require_one_query(self, batch: MicroBatch) -> None:
         """Raise if another query runs that this object serves: the two would end each other's signs of life."""
         before = self._finished
         if before and before.facts.query_id != batch.facts.query_id and before.active:
-            raise decisions.served_already(before.facts.query_id, batch.facts.query_id, self._job)
+            raise decisions.served_already_error(before.facts.query_id, batch.facts.query_id, self._job)
 
     def _require_called_once(self, batch: MicroBatch) -> None:
         """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
@@ -142,7 +142,7 @@ class QueryLifecycle:
         if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
             self._finished = None  # its DataFrame would keep Spark from freeing what it was computed from
         elif before and not batch.same_rows(before):
-            raise decisions.called_twice(n, self._job)
+            raise decisions.called_twice_error(n, self._job)
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
         """Raise if the last call failed, and Spark goes on to another batch in the same run: somebody caught the
@@ -161,7 +161,7 @@ class QueryLifecycle:
     def _swallowed(self) -> CheckpointError:
         assert self._failed
         batch, error = self._failed
-        swallowed = decisions.swallowed(batch.facts.checkpoint_id, self._job, error)
+        swallowed = decisions.swallowed_error(batch.facts.checkpoint_id, self._job, error)
         swallowed.__cause__ = error
         return swallowed
 

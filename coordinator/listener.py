@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step(str, Enum):
-    """In the order of an undisturbed checkpoint after recovery. Listeners are called after the step."""
+    """Each is told when its text is true: first those of an undisturbed checkpoint, in order, then those of another."""
 
     GENERATION_CLAIMED = "generation claimed"  # generation
     LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows: by sink
@@ -23,13 +23,13 @@ class Step(str, Enum):
     VALIDATED = "sinks have no objection"
     COMPLETE = "complete record written"  # adopted: another driver's record was there
     COMMITTING = "about to commit"  # participants; transactions: by sink
-    ASKING_AGAIN = "about to ask again for outcomes that are not known"  # tries, errors: by participant
     COMMITTED = "all participants visible"  # asked: begin and end by sink
+    DONE = "about to return to Spark"
     FAILED = "checkpoint aborted before it was complete"  # error
+    ASKING_AGAIN = "about to ask again for outcomes that are not known"  # tries, errors: by participant
     REPLAYING = "about to write lost participants again"  # lost: reasons by participant; round; transactions: by sink
     REPLAY_PRE_COMMITTED = "replacements pre-committed"
     REPLAY_COMPLETE = "replay record written"  # adopted
-    DONE = "about to return to Spark"
     HALTED = "the query ends with an error"  # error
 
 

@@ -1,4 +1,5 @@
-"""Two-phase-commit sinks: the contract (`TwoPhaseCommitSink`) and one folder per external system."""
+"""Two-phase-commit sinks: the contract (`TwoPhaseCommitSink`), and one folder per external system. `sql` and `lake` are
+what several of them share, `arrow` is how values are converted, and `testing` the conformance kit."""
 
 from sinks import log  # noqa: F401  # isort: split
 from sinks.base import TwoPhaseCommitSink
@@ -9,6 +10,8 @@ from sinks.transaction import (
     Committable,
     Identity,
     TransactionContext,
+    TransactionId,
+    token,
 )
 
 __all__ = [
@@ -18,5 +21,7 @@ __all__ = [
     "Committable",
     "Identity",
     "TransactionContext",
+    "TransactionId",
     "TwoPhaseCommitSink",
+    "token",
 ]

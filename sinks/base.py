@@ -44,8 +44,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ===================== ======== ======================================================= ======== ==================
 
     The object is pickled and sent to the executors: open handles belong into what `begin_transaction` returns, or into
-    attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` if a retry cannot help; for
-    any other exception Spark retries the task.
+    attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` if Spark's retry cannot
+    help; for any other exception Spark retries the task.
 
     **Threads.** A task has a copy of the sink to itself, in one thread; copies for several tasks may live in one
     process, one after another. On the driver the methods are called one at a time, though not always by the same thread
@@ -130,9 +130,9 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ) -> Sequence[CommitOutcome | Exception]:
         """Commit all participants of this sink that are not known to be committed. Return an outcome for each, in
         order, or an exception for those to ask again. Override it for speed: one request for many. A failure of one
-        must not prevent the outcome of another, unless they have to become visible in order. Then, if one is LOST,
-        commit none and answer HELD for the others; all come again, in one call, with the replacement. A raised
-        exception is the answer for all. Default: `commit` in 16 threads."""
+        must not prevent the outcome of another, unless they have to become visible in order. Then, if one is LOST or
+        UNKNOWN, commit none and answer HELD for the others; all come again, in one call, with the replacement. A
+        raised exception is the answer for all. Default: `commit` in 16 threads."""
         return commit_in_threads(self, committables, threads=16)
 
     @abstractmethod
@@ -169,7 +169,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def owns(self, job: str, transaction: Identity) -> bool:
         """Whether this can be the identity of a transaction of this job and sink. Asked before a transaction that a
-        record names is committed or aborted. Default: yes."""
+        record names is committed. Default: yes."""
         return True
 
     def purge(self, checkpoint: Checkpoint) -> None:

@@ -54,7 +54,7 @@ class InDoubt:
     age: float | None = None
 
     @classmethod
-    def named(cls, transaction: Identity, age: float | None = None) -> InDoubt:
+    def parsed(cls, transaction: Identity, age: float | None = None) -> InDoubt:
         """Reads the transaction's name, if the identity contains it."""
         with suppress(ValueError):
             name = TransactionId.find(".".join(str(value) for value in transaction.values()))

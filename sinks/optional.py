@@ -184,7 +184,7 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         """Details of transactions that `in_doubt` listed, in order. Default: what their names say, if an identity has
         `TransactionContext.transaction_id` in it."""
-        return [InDoubt.named(transaction) for transaction in transactions]
+        return [InDoubt.parsed(transaction) for transaction in transactions]
 
 
 OPTIONAL: tuple[type[Sink], ...] = (

@@ -78,8 +78,8 @@ class SinkTransaction:
             self.bytes += rows.nbytes
             self.fingerprint = self.fingerprint.add(rows.num_rows, pc.sum(hashes).as_py())
 
-    def end(self) -> None:
-        """Pre-commit, if there are rows."""
+    def pre_commit(self) -> None:
+        """Pre-commit, if there are rows; in at-least-once mode commit."""
         if not self._begun:
             return
         if not self.fingerprint.rows:

@@ -134,7 +134,7 @@ class SinkTask:
                 if batch.num_rows:
                     write.write(batch)
             for transaction in transactions:
-                transaction.end()
+                transaction.pre_commit()
             return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
         except BaseException as error:
             for transaction in transactions:

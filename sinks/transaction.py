@@ -247,7 +247,7 @@ class CommitState(str, Enum):
     COMMITTED = "committed"  # visible; also when it already was
     LOST = "lost"  # proven: rolled back, and it can never become visible
     UNKNOWN = "unknown"  # cannot be proven; stops the query with an error that names the choices
-    HELD = "held"  # intact and invisible, waits for the replay of a LOST one; only from `commit_all`
+    HELD = "held"  # intact and invisible, waits for a LOST or UNKNOWN one; only from `commit_all`
 
 
 @dataclass(frozen=True)

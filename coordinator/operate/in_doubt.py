@@ -98,7 +98,7 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
             try:
                 sink.open()
                 asked = list(sink.in_doubt(store.job))
-                listed[name] = sink.inspect(asked) if isinstance(sink, Diagnosable) else [*map(InDoubt.named, asked)]
+                listed[name] = sink.inspect(asked) if isinstance(sink, Diagnosable) else [*map(InDoubt.parsed, asked)]
             except Exception as error:
                 errors[name] = reason(error)
             advance(1)

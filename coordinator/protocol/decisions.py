@@ -97,7 +97,7 @@ class Complete:
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
-    def superseded_by(self, replay: Record) -> Complete:
+    def with_round(self, replay: Record) -> Complete:
         """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
         again."""
         fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
@@ -180,7 +180,7 @@ def hand_over_again(n: int) -> str:
     )
 
 
-def called_twice(n: int, job: str) -> CheckpointError:
+def called_twice_error(n: int, job: str) -> CheckpointError:
     return CheckpointError(
         f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. The "
         "checkpoint is complete with the rows of the first call. The rows of the second ARE MISSING in the targets. To "
@@ -190,14 +190,14 @@ def called_twice(n: int, job: str) -> CheckpointError:
     )
 
 
-def served_already(query: str, other: str, job: str) -> CheckpointError:
+def served_already_error(query: str, other: str, job: str) -> CheckpointError:
     return CheckpointError(
         f"the coordinator of job {job!r} serves query {query}, which runs, and was called by query {other}. Give that "
         "one a coordinator of its own, with another job name. Nothing of it was written."
     )
 
 
-def swallowed(n: int, job: str, error: Exception) -> CheckpointError:
+def swallowed_error(n: int, job: str, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
         f"{job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not catch "
@@ -241,7 +241,7 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
         )
 
 
-def visible_before(complete: Complete) -> dict[Participant, CommitOutcome]:
+def expired_as_visible(complete: Complete) -> dict[Participant, CommitOutcome]:
     """The participants of which the target's retention has removed rows and proof. Spark asks for a later batch, so all
     of this checkpoint was visible."""
     return {p: CommitOutcome.COMMITTED for p, outcome in complete.outcomes.items() if outcome.expired}
@@ -264,11 +264,11 @@ def require_known(complete: Complete) -> None:
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is lost:",
             {p: (named[p], "") for p in held},
-            "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
+            "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST or UNKNOWN.",
         )
 
 
-def still_asked(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
+def still_in_doubt_error(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
     return _in_doubt(
         f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
         "visible:",
@@ -320,7 +320,7 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
         )
 
 
-def refused_again(checkpoint: int, error: Exception) -> Exception:
+def refused_again_error(checkpoint: int, error: Exception) -> Exception:
     """A row that a replay cannot write was good when its checkpoint was decided, or is a different row."""
     if not isinstance(error, BadValue):
         return error
@@ -367,7 +367,7 @@ def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
         )
 
 
-def require_own(complete: Complete, sinks: Mapping[str, Sink]) -> None:
+def require_own_transactions(complete: Complete, sinks: Mapping[str, Sink]) -> None:
     """Raises `CorruptRecord` where a record names what is no transaction of this library, job and sink: a commit by
     name would end somebody else's."""
     for participant, committable in complete.named.items():
@@ -405,7 +405,7 @@ def after_failure(errors: Sequence[Exception], *, tolerable: int, active: bool =
     return AfterFailure.RETRY if again else AfterFailure.FAIL
 
 
-def failed(checkpoint_id: int, job: str, error: Exception, *, exactly_once: bool) -> CheckpointFailed:
+def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once: bool) -> CheckpointFailed:
     return CheckpointFailed(
         f"checkpoint {checkpoint_id} of job {job!r} failed before it was complete; "
         + ("nothing of it is visible" if exactly_once else "some of it may be visible")
@@ -480,7 +480,7 @@ def require_none_later(
     )
 
 
-def replayed_before(sink: str, unexpected: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
+def replayed_already_error(sink: str, unexpected: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
     """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
     return StorageBehind(
@@ -524,14 +524,14 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
     """Tells by its id whether a retained record before the newest has to be read, because a sink may lack its
     checkpoint or have it in doubt. Of thousands these are a few."""
-    ids = {InDoubt.named(transaction).checkpoint for transaction in in_doubt}
+    ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
     if None in ids:  # its name does not tell
         return lambda _: True
     first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
     return lambda id: id > first or id in ids
 
 
-def decided_before(
+def in_doubt_again(
     memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[Complete]
 ) -> list[tuple[str, Complete]]:
     """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
@@ -546,7 +546,7 @@ def decided_before(
             if len(gone) < len(named):
                 parts.append((sink, part))
             if gone and memory is not None and missing(memory, part):
-                raise external_system_behind(sink, newest_of(memory, part), part)
+                raise external_system_behind_error(sink, newest_of(memory, part), part)
     return parts
 
 
@@ -565,10 +565,10 @@ def require_records(
     for sink, memory in memories.items():
         newest, n = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
         if memory is not None and newest < n and (n, 0) not in visible:
-            raise external_system_behind(sink, newest, n)
+            raise external_system_behind_error(sink, newest, n)
 
 
-def external_system_behind(sink: str, newest: int, lost: Complete | int) -> ExternalSystemBehind:
+def external_system_behind_error(sink: str, newest: int, lost: Complete | int) -> ExternalSystemBehind:
     """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
     id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.named.values()))
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"

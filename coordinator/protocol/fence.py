@@ -17,8 +17,6 @@ class CommitPermit:
     `Fence.permit` gives it, for records that were put or read before (R14)."""
 
     complete: Complete
-    listing: Listing | None = None
-    """What storage showed after the record was put; None if it was loaded."""
 
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CommitPermit:
         return replace(self, complete=self.complete.with_outcomes(outcomes))
@@ -53,4 +51,4 @@ class Fence:
     def permit(self, complete: Complete, listing: Listing | None = None) -> CommitPermit:
         """R14: fence after the put or the load, before the first commit. `listing` was made after it."""
         self.require_newest("commit", listing)
-        return CommitPermit(complete, listing)
+        return CommitPermit(complete)

@@ -53,7 +53,7 @@ def accept_loss(protocol: CheckpointProtocol, participants: Sequence[Participant
     if complete is None:
         raise CheckpointError(f"there is no complete checkpoint of job {protocol.job!r} in storage")
     if errors:
-        raise decisions.still_asked(complete, errors, 0)
+        raise decisions.still_in_doubt_error(complete, errors, 0)
     accepted = decisions.accept(complete, participants, who, why)
     now = protocol.clock.milliseconds()
     record = replace(

@@ -31,7 +31,7 @@ from coordinator.protocol import decisions
 from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
 from coordinator.protocol.decisions import Action, AfterFailure, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.records import CheckpointStore, Listing, Record
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
 from coordinator.protocol.waiting import Clock, Outages, deadline
@@ -100,7 +100,7 @@ class CheckpointProtocol:
         try:
             starts = batch.run_id != self.run_id
             # 1. recover, with 2. before it commits; or alone 2. write, finish, skip, or refuse
-            action = self._recover(batch) if starts else self._choose_action(batch)
+            action = self._start_run(batch) if starts else self._choose_action(batch)
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._write_or_finish(action, batch)
@@ -116,7 +116,7 @@ class CheckpointProtocol:
                 self.fence.require_newest("go on")
                 started, n = batch.run_id == self.run_id, batch.facts.checkpoint_id
                 if started and (self.newest is None or self.newest.checkpoint_id < n):
-                    self._require_not_set_back(batch)
+                    self._recommit_if_set_back(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
             except Exception:
@@ -124,11 +124,10 @@ class CheckpointProtocol:
 
     def _write_or_finish(self, action: Action, batch: MicroBatch) -> None:
         if action is Action.WRITE:
-            self._topic_ids = self._require_same_topics(batch)
+            self._topic_ids = self._topic_ids_now(batch)
             record = self._pre_commit(batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
-            self._delete_older_records(permit)
             committed = self.commit(permit, batch)  # 8. phase two
             self._settle(self._replay_lost(committed, batch))
         else:
@@ -150,9 +149,9 @@ class CheckpointProtocol:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     # ------------------------------------------------------------------ 1. recover
-    def _recover(self, batch: MicroBatch) -> Action:
+    def _start_run(self, batch: MicroBatch) -> Action:
         """With the first batch of a run. Returns what to do with it."""
-        action = self.load_and_commit(batch)
+        action = self.recover_newest(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
@@ -161,13 +160,14 @@ class CheckpointProtocol:
             Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
         )
         self.run_id = batch.run_id
-        return self._accept(action, batch)
+        self._check_batch(action, batch)
+        return action
 
-    def recover(self) -> None:
+    def settle_without_query(self) -> None:
         """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
         nothing is swept, since it may be the wrong storage."""
         self.claim_generation()
-        self.load_and_commit()
+        self.recover_newest()
         if self.newest:
             self.sweep()
 
@@ -192,7 +192,7 @@ class CheckpointProtocol:
         self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
-    def load_and_commit(self, batch: MicroBatch | None = None) -> Action:
+    def recover_newest(self, batch: MicroBatch | None = None) -> Action:
         """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Returns what to
         do with the batch; SKIP without one."""
         remembered: decisions.Memories = {}
@@ -270,10 +270,10 @@ class CheckpointProtocol:
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
         wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
         decided = map(Complete, self.store.read([at for at in visible if wanted(at[0])]))
-        for name, part in decisions.decided_before(remembered, in_doubt, decided):
+        for name, part in decisions.in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
-                raise decisions.external_system_behind(name, decisions.newest_of(remembered[name], part), part)
+                raise decisions.external_system_behind_error(name, decisions.newest_of(remembered[name], part), part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
@@ -297,8 +297,8 @@ class CheckpointProtocol:
                     tries += 1
                     self._outages.failed(f"sink {name!r}", doing, error)
                     if not self._wait_to_ask_again(tries, started, batch):
-                        waited = self.clock.monotonic() - started
-                        raise decisions.still_asked(pending, dict.fromkeys(pending.named, error), waited) from error
+                        unanswered, waited = dict.fromkeys(pending.named, error), self.clock.monotonic() - started
+                        raise decisions.still_in_doubt_error(pending, unanswered, waited) from error
         return answers
 
     def load(self) -> Complete | None:
@@ -306,12 +306,12 @@ class CheckpointProtocol:
         decisions.require_sinks(rounds, self.sinks)
         return Complete(rounds) if rounds else None
 
-    def reload_newest(self) -> Complete | None:
+    def claim_and_commit_newest(self) -> Complete | None:
         """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
         if self.newest is None:
             self.claim_generation()
         if self.newest is None or self.newest.checkpoint_id != self.store.look().newest_complete:
-            self.load_and_commit()
+            self.recover_newest()
         return self.newest
 
     def delete_checkpoints(self) -> None:
@@ -328,17 +328,17 @@ class CheckpointProtocol:
     def _choose_action(self, batch: MicroBatch) -> Action:
         action = decisions.action_for(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
         if action is Action.RELOAD:  # R9: it may be old
-            action = self.load_and_commit(batch)
-        return self._accept(action, batch)
+            action = self.recover_newest(batch)
+        self._check_batch(action, batch)
+        return action
 
-    def _accept(self, action: Action, batch: MicroBatch) -> Action:
-        """Check what may still refuse the batch. After this, transactions may be aborted. Returns `action`."""
+    def _check_batch(self, action: Action, batch: MicroBatch) -> None:
+        """Check what may still refuse the batch. After this, transactions may be aborted."""
         if action is Action.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if action is Action.WRITE:
             self._check_schemas(batch)
         self._may_abort = True
-        return action
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         for name, sink in self.sinks.items():
@@ -402,7 +402,7 @@ class CheckpointProtocol:
                     acks = self._run(batch, len(errors))
                     self._validate(batch, acks)
                 # No topic gets the id of an earlier one: with the same id before and after, the tasks read this topic.
-                self._topic_ids = self._require_same_topics(batch)
+                self._topic_ids = self._topic_ids_now(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
             except InDoubtError:
@@ -428,9 +428,9 @@ class CheckpointProtocol:
                 self.sweep()
             if isinstance(error, SinkError):
                 raise error
-            raise decisions.failed(n, self.job, error, exactly_once=self.config.exactly_once) from error
+            raise decisions.failed_error(n, self.job, error, exactly_once=self.config.exactly_once) from error
         logger.warning("checkpoint %d failed, trying again: %s", n, reason(error))
-        action = self.load_and_commit(batch)
+        action = self.recover_newest(batch)
         self.sweep()  # R8: an orphan may hold the lock
         if action is not Action.WRITE:
             raise Superseded(f"another driver completed checkpoint {n}") from error
@@ -448,11 +448,12 @@ class CheckpointProtocol:
                 lineage,
                 n,
                 self.fence.generation,
-                round,
-                attempt,
-                self.config.exactly_once or lost_rows is not None,  # a replay is decided by its record in either mode
-                lost_rows[name] if lost_rows else None,
-                self._spool.spooling(lineage, n, name) if self._spool else None,
+                round=round,
+                attempt=attempt,
+                # a replay is decided by its record in either mode
+                exactly_once=self.config.exactly_once or lost_rows is not None,
+                replay=lost_rows[name] if lost_rows else None,
+                spooling=self._spool.spooling(lineage, n, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
             if name not in self._dead_letter_writers and (lost_rows is None or name in lost_rows)
@@ -495,13 +496,13 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._require_not_set_back(batch)
+        self._recommit_if_set_back(batch)
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
-    def _require_not_set_back(self, batch: MicroBatch) -> None:
+    def _recommit_if_set_back(self, batch: MicroBatch) -> None:
         """R15, before the batch is decided: the sinks still have what was visible when it began, and nothing of
         another driver. After a failover that lost only commits, their transactions are in doubt again, and are
         committed as at a restart."""
@@ -521,20 +522,20 @@ class CheckpointProtocol:
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
     ) -> Record:
         return Record(
-            self.job,
-            self.store.lineage,
-            batch.facts.checkpoint_id,
-            round,
-            self.fence.generation,
-            batch.facts.query_id,
-            batch.facts.offsets,
-            partitions,
-            acks.committables,
-            self.config.mode.value,
-            acks.rows,
-            started,
-            self.clock.milliseconds(),
-            str(self.guarantee),
+            job=self.job,
+            lineage=self.store.lineage,
+            checkpoint_id=batch.facts.checkpoint_id,
+            round=round,
+            generation=self.fence.generation,
+            query_id=batch.facts.query_id,
+            offsets=batch.facts.offsets,
+            partitions=partitions,
+            committables=acks.committables,
+            mode=self.config.mode.value,
+            rows=acks.rows,
+            triggered_at=started,
+            completed_at=self.clock.milliseconds(),
+            guarantee=str(self.guarantee),
             planned_at=batch.facts.planned_at,
             predecessors=self._predecessors,
             batch_rows=batch.rows,
@@ -544,7 +545,7 @@ class CheckpointProtocol:
             newest_rows={} if round else decisions.newest_rows(self.newest),
         )
 
-    def _require_same_topics(self, batch: MicroBatch) -> TopicIds:
+    def _topic_ids_now(self, batch: MicroBatch) -> TopicIds:
         """R19. If the source cannot tell its ids, the query goes on, and later ids are compared with the last known."""
         doing = "tell the ids of its topics"
         try:
@@ -585,19 +586,20 @@ class CheckpointProtocol:
                 f"checkpoint {listing.newest_complete} of job {self.job!r} is complete already while this driver was "
                 f"at {record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
-        complete = before.superseded_by(decided) if before else Complete((decided,))
+        complete = before.with_round(decided) if before else Complete((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
         if known and (known.checkpoint_id, 0) not in listing.records:  # wiped: our number is now a new driver's
             raise self.fence.storage_changed("commit", f"the record of checkpoint {known.checkpoint_id}")
         self.newest = complete
+        self._delete_older_records(listing)
         return permit
 
-    def _delete_older_records(self, permit: CommitPermit) -> None:
+    def _delete_older_records(self, listing: Listing) -> None:
         """Keep `retained_checkpoints`. What fails is left to the next checkpoint."""
-        oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1
+        oldest = listing.newest_complete - self.config.retained_checkpoints + 1
         try:
-            self.store.delete_older_than(oldest, permit.listing or self.store.look())
+            self.store.delete_older_than(oldest, listing)
         except (StorageError, CorruptRecord) as error:
             logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
 
@@ -616,14 +618,14 @@ class CheckpointProtocol:
         while errors:
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
-                raise decisions.still_asked(permit.complete, errors, waited) from next(iter(errors.values()))
+                raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(iter(errors.values()))
             self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
             permit, errors = self.commit_once(permit)
             self._tell_outages(errors)
             tries += 1
         if batch and batch.facts.checkpoint_id > n:
-            permit = permit.with_outcomes(decisions.visible_before(permit.complete))
+            permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
         decisions.require_known(permit.complete)
         self._require_not_replayed(permit.complete)
         return permit.complete
@@ -639,7 +641,7 @@ class CheckpointProtocol:
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self._may_abort = False
-                raise decisions.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
+                raise decisions.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:
@@ -666,7 +668,7 @@ class CheckpointProtocol:
         """Ask each sink once to commit what is not final. Returns the permit with the new outcomes, and an error for
         each participant that could not answer."""
         complete = permit.complete
-        decisions.require_own(complete, self.sinks)
+        decisions.require_own_transactions(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
         errors: dict[Participant, Exception] = {}
         pending = complete.pending()
@@ -749,7 +751,7 @@ class CheckpointProtocol:
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:
-                raise decisions.refused_again(batch.facts.checkpoint_id, blocked[-1])
+                raise decisions.refused_again_error(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:

@@ -491,7 +491,7 @@ class CheckpointStore:
         if data is None:
             return None
         body = unseal(data, self._where(key))
-        self._require_own(body, key)
+        self._require_own_job(body, key)
         return body
 
     def _stale(self, key: str, what: str) -> StorageError:
@@ -501,7 +501,7 @@ class CheckpointStore:
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"
 
-    def _require_own(self, body: Mapping[str, Any], key: str) -> None:
+    def _require_own_job(self, body: Mapping[str, Any], key: str) -> None:
         if (job := body.get("job")) != self.job:
             raise WrongJob(
                 f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "

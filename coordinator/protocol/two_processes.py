@@ -44,7 +44,7 @@ class TwoProcessProtocol(CheckpointProtocol):
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         setup = self._setup()
         self.claim_generation(self.config.timeout)
-        action = self._recover(batch)
+        action = self._start_run(batch)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
         prepared = Prepared(
@@ -91,4 +91,4 @@ class TwoProcessProtocol(CheckpointProtocol):
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         if isinstance(errors[-1], (SinkError, CheckpointError)):
             raise errors[-1]
-        raise decisions.failed(batch.facts.checkpoint_id, self.job, errors[-1], exactly_once=True) from errors[-1]
+        raise decisions.failed_error(batch.facts.checkpoint_id, self.job, errors[-1], exactly_once=True) from errors[-1]

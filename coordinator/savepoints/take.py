@@ -53,7 +53,7 @@ def take_savepoint(
 
     cut = Cut(put)
     try:
-        layout = require_own(location, record)
+        layout = require_own_location(location, record)
         with tarfile.open(mode="w|", fileobj=cut) as tar:
             sizes = _copy(location, record.checkpoint_id, tar)
         put(cut.rest)
@@ -82,7 +82,7 @@ def take_savepoint(
 
 
 @copying()
-def require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]:
+def require_own_location(location: CheckpointLocation, record: Record) -> dict[str, Any]:
     """The header of `offsets/N`. Raises SavepointError if the checkpointLocation is not the one of this checkpoint."""
     n = record.checkpoint_id
     try:

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "DEVELOPERS")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 PAGE = 1500
-OTHERS = {"README.md": 700, "CHANGELOG.md": 1200}
+OTHERS = {"README.md": 700, "CHANGELOG.md": 1200, "DEVELOPERS.md": 700}
 """Pages with a limit of their own."""
 TOTAL = 30_000
 """Of docs/."""

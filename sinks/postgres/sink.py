@@ -116,7 +116,7 @@ class PostgresSink(TableSink):
                     [gids],
                 ).fetchall()
             )
-        return [InDoubt.named(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]
+        return [InDoubt.parsed(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]
 
 
 class PostgresBackend(Pool, Backend):

@@ -220,7 +220,7 @@ class TableSink(
             schemas = [pa.schema([(name, kind)]) for kind in dict.fromkeys(KINDS.values())]
             return min(schemas, key=lambda schema: len(self._backend.mismatches(schema, target)))
 
-    def _strategy(self, identity: Identity) -> TwoPhase | StagingTables:
+    def _strategy_of(self, identity: Identity) -> TwoPhase | StagingTables:
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
@@ -312,7 +312,7 @@ class TableSink(
         transaction.summed = fingerprint
 
     def pre_commit(self, transaction: RowTransaction) -> Committable:
-        return self._strategy(transaction.identity).pre_commit(transaction, self._planned())
+        return self._strategy_of(transaction.identity).pre_commit(transaction, self._planned())
 
     def rollback(self, transaction: RowTransaction) -> None:
         """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
@@ -322,7 +322,7 @@ class TableSink(
 
     def commit_directly(self, transaction: RowTransaction) -> None:
         """At-least-once: without ledger."""
-        self._strategy(transaction.identity).commit_directly(transaction, self._planned())
+        self._strategy_of(transaction.identity).commit_directly(transaction, self._planned())
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
@@ -352,7 +352,7 @@ class TableSink(
         """All of one strategy."""
         if not committables:
             return []
-        strategy = self._strategy(committables[0].transaction)
+        strategy = self._strategy_of(committables[0].transaction)
         try:
             plan = self._planned()
         except ConfigurationError as error:  # waiting does not bring back what is not there
@@ -378,7 +378,7 @@ class TableSink(
 
     def abort(self, transaction: Identity) -> None:
         with self._backend.lend() as connection:
-            self._strategy(transaction).abort(connection, self._ensured_ledger(connection), transaction)
+            self._strategy_of(transaction).abort(connection, self._ensured_ledger(connection), transaction)
 
     def owns(self, job: str, transaction: Identity) -> bool:
         with contextlib.suppress(LookupError):

@@ -22,7 +22,7 @@ def commit_before_complete() -> None:
     decide = CheckpointProtocol.decide
 
     def commit_then_decide(self: CheckpointProtocol, record: Record, before: Complete | None = None) -> CommitPermit:
-        self.commit_once(CommitPermit(before.superseded_by(record) if before else Complete((record,))))
+        self.commit_once(CommitPermit(before.with_round(record) if before else Complete((record,))))
         return decide(self, record, before)
 
     _replace(CheckpointProtocol, "decide", commit_then_decide)

@@ -258,7 +258,7 @@ MUTANTS = (
     Mutant(
         "a topic that was made anew while the tasks ran (R19)",
         "coordinator",
-        "                self._topic_ids = self._require_same_topics(batch)\n                partitions",
+        "                self._topic_ids = self._topic_ids_now(batch)\n                partitions",
         "                partitions",
         PROTOCOL,
     ),
@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "        self._require_not_set_back(batch)\n        for",
+        "        self._recommit_if_set_back(batch)\n        for",
         "        for",
         MEMORIES,
     ),
@@ -406,8 +406,8 @@ MUTANTS = (
     Mutant(
         "retention deletes the checkpoint before the newest",
         "coordinator",
-        "oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1",
-        "oldest = permit.complete.checkpoint_id",
+        "oldest = listing.newest_complete - self.config.retained_checkpoints + 1",
+        "oldest = listing.newest_complete",
         PROTOCOL,
     ),
     Mutant(
@@ -692,7 +692,7 @@ MUTANTS = (
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
         "self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)",
-        "raise decisions.external_system_behind(name, -1, newest_rows[name])",
+        "raise decisions.external_system_behind_error(name, -1, newest_rows[name])",
         MEMORIES,
     ),
     Mutant(

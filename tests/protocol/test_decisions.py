@@ -22,7 +22,7 @@ from coordinator.protocol.decisions import (
     Complete,
     action_for,
     after_failure,
-    refused_again,
+    refused_again_error,
     require_known,
     require_none_later,
     require_none_lost,
@@ -30,7 +30,7 @@ from coordinator.protocol.decisions import (
     require_same_offsets,
     require_same_rows,
     require_same_topics,
-    still_asked,
+    still_in_doubt_error,
 )
 from coordinator.protocol.records import Record
 from coordinator.spark.checkpoint_location import facts_in
@@ -154,7 +154,7 @@ def test_a_batch_that_was_planned_anew_is_another_batch(offset: str):
 
 def test_a_replay_record_replaces_lost_participants_only():
     complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
-    replayed = complete.superseded_by(record(3, 1, (0,)))
+    replayed = complete.with_round(record(3, 1, (0,)))
     assert replayed.named == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
     assert replayed.pending() == [("s", 0)]
 
@@ -165,7 +165,7 @@ def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced()
     assert complete.pending() == []
     require_known(complete)
     assert list(complete.lost()) == [("s", 0)]
-    assert complete.superseded_by(record(3, 1, (0,))).pending() == [("s", 0), ("s", 1)]
+    assert complete.with_round(record(3, 1, (0,))).pending() == [("s", 0), ("s", 1)]
 
 
 def test_an_unknown_outcome_halts_and_names_the_transaction():
@@ -187,7 +187,7 @@ def test_a_sink_that_is_ahead_is_told_by_whole_numbers():
 
 
 def test_running_out_of_time_names_the_transactions_and_their_causes():
-    error = still_asked(Complete((record(3),)), {("s", 1): OSError("connection refused")}, 600)
+    error = still_in_doubt_error(Complete((record(3),)), {("s", 1): OSError("connection refused")}, 600)
     assert "connection refused" in str(error)
     assert error.transactions == [{"id": "s-1-0"}]
 
@@ -224,12 +224,12 @@ def test_another_layout_stops_the_replay():
 
 
 def test_a_row_that_a_replay_cannot_write_is_told_as_one_that_is_decided():
-    told = str(refused_again(3, BadValue("table t: row 1 was refused")))
+    told = str(refused_again_error(3, BadValue("table t: row 1 was refused")))
     assert told.startswith("table t: row 1 was refused\n")
     assert "checkpoint 3, which is decided" in told
     assert "coordinator resolve" in told
     blocked = TransactionBlocked("a lock")
-    assert refused_again(3, blocked) is blocked
+    assert refused_again_error(3, blocked) is blocked
 
 
 @pytest.mark.parametrize("now", [Fingerprint(3, 8), Fingerprint(2, 7), None])

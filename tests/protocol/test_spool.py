@@ -161,7 +161,7 @@ def test_what_was_kept_is_found_after_a_part_of_it_was_given_up(job: SpoolingJob
     with pytest.raises(CrashError):
         job.run(sink=sink, listeners=[crash_at(Step.COMPLETE, 1)])
     lost = [min(its.in_doubt("job"), key=str) for its in (sink, sink.letters)]
-    assert [InDoubt.named(identity).subtask for identity in lost] == [0, 0]
+    assert [InDoubt.parsed(identity).subtask for identity in lost] == [0, 0]
     sink.abort(lost[0])
     sink.letters.abort(lost[1])
     with job.coordinator(sink=sink) as coordinator:

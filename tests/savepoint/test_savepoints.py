@@ -37,7 +37,7 @@ from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints.model import savepoint_at
 from coordinator.savepoints.restore import _files
-from coordinator.savepoints.take import require_own
+from coordinator.savepoints.take import require_own_location
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from coordinator.storage.files import FileStorage
@@ -173,7 +173,7 @@ def test_a_location_that_planned_the_batch_anew_is_not_saved(job: Job) -> None:
         log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
         (job.folder / "query/offsets/0").write_text(log)
         with nullcontext() if own else pytest.raises(SavepointError, match="that Spark planned at another time"):
-            require_own(open_location(str(job.folder / "query")), record)
+            require_own_location(open_location(str(job.folder / "query")), record)
 
 
 def test_another_checkpoint_location_is_refused(job: Job, target: str, tmp_path: Path) -> None:
