@@ -98,6 +98,8 @@ class CheckpointCoordinator:
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = with_dead_letters(sinks)
+        self._shared = len(sinks) > 1
+        """Whether several jobs of Spark read a batch. Sinks of dead letters have none of their own."""
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
@@ -177,8 +179,7 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        shared = len(self._made_of[1]) > 1
-        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=shared)
+        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
         self._lifecycle.require_errors_passed_on(batch)
         try:
             if not is_remote():
@@ -228,7 +229,8 @@ class CheckpointCoordinator:
                     return
 
     def process(self, batch: MicroBatch) -> None:
-        """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        """`CheckpointProtocol.process`, for one batch at a time: waits for the pause between two, claims a generation
+        for a new run, gives signs of life."""
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
             self._lifecycle.require_one_query(batch)

@@ -1,5 +1,5 @@
-"""The two-phase-commit protocol on the driver. `process` and `_write_or_finish` show it as a whole; the other methods
-are its steps, in order. docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
+"""The two-phase-commit protocol on the driver. `process` and `_write_or_finish` show it as a whole; its steps follow in
+order. docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
 
 from __future__ import annotations
 
@@ -148,6 +148,54 @@ class CheckpointProtocol:
         if self._spool:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
+    # ------------------------------------------------------------------ called by the coordinator, and by operators
+    def claim_generation(self, next_sign: float = 0.0) -> None:
+        """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
+        0 if it will run no query."""
+        self.fence = Fence(self.store)
+        self.open_sinks()
+        self._may_abort = False
+        self._checked.clear()
+        self._evolved.clear()
+        self._sweeper.make_due()
+        self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
+        self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
+
+    def open_sinks(self) -> None:
+        for sink in self.sinks.values():
+            sink.open()
+
+    def settle_without_query(self) -> None:
+        """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
+        nothing is swept, since it may be the wrong storage."""
+        self.claim_generation()
+        self.recover_newest()
+        if self.newest:
+            self.sweep()
+
+    def claim_and_commit_newest(self) -> Complete | None:
+        """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
+        if self.newest is None:
+            self.claim_generation()
+        if self.newest is None or self.newest.checkpoint_id != self.store.look().newest_complete:
+            self.recover_newest()
+        return self.newest
+
+    def delete_checkpoints(self) -> None:
+        """Delete all records. Raises `InDoubtError`, with nothing deleted, while one is complete and not yet
+        visible."""
+        if self.newest:
+            decisions.require_visible(self.newest)
+            self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.look())
+            if self._spool:
+                self._spool.delete(self.store.lineage)
+            self.newest = None
+
+    def close(self) -> None:
+        self.store.storage.close()
+        if self._spool:
+            self._spool.close()
+
     # ------------------------------------------------------------------ 1. recover
     def _start_run(self, batch: MicroBatch) -> Action:
         """With the first batch of a run. Returns what to do with it."""
@@ -163,50 +211,31 @@ class CheckpointProtocol:
         self._check_batch(action, batch)
         return action
 
-    def settle_without_query(self) -> None:
-        """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
-        nothing is swept, since it may be the wrong storage."""
-        self.claim_generation()
-        self.recover_newest()
-        if self.newest:
-            self.sweep()
-
-    def close(self) -> None:
-        self.store.storage.close()
-        if self._spool:
-            self._spool.close()
-
-    def open_sinks(self) -> None:
-        for sink in self.sinks.values():
-            sink.open()
-
-    def claim_generation(self, next_sign: float = 0.0) -> None:
-        """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
-        0 if it will run no query."""
-        self.fence = Fence(self.store)
-        self.open_sinks()
-        self._may_abort = False
-        self._checked.clear()
-        self._evolved.clear()
-        self._sweeper.make_due()
-        self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
-        self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
-
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
-        """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Returns what to
-        do with the batch; SKIP without one."""
+        """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns
+        what to do with the batch; SKIP without one."""
         remembered: decisions.Memories = {}
         if self.config.exactly_once:  # asked before records are read: what is committed by now has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         newest = self.load()
-        action = self._compare_memories(remembered, newest, batch)
+        retained = self.store.ids() if newest else []
+        self._compare_memories(remembered, newest, retained, batch)
+        action = (
+            decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True) if batch else Action.SKIP
+        )
+        if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
+            decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
+        if newest and remembered and not newest.record.restored_from:
+            older = [at for at in retained if at[0] < newest.checkpoint_id]
+            self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         rows = newest.record.rows if newest else {}
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
         self.newest = newest
         if not newest:
             return action
+        self._may_abort = True
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
@@ -215,10 +244,13 @@ class CheckpointProtocol:
         return action
 
     def _compare_memories(
-        self, remembered: decisions.Memories, newest: Complete | None, batch: MicroBatch | None
-    ) -> Action:
-        """R15: raise if storage, Spark or a sink was set back. What an older record decided, and is in doubt again, is
-        committed. Returns what to do with the batch."""
+        self,
+        remembered: decisions.Memories,
+        newest: Complete | None,
+        retained: Sequence[tuple[int, int]],
+        batch: MicroBatch | None,
+    ) -> None:
+        """R15: raise if storage or a sink was set back. `retained`: ids and rounds of the records in storage."""
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
             self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
@@ -228,7 +260,6 @@ class CheckpointProtocol:
             same_mode = newest.record.mode == self.config.mode.value
             for name, memory in remembered.items():
                 self._require_none_later(name, memory, newest.checkpoint_id if same_mode else math.inf)
-            retained = self.store.ids()
             base = self.store.get(retained[0][0], 0) if retained else None
             decisions.require_restored(remembered, base or newest.record, place)
         else:
@@ -237,15 +268,6 @@ class CheckpointProtocol:
                 if max((memory or {}).values(), default=-1) > before:
                     decisions.require_none_later(name, memory, {}, self.store.lineage, place)
             self.fence.require_newest("commit")
-        action = decisions.action_for(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Action.SKIP
-        if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
-            decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
-        if newest and remembered and not newest.record.restored_from:
-            older = [at for at in retained if at[0] < newest.checkpoint_id]
-            self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
-        if newest:
-            self._may_abort = True
-        return action
 
     def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, checkpoint_id: float) -> None:
         """R15: raise `StorageBehind` if a sink has committed a checkpoint after this one, or one of a lineage that is
@@ -305,24 +327,6 @@ class CheckpointProtocol:
         rounds = self.store.load_newest()
         decisions.require_sinks(rounds, self.sinks)
         return Complete(rounds) if rounds else None
-
-    def claim_and_commit_newest(self) -> Complete | None:
-        """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
-        if self.newest is None:
-            self.claim_generation()
-        if self.newest is None or self.newest.checkpoint_id != self.store.look().newest_complete:
-            self.recover_newest()
-        return self.newest
-
-    def delete_checkpoints(self) -> None:
-        """Delete all records. Raises `InDoubtError`, with nothing deleted, while one is complete and not yet
-        visible."""
-        if self.newest:
-            decisions.require_visible(self.newest)
-            self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.look())
-            if self._spool:
-                self._spool.delete(self.store.lineage)
-            self.newest = None
 
     # ------------------------------------------------------------------ 2. what is asked
     def _choose_action(self, batch: MicroBatch) -> Action:
@@ -400,7 +404,7 @@ class CheckpointProtocol:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))
-                    self._validate(batch, acks)
+                    self._check_before_decision(batch, acks)
                 # No topic gets the id of an earlier one: with the same id before and after, the tasks read this topic.
                 self._topic_ids = self._topic_ids_now(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
@@ -467,21 +471,8 @@ class CheckpointProtocol:
         ended |= {dead: ended[name] for dead, name in self._dead_letter_writers.items() if name in ended}
         return Acks(acks, ended)
 
-    def _lost_rows(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
-        """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
-        those that were given up."""
-        lost, lost_rows = complete.lost(), dict[str, LostRows]()
-        for name, sink in self.sinks.items():
-            dead = sink.dead_letters.name if sink.dead_letters else None
-            own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
-            if name not in self._dead_letter_writers and own | letters:
-                named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
-                refused = {c.subtask: c.refused for c in named}
-                whole = complete.record.partitions.get(name) == 1
-                lost_rows[name] = LostRows(own, letters, refused, whole, spooled.get(name))
-        return lost_rows
-
-    def _validate(self, batch: MicroBatch, acks: Acks) -> None:
+    def _check_before_decision(self, batch: MicroBatch, acks: Acks) -> None:
+        """Raises what a task, limits of dead letters, a target's memory or a sink's `validate_all` has against it."""
         if errors := acks.errors:
             raise errors[0]
         n, rows = batch.facts.checkpoint_id, acks.rows
@@ -692,6 +683,7 @@ class CheckpointProtocol:
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
 
+    # ------------------------------------------------------------------ replay
     def _replay_lost(self, complete: Complete, batch: MicroBatch) -> Complete:
         """Write again what the external system has lost, until all of the checkpoint is visible."""
         while complete.lost():
@@ -739,6 +731,20 @@ class CheckpointProtocol:
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
             self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
+
+    def _lost_rows(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
+        """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
+        those that were given up."""
+        lost, lost_rows = complete.lost(), dict[str, LostRows]()
+        for name, sink in self.sinks.items():
+            dead = sink.dead_letters.name if sink.dead_letters else None
+            own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
+            if name not in self._dead_letter_writers and own | letters:
+                named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
+                refused = {c.subtask: c.refused for c in named}
+                whole = complete.record.partitions.get(name) == 1
+                lost_rows[name] = LostRows(own, letters, refused, whole, spooled.get(name))
+        return lost_rows
 
     def _pre_commit_again(self, batch: MicroBatch, complete: Complete, lost_rows: Mapping[str, LostRows]) -> Acks:
         """Run the tasks of a replay, again where a lock blocked one (R8)."""
