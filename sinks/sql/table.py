@@ -93,7 +93,8 @@ class Target:
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         """Whether upserts can go by these keys."""
-        return any(set(unique.columns) == set(keys) and unique.arbiter for unique in self.uniques)
+        arbiters = [unique.arbiter for unique in self.uniques if set(unique.columns) == set(keys)]
+        return bool(arbiters) and all(arbiters)
 
     def unfit(self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
         """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with

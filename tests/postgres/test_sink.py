@@ -866,6 +866,25 @@ def test_a_name_that_is_too_long_for_its_type_is_a_bad_row(db: Observer, sink: P
         pre_commit(sink, batch([{"id": 1, "name": "x" * 64}], SCHEMA))
 
 
+@pytest.mark.parametrize("beside", ["deferrable", "invalid"])
+def test_a_second_index_on_the_keys(db: Observer, beside: str) -> None:
+    """A deferrable one takes no ON CONFLICT; one that is being built is left alone."""
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    if beside == "deferrable":
+        db.run("ALTER TABLE orders ADD UNIQUE (id) DEFERRABLE")
+        with pytest.raises(ConfigurationError, match="nor deferrable"):
+            make(db, mode="upsert", keys=["id"])
+        return
+    db.run("CREATE UNIQUE INDEX being_built ON orders (id)")
+    db.run("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'being_built'::regclass")
+    sink = make(db, mode="upsert", keys=["id"])
+    for number in range(2):
+        staged = [pre_commit(sink, rows_of(1), checkpoint=number)]
+        sink.validate_all(checkpoint(number), staged)
+        assert sink.commit_all(checkpoint(number), staged) == [COMMITTED]
+    assert db.ids() == [1]
+
+
 def test_a_check_that_reads_a_table_is_tried_before_the_decision(db: Observer) -> None:
     """It says of the target what it does not say of a staging table."""
     db.run("CREATE FUNCTION few() RETURNS boolean LANGUAGE sql RETURN (SELECT count(*) < 2 FROM orders)")
