@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as at
 
 from sinks.arrow.json import to_json
+from sinks.arrow.types import is_bytes, is_text
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.spark_types import schema_to_json
 from sinks.transaction import Refused, TransactionContext
@@ -175,7 +175,7 @@ def _raw(rows: pa.RecordBatch, name: str) -> object:
     """The bytes of a text or binary column."""
     if name in rows.schema.names:
         column = rows.column(name)
-        if at.is_string(column.type) or at.is_binary(column.type):
+        if is_text(column.type) or is_bytes(column.type):
             return column.cast(pa.binary())
     return [None] * rows.num_rows
 

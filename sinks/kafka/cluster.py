@@ -154,6 +154,18 @@ class Logs(NamedTuple):
     starts: Mapping[Where, int]
 
 
+class _Client(KafkaAdminClient):  # type: ignore[misc]
+    """Without a thread and open files if no broker is reached."""
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except BaseException:
+            self._closed = not hasattr(self, "_net")
+            self.close()
+            raise
+
+
 class Cluster:
     """The brokers of one cluster: connects at its first use; one connection for each broker, shared by all threads.
     Each call raises what keeps them from answering. `options` are kafka-python's; `timeout` in seconds; `reached_by`:
@@ -577,7 +589,7 @@ class Cluster:
                     "reconnect_backoff_max_ms": 1000,
                     "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
                 }
-                self._client = KafkaAdminClient(**ours | self._options)
+                self._client = _Client(**ours | self._options)
                 self._client._manager.broker_version_data = _NEWEST
             return self._client
 

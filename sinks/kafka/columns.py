@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LARGEST_PARTITION = 2**31 - 1
 _TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
+_RESERVED = pa.array([b".", b"..", b"__consumer_offsets", b"__transaction_state", b"__share_group_state"])
+"""The last ones are the brokers' own, which they take from no client."""
 
 
 def _bytes(kind: pa.DataType) -> bool:
@@ -152,13 +154,11 @@ def refused(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Refusa
             yield from refusals(
                 topic.is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic of its own"
             )
-        reserved = pc.is_in(topic, pa.array([b".", b".."]))
+        reserved = pc.is_in(topic, _RESERVED)
         yield from refusals(
             pc.or_(reserved, pc.invert(pc.match_substring_regex(topic, _TOPIC))),
             "NoTopic",
-            lambda at: (
-                f"{_shown(topic[at])} is no name of a topic: 1 to 249 letters of ASCII, digits, '.', '_' and '-'"
-            ),
+            lambda at: f"{_shown(topic[at])} is no name of a topic: 1 to 249 letters of ASCII, digits, '.', '_', '-'",
         )
     if "partition" in names:
         wanted = batch["partition"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +19,8 @@ from sinks.errors import SinkError
 from sinks.kafka.audit import batches
 from sinks.kafka.cluster import Cluster, Where
 from sinks.kafka.columns import refusals
-from sinks.kafka.record_batch import by_topic, sizes
+from sinks.kafka.producer import TransactionalProducer
+from sinks.kafka.record_batch import by_topic
 
 RECORDS = pa.schema(
     [
@@ -84,27 +86,26 @@ def letter_of(record: Any) -> dict[str, Any] | None:
     return letter | {"key": record.key, "value": raw, "row": row, "row_schema": schema and schema.decode()}
 
 
-def refused(
-    batch: pa.RecordBatch, default_topic: str | None, largest: int, partitions: Callable[[str, int], int]
-) -> Iterator[Refusal]:
-    """Rows for a partition that their topic has not, or of more than `largest` bytes. `partitions`: how many a topic
-    has, of which a row asks for this one."""
-    if "partition" in batch.schema.names:
-        numbered = batch.append_column("number of the row", pa.array(range(batch.num_rows)))
-        for topic, rows in by_topic(numbered, default_topic):
-            last = pc.max(rows["partition"]).as_py()
-            if topic and last is not None and last >= (count := partitions(topic, last)):
-                beyond = rows.filter(pc.greater_equal(rows["partition"], count))
-                for row, wanted in zip(beyond["number of the row"], beyond["partition"], strict=True):
-                    yield Refusal(
-                        row.as_py(), "NoPartition", f"it asks for partition {wanted}, and the topic has {count}"
-                    )
-    size = pa.array(sizes(batch))
-    yield from refusals(
-        pc.greater(size, largest),
-        "RecordTooLarge",
-        lambda at: f"the record has {size[at]} bytes, and the producer or the topic takes {largest}",
-    )
+def refused(batch: pa.RecordBatch, default_topic: str | None, producer: TransactionalProducer) -> Iterator[Refusal]:
+    """Rows for a partition that their topic has not, and those that are too large. Each has a topic."""
+    numbered = batch.append_column("number of the row", pa.array(range(batch.num_rows)))
+    for topic, rows in by_topic(numbered, default_topic):
+        for refusal in _of_topic(str(topic), rows, producer):
+            yield replace(refusal, row=rows["number of the row"][refusal.row].as_py())
+
+
+def _of_topic(topic: str, rows: pa.RecordBatch, producer: TransactionalProducer) -> Iterator[Refusal]:
+    if "partition" in rows.schema.names:
+        wanted = rows["partition"]
+        count = producer.partitions(topic, pc.max(wanted).as_py() or 0)
+        yield from refusals(
+            pc.greater_equal(wanted, count),
+            "NoPartition",
+            lambda at: f"it asks for partition {wanted[at]}, and the topic has {count}",
+        )
+    for at, size, most in producer.too_large(topic, rows):
+        why = f"the record has {size} bytes, and the producer or the topic takes {most}"
+        yield Refusal(at, "RecordTooLarge", why)
 
 
 # ---------------------------------------------------------------------- read again

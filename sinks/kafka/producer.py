@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,8 +63,10 @@ _OUT_OF_ORDER, _DUPLICATE = "OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_
 @dataclass
 class _Topic:
     name: str
+    limit: float
+    """Bytes of a record batch that it takes, if we may know."""
     largest: int
-    """Bytes of a record batch."""
+    """Bytes of the records that are put into one."""
     leaders: Mapping[int, int] = field(default_factory=dict)
     turn: int = field(default_factory=lambda: random.randrange(1 << 16))
     missing_since: float | None = None
@@ -384,7 +386,8 @@ class TransactionalProducer:
 
     def _add_topic(self, name: str, place: Place) -> _Topic:
         if name not in self._topics:
-            self._topics[name] = _Topic(name, min(self._options.batch_bytes, self._limit(name)) - HEADER)
+            limit = self._limit(name)
+            self._topics[name] = _Topic(name, limit, int(min(self._options.batch_bytes, limit)) - HEADER)
             self._cluster, self.topic_ids[name] = place.cluster, place.id
         self._topics[name].leaders = place.leaders
         return self._topics[name]
@@ -396,11 +399,22 @@ class TransactionalProducer:
             raise UnknownTopicOrPartitionError(f"topic {name!r}")
         raise ConfigurationError(f"topic {name!r}: {NO_TOPIC}")
 
-    def _limit(self, name: str) -> int:
+    def _limit(self, name: str) -> float:
         try:
-            return self._limits.get(name) or self._brokers.largest_batch(name) or self._options.batch_bytes
+            return self._limits.get(name) or self._brokers.largest_batch(name) or math.inf
         except KafkaError:
-            return self._options.batch_bytes
+            return math.inf
+
+    def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
+        """Places of records that the producer or their topic does not take; bytes that each has, and may have."""
+        self.partitions(name, 0)
+        limit, of_rows = self._topics[name].limit, sizes(rows)
+        for at in np.flatnonzero((of_rows > self._options.largest) | (bounds(rows, of_rows) + HEADER > limit)).tolist():
+            alone = record_batch(rows.slice(at, 1), 0, self._options.compression, Origin(0, 0, 0))
+            if of_rows[at] > self._options.largest:
+                yield at, int(of_rows[at]), self._options.largest
+            elif len(alone) > limit:
+                yield at, len(alone), int(limit)
 
     # ------------------------------------------------------------------ requests
     def flush(self, timeout: float) -> None:

@@ -66,8 +66,6 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _COPIES = "transaction.state.log.replication.factor", "transaction.state.log.min.isr"
-_OVERHEAD = 128
-"""Bytes of a record batch of one record, beside key, value and headers, at most."""
 
 
 class KafkaSink(
@@ -178,7 +176,6 @@ class KafkaSink(
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(options or {}, transaction_timeout)
         self._options, self._client_options = dict(options or {}), dict(client_options or {})
-        self._largest = self._producer_options.largest
         self._limits: dict[str, int] = {}
         """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
@@ -203,8 +200,6 @@ class KafkaSink(
         self._schemas.check(schema, self._written_last)
         if self.topic and (limit := self._brokers.largest_batch(self.topic)):
             self._limits = {self.topic: limit}
-            if self.dead_letters:
-                self._largest = min(self._producer_options.largest, limit - _OVERHEAD)
 
     @property
     def evolves(self) -> bool:
@@ -355,7 +350,7 @@ class KafkaSink(
         by_row = {refusal.row: refusal for refusal in unwritable}
         left = without(batch.num_rows, unwritable)
         others = rows.take(left) if unwritable else rows
-        for refusal in dead_letters.refused(others, self.topic, self._largest, transaction.partitions):
+        for refusal in dead_letters.refused(others, self.topic, transaction):
             row = left[refusal.row].as_py()
             by_row.setdefault(row, replace(refusal, row=row))
         refused = [by_row[row] for row in sorted(by_row)]

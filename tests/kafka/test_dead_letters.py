@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.kafka import dead_letters as reading
-from sinks.kafka.dead_letters import letter_of, records
+from sinks.kafka.dead_letters import RECORDS, letter_of, records
 from sinks.spark_types import schema_to_json
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaService
@@ -112,6 +113,35 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
     ]
 
 
+@pytest.mark.parametrize(("routed", "compression"), [(False, "none"), (True, "none"), (True, "zstd")])
+def test_a_record_that_is_just_too_large_is_a_dead_letter(
+    tmp_path: Path, kafka: KafkaService, topic: str, routed: bool, compression: str
+) -> None:
+    """What a record takes beside its bytes depends on its headers; and the topic takes it compressed."""
+    with kafka.topic(config={"max.message.bytes": "2000"}) as small:
+        kinds = [(count, left) for count in (0, 1, 40, 300) for left in (0, 60, 80, 128)]
+        rows: dict[str, Any] = {
+            "key": [f"{count} {left}".encode() for count, left in kinds] + [b"even"],
+            "value": [os.urandom(2000 - 6 * count - left) for count, left in kinds] + [b"x" * 9000],
+            "headers": [[{"key": "k", "value": os.urandom(5)}] * count for count, _ in kinds] + [[]],
+        }
+        table = pa.Table.from_pydict(rows, schema=RECORDS)
+        sink = KafkaSink(
+            kafka.bootstrap,
+            None if routed else small,
+            name="s",
+            options={"compression.type": compression},
+            dead_letters=KafkaSink(kafka.bootstrap, topic, name="letters"),
+        )
+        run(tmp_path, sink, [[table.append_column("topic", [[small] * len(table)]) if routed else table]])
+        written = {message.key() for message in messages(kafka, small)}
+        letters = {message.key() for message in messages(kafka, topic)}
+        assert (written | letters, written & letters) == ({*rows["key"]}, set())
+        assert {b"0 0", b"0 60", b"1 60"} <= letters
+        assert {b"0 80", b"0 128", b"1 80"} <= written
+        assert (b"even" in written, b"40 128" in written) == (compression == "zstd", compression == "zstd")
+
+
 def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, kafka: KafkaService, topic: str) -> None:
     """And is shown from there, with key and value as they were."""
     dead = KafkaSink(kafka.bootstrap, topic, name="letters")
@@ -146,7 +176,8 @@ def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, ka
 def test_a_text_that_is_no_utf8_is_shown() -> None:
     context = TransactionContext("job", "0badcafe", 7, "sink", 1, "", SCHEMA, "")
     bad = pa.array([b"\xff"]).view(pa.string())
-    for columns in ({"value": bad, "other": pa.array([1.10])}, {"name": bad}):
+    large = pa.array([b"\xff"], pa.large_binary()).view(pa.large_string())  # spark.sql.execution.arrow.useLargeVarTypes
+    for columns in ({"value": bad, "other": pa.array([1.10])}, {"name": bad}, {"value": large}):
         rows = pa.RecordBatch.from_pydict(columns)
         batch = records(letter_rows(context, rows, 2, [Refusal(0, "Bad", "why")]))
         key, value, headers = (batch[name][0].as_py() for name in ("key", "value", "headers"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -192,7 +195,7 @@ def test_rows_may_name_their_topics(kafka: KafkaService, kafka_topic: str) -> No
         assert values(kafka, other) == ["a"]
 
 
-@pytest.mark.parametrize("name", [None, "", "a b", "..", "x" * 250, "tägig", b"\xff"], ids=ascii)
+@pytest.mark.parametrize("name", [None, "", "a b", "..", "x" * 250, "tägig", b"\xff", "__transaction_state"], ids=ascii)
 def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str, name: str | bytes | None) -> None:
     """An empty name is none, and does not stand for the sink's own topic."""
     sink = sink_of(kafka, None if name is None else kafka_topic, name="no topic")
@@ -316,6 +319,22 @@ def test_nobody_listens_at_the_address() -> None:
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9 cannot be asked"):
         sink.check(TEXTS)
     sink.close()
+
+
+def test_brokers_that_are_not_reached_leave_no_thread_and_no_open_file(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "kafka")  # what is logged holds the socket that was refused
+
+    def left() -> tuple[int, int]:
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = left()
+    for _ in range(3):
+        sink = KafkaSink("127.0.0.1:9", "t", timeout=0.1)
+        with pytest.raises(ConfigurationError, match="cannot be asked"):
+            sink.check(TEXTS)
+        sink.close()
+    assert left() <= before
 
 
 def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
