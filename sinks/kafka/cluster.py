@@ -334,8 +334,8 @@ class Cluster:
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
         answer, (place, fences) = self._ask(
             lambda: self._both(
-                self._ask_coordinator(_TRANSACTION, transactional_id, request),
-                self._both(self._place(topic), self._fences()),
+                lambda: self._ask_coordinator(_TRANSACTION, transactional_id, request),
+                lambda: self._both(lambda: self._place(topic), self._fences),
             )
         )
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
@@ -434,7 +434,7 @@ class Cluster:
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
         states, (_, _, logs) = self._ask(
-            lambda: self._both(self._states(transactional_ids), self._ids_and_logs((), places))
+            lambda: self._both(lambda: self._states(transactional_ids), lambda: self._ids_and_logs((), places))
         )
         return states, logs
 
@@ -454,7 +454,7 @@ class Cluster:
                     raise LeaderNotAvailableError(f"{place[0]}-{place[1]}")
                 if place in wanted:
                     by_leader[partition.leader_id].append(place)
-        logs = await self._both(self._open_in(by_leader), self._starts(by_leader))
+        logs = await self._both(lambda: self._open_in(by_leader), lambda: self._starts(by_leader))
         return about.cluster_id, _ids(about), Logs(*logs)
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
@@ -624,10 +624,12 @@ class Cluster:
         answer: First = self._call(lambda admin: admin._manager.run(question))
         return answer
 
-    async def _both(self, first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:
+    async def _both(
+        self, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
+    ) -> tuple[First, Second]:
         """At once."""
         under_way = self._manager.call_soon(second)
-        return await first, await under_way
+        return await first(), await under_way
 
     def _send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Each to its node (None: any), at once. An exception in place of one is the answer."""
