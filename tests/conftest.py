@@ -20,7 +20,7 @@ from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
 from tests import jvm, reaper, short_loop, signals, temporary
-from tests.spark.workers import WORKERS
+from tests.spark.workers import FILES, WORKERS
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -298,7 +298,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config(map=WORKERS)
+        .config(map=WORKERS | FILES)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

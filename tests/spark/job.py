@@ -31,7 +31,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListe
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import rows
 from sinks.testing.driver import redirect_output
-from tests.spark.workers import WORKERS
+from tests.spark.workers import FILES, WORKERS
 
 KILLED = -signal.SIGKILL
 
@@ -110,7 +110,9 @@ CONF = {
     "spark.sql.files.maxPartitionBytes": "4096",
     "spark.sql.files.openCostInBytes": "4096",
     "spark.ui.showConsoleProgress": "false",
-} | WORKERS
+    **WORKERS,
+    **FILES,
+}
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyspark
+
 WORKERS: dict[str, Any] = {
     "spark.python.daemon.module": "tests.spark.workers",
     "spark.executorEnv.PYTHONPATH": f"{Path(__file__).parents[2]}",
 }
 
+MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+FILES = {"spark.sql.streaming.checkpointFileManagerClass": MANAGER} if pyspark.__version__.startswith("4.2.") else {}
+"""Without it Spark runs the program `readlink` several times for each file of a checkpoint location that it renames, a
+tenth of what a small query takes. With Spark Connect and on a cluster the tests leave it as it is."""
+
 if __name__ == "__main__":
     from pyspark import daemon
 
-    for module in (sys.argv[1], "pyarrow", "sinks.task"):
+    for module in (sys.argv[1], "pandas", "pyarrow", "sinks.task", "tests.spark.job"):
         with suppress(ImportError):  # which a worker without it tells
             importlib.import_module(module)
     gc.collect()
