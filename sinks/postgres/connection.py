@@ -197,7 +197,7 @@ def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, .
 
 
 # ---------------------------------------------------------------------- errors
-def fault(error: Exception) -> Fault | None:
+def fault(error: BaseException | None) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, psycopg.Error):
         return None

@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -275,12 +275,19 @@ class SqlAlchemyBackend(Backend):
         if not isinstance(error, exc.SQLAlchemyError):
             return None
         text, of_database = self.said(error), isinstance(error, exc.DBAPIError)
+        if isinstance(error, exc.DBAPIError) and self.url.get_driver_name() == "psycopg":
+            from sinks.postgres import connection as of_psycopg
+
+            known = of_psycopg.fault(error.orig)
+            return known and replace(known, advice=known.advice if known.kind == "refused" else "")
+        unbound = isinstance(error, exc.StatementError) and not of_database
+        if unbound or isinstance(error, exc.IntegrityError | exc.DataError):  # the text may have values of a row
+            return Fault("refused", text)
         if of_database and _BLOCKED.search(text):
             return Fault("blocked", text)
         if getattr(error, "connection_invalidated", False):
             return None
-        unbound = isinstance(error, exc.StatementError) and not of_database
-        if unbound or isinstance(error, exc.IntegrityError | exc.DataError) or (of_database and _REFUSED.search(text)):
+        if of_database and _REFUSED.search(text):
             return Fault("refused", text)
         if isinstance(error, exc.NoSuchTableError) or (of_database and _CHANGED.search(text)):
             return Fault("changed", f"{text} (at {self})")

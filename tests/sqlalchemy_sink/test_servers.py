@@ -467,3 +467,20 @@ def test_percent_signs_before_an_s_are_no_parameters(pg: Server) -> None:
     pg.run('CREATE TABLE "100%%sales".orders (id bigint, name text)')
     pg.write(pg.sink("100%sales.orders"), ORDERS, [(1, "a")])
     assert pg.run('SELECT * FROM "100%%sales".orders') == [(1, "a")]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "RAISE EXCEPTION 'no'",
+        "RAISE EXCEPTION USING ERRCODE = 'U0001', MESSAGE = 'no'",
+        "SELECT id INTO STRICT NEW.id FROM orders",
+        "NEW.id = NULL",
+    ],
+)
+def test_what_a_trigger_refuses_is_a_bad_row_whatever_words_it_holds(pg: Server, rule: str) -> None:
+    pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
+    pg.run(f"CREATE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {rule}; RETURN NEW; END $$")
+    pg.run("CREATE TRIGGER judge BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION judge()")
+    with pytest.raises(BadValue):
+        pg.write(pg.sink(), ORDERS, [(1, "deadlock detected, lock timeout")])

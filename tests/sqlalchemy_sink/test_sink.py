@@ -435,6 +435,12 @@ def test_a_partial_index_does_not_tell_keys_apart(db: Play) -> None:
         db.sink("stock", mode="upsert", keys=["sku"]).check(STOCK.remove(3))
 
 
+def test_words_of_a_row_are_no_words_of_the_database(db: Play) -> None:
+    db.run("CREATE TRIGGER judge BEFORE INSERT ON orders BEGIN SELECT RAISE(ABORT, 'database is locked'); END")
+    with pytest.raises(BadValue):
+        db.write(db.sink(), ORDERS, [(1, "a")])
+
+
 def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
