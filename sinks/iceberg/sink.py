@@ -130,7 +130,8 @@ class IcebergSink(LakeSink):
         place = metadata.location, self._handle.io.properties
         if getattr(self._store, "place", None) != place:  # it may be another table, or have other credentials
             self._store = TableFiles(*place)
-        return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
+        where = self.table if self._branch == "main" else f"{self.table}, branch {self._branch}"
+        return LakeTable(f"{where} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
     def _open_catalog(self) -> Any:
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)

@@ -107,12 +107,23 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
 
 
 def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
+    """Reads the files again for each connection: they may be renewed while a driver runs."""
+    authorities, key = options.get("ssl.ca.location"), options.get("ssl.key.location")
+
+    def read() -> None:
+        if authorities:
+            context.load_verify_locations(authorities)
         if "ssl.certificate.location" in options:
-            context.load_cert_chain(
-                options["ssl.certificate.location"], options.get("ssl.key.location"), options.get("ssl.key.password")
-            )
+            context.load_cert_chain(options["ssl.certificate.location"], key, options.get("ssl.key.password"))
+
+    def wrapped(*args: Any, **how: Any) -> ssl.SSLSocket:
+        read()
+        return wrap(*args, **how)
+
+    try:
+        context = ssl.create_default_context(cafile=authorities, cadata=options.get("ssl.ca.pem"))
+        wrap, context.wrap_socket = context.wrap_socket, wrapped  # type: ignore[method-assign]
+        read()
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"the certificates named in ssl.… options cannot be read: {error}") from None
     if other := set(_FILES) & set(options):

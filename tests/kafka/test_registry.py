@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sinks.errors import ConfigurationError
+from sinks.kafka.serialization.registry import Registry
 from sinks.testing.servers.kafka import KafkaService
 from tests.kafka.subject import AnyRegistry
 from tests.kafka.test_avro import OLD, Avro, of_ids
@@ -51,3 +52,11 @@ def test_a_registry_that_was_set_back_is_noticed_before_a_row_is_written(
     ):
         run(sink, tmp_path, [[OLD], [of_ids(3)]])
     assert subject.ids() == [1, 2]
+
+
+def test_a_password_is_in_no_error() -> None:
+    settings = {"url": "http://user:pass@word@127.0.0.1:9", "max.retries": 0}
+    with Registry(settings, "orders-value") as registry, pytest.raises(ConfigurationError) as caught:
+        registry.latest()
+    assert "word" not in str(caught.value)
+    assert "http://127.0.0.1:9" in str(caught.value)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from kafka.errors import KafkaError
 
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome, CommitState
 from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.test_sink import outcome
@@ -45,6 +55,68 @@ def test_a_wrong_password(secured: KafkaServer) -> None:
             sink.check(TEXTS)
         assert "wrong" not in str(caught.value)
         sink.close()
+
+
+def test_certificates_are_renewed_while_a_driver_runs(tmp_path: Path) -> None:
+    """The driver keeps its client for as long as the query runs; connections come and go."""
+    authority = Authority(tmp_path)
+    settings = {
+        "connections.max.idle.ms": "500",
+        "listener.name.client.ssl.client.auth": "required",
+        "listener.name.client.ssl.truststore.location": str(authority.file),
+        "listener.name.client.ssl.truststore.type": "PEM",
+    }
+    own = {"ssl.certificate.location": str(tmp_path / "own.pem"), "ssl.key.location": str(tmp_path / "own.key")}
+    authority.issue(tmp_path / "own", timedelta(minutes=10))
+    with Certified(settings, users=USERS, own=own) as server:
+        authority.issue(tmp_path / "own", timedelta(seconds=4))
+        sink = sink_of(server, "orders", timeout=1)
+        assert sink._brokers.cluster_id()
+        authority.issue(tmp_path / "own", timedelta(minutes=10))
+        time.sleep(5)
+        eventually(lambda: _answers(sink), 15)
+        sink.close()
+
+
+def _answers(sink: KafkaSink) -> bool:
+    try:
+        return bool(sink._brokers.cluster_id())
+    except KafkaError:
+        return False
+
+
+class Certified(KafkaServer):
+    """Asks clients for a certificate, and has one for its own."""
+
+    def __init__(self, settings: Mapping[str, str], users: Sequence[str], own: Mapping[str, str]) -> None:
+        super().__init__(settings, users=users)
+        self._own = dict(own)
+
+    def _credentials(self, user: str) -> dict[str, str]:
+        return super()._credentials(user) | self._own
+
+
+class Authority:
+    """Of clients' certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self._key = folder / "clients.pem", ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clients")])
+        self.file.write_bytes(self._signed(self._name, self._key, timedelta(days=1), authority=True))
+
+    def issue(self, place: Path, life: timedelta) -> None:
+        """A key and a certificate, `place`.key and `place`.pem."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "client")])
+        form = PrivateFormat.PKCS8, NoEncryption()
+        place.with_suffix(".key").write_bytes(key.private_bytes(Encoding.PEM, *form))
+        place.with_suffix(".pem").write_bytes(self._signed(name, key, life, authority=False))
+
+    def _signed(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta, *, authority: bool) -> bytes:
+        now = datetime.now(timezone.utc)
+        made = x509.CertificateBuilder(self._name, name, key.public_key(), x509.random_serial_number(), now, now + life)
+        made = made.add_extension(x509.BasicConstraints(authority, None), critical=True)
+        return made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:

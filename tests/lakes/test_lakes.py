@@ -731,6 +731,10 @@ def test_iceberg_branches(tmp_path: Path) -> None:
     assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
     [holding] = sink.audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
     assert holding.rows == 2
+    decided = pre_committed(sink, rows(10, 2), 2)
+    assert committed(lake.sink(), decided, checkpoint=2) == [UNKNOWN], "its rows were written for the branch"
+    assert lake.ids() == [500]
+    assert committed(sink, decided, checkpoint=2) == [COMMITTED]
 
 
 def test_iceberg_tag_is_no_branch(tmp_path: Path) -> None:

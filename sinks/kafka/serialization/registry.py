@@ -32,7 +32,7 @@ class Registry:
     def __init__(self, settings: Mapping[str, Any], subject: str) -> None:
         """`settings` are SchemaRegistryClient's. Raises ConfigurationError where the client refuses them."""
         self.subject = subject
-        self.url = re.sub("//[^/@]*@", "//", str(settings.get("url", "")))
+        self.url = re.sub("//[^/]*@", "//", str(settings.get("url", "")))
         try:
             self._client = SchemaRegistryClient({**_RETRIES, **settings})
         except (TypeError, ValueError, OSError) as error:
