@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 
 from sinks.progress import progress
+from sinks.threads import side_by_side
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 
 if TYPE_CHECKING:
@@ -208,16 +208,8 @@ def commit_in_threads(sink: Sink, committables: Sequence[Committable], threads: 
             return sink.commit(committable)
         except Exception as error:
             return error
-
-    threads = min(threads, len(committables))
-    if threads < 2:
-        return [outcome_of(committable) for committable in committables]
-    answers = []
-    with (
-        progress(f"sink {sink.name}: commit", len(committables), "transactions") as advance,
-        ThreadPoolExecutor(threads, f"commit-{sink.name}") as pool,
-    ):
-        for answer in pool.map(outcome_of, committables):
-            answers.append(answer)
+        finally:
             advance(1)
-    return answers
+
+    with progress(f"sink {sink.name}: commit", len(committables), "transactions") as advance:
+        return side_by_side(outcome_of, committables, threads)

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -73,7 +73,8 @@ def progress(doing: str, total: int = 0, unit: str = "") -> Iterator[Callable[[i
     work = Progress(doing, total, unit, _tell.get() or logger.info)
     _under_way.append(work)
     if not _watching.locked():
-        threading.Thread(target=_watch, name="progress", daemon=True).start()
+        with suppress(RuntimeError):  # no more threads can be had
+            threading.Thread(target=_watch, name="progress", daemon=True).start()
     try:
         yield work.advance
     finally:

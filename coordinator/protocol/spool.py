@@ -16,7 +16,6 @@ import io
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -27,12 +26,10 @@ import pyarrow.compute as pc
 from coordinator.protocol.decisions import Complete, Participant
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.stream import Cut, Joined
+from sinks.threads import side_by_side
 from sinks.transaction import Fingerprint, token
 
 logger = logging.getLogger(__name__)
-
-_DELETES = 16
-"""So many deletes run at once: in an object store each takes a round trip."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +132,7 @@ class Spool:
                 for key in self._storage.list(self._root)
                 if key.startswith(over) or (key.startswith(own) and key < first_after)
             ]
-            with ThreadPoolExecutor(_DELETES) as pool:
-                list(pool.map(self._storage.delete, keys))
+            side_by_side(self._storage.delete, keys)
         except StorageError as error:
             logger.warning("rows that are visible could not be deleted; the next checkpoint tries again: %s", error)
 

@@ -22,6 +22,7 @@ from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_sche
 from sinks.errors import SinkError
 from sinks.row_hash import ROW_HASH, with_row_hash
 from sinks.task import Ack, SinkTask
+from sinks.threads import side_by_side
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,32 +181,13 @@ class SparkBatch(MicroBatch):
         return not self._execution.runs_python
 
     def _side_by_side(self, calls: Sequence[Callable[[], list[Ack]]]) -> list[Ack]:
-        """Run several calls in threads of their own. Raises the first error after all have ended."""
-        if len(calls) == 1:
-            return calls[0]()
-        acks: list[Ack] = []
-        errors: list[BaseException] = []
+        return [ack for acks in side_by_side(lambda call: call(), calls, len(calls), self._thread) for ack in acks]
 
-        def run(call: Callable[[], list[Ack]]) -> None:
-            try:
-                acks.extend(call())
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [self._thread(run, call) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return acks
-
-    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+    def _thread(self, **options: Any) -> Thread:
         """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
         from pyspark import InheritableThread
 
-        return InheritableThread(target=target, args=args)
+        return InheritableThread(**options)
 
     @contextmanager
     def _tagged(self, doing: str) -> Iterator[None]:

@@ -120,10 +120,10 @@ class ConnectBatch(SparkBatch):
         finally:
             session.removeTag(self.run_id)
 
-    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+    def _thread(self, **options: Any) -> Thread:
         from pyspark import InheritableThread
 
-        return InheritableThread(target=target, args=args, session=self._df.sparkSession)
+        return InheritableThread(**options, session=self._df.sparkSession)
 
 
 _NOT_THE_LOCATION = (

@@ -12,7 +12,6 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from tenacity import Retrying
 
 from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
 from coordinator.storage.retry import retries
+from sinks.threads import side_by_side
 
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
@@ -120,10 +120,11 @@ class ObjectStorage(CheckpointStorage):
     def _prove(self) -> None:
         """Raises StorageError unless the store can be listed and written, and of several puts at once takes one."""
         name = f".put-if-absent-{uuid.uuid4().hex}"  # no key begins with a dot, so `list` passes over it
-        begin = threading.Barrier(_RACERS)
+        begin = threading.Barrier(_RACERS, timeout=10)
 
         def put(number: int) -> bool:
-            begin.wait()
+            with suppress(threading.BrokenBarrierError):
+                begin.wait()
             try:
                 obstore.put(self._store, name, f"{number}".encode(), mode="create")
             except AlreadyExistsError:
@@ -132,8 +133,8 @@ class ObjectStorage(CheckpointStorage):
 
         with self._errors("cannot list"):
             self._retrying()(lambda: next(iter(obstore.list(self._store)), None))
-        with self._errors("cannot write"), ThreadPoolExecutor(_RACERS) as pool:
-            won = sum(pool.map(put, range(_RACERS)))
+        with self._errors("cannot write"):
+            won = sum(side_by_side(put, range(_RACERS)))
         with self._errors("cannot delete"), suppress(FileNotFoundError):
             self._retrying()(obstore.delete, self._store, name)
         if won > 1:

@@ -28,8 +28,9 @@ from pyiceberg.types import StructType
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
-from sinks.lake.files import Files, make_durable, side_by_side
+from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
+from sinks.threads import side_by_side
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""

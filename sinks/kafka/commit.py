@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from kafka.record import MemoryRecords
 from sinks.kafka.cluster import Answer, Cluster, Logs
 from sinks.kafka.errors import NotYetKnown
 from sinks.progress import progress
+from sinks.threads import side_by_side
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,7 @@ class Commit:
         whole = [at for at in range(len(committables)) if at not in others]
         answers = zip(whole, self._end([committables[at].transaction for at in whole]), strict=True)
         others |= {at: partial(self._answered, committables[at], answer) for at, answer in answers if answer != 0}
-        with ThreadPoolExecutor(_WITNESS_THREADS, f"witness-{self.sink}") as pool:
-            outcomes = dict(zip(others, pool.map(_tried, others.values()), strict=True))
+        outcomes = dict(zip(others, side_by_side(_tried, others.values(), _WITNESS_THREADS), strict=True))
         ids = self.brokers.topic_ids(names)  # one may have been made anew while the requests were under way
         for at in whole:
             committed = outcomes.get(at, CommitOutcome.COMMITTED) == CommitOutcome.COMMITTED

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from sinks.threads import side_by_side
+
 _OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
 """Ends of the names of options that obstore takes for its client, not for the store."""
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class Files(ABC):
@@ -44,13 +42,6 @@ class Files(ABC):
     def missing(self, paths: Iterable[str]) -> set[str]:
         listed = list(paths)
         return {path for path, there in zip(listed, side_by_side(self.exists, listed), strict=True) if not there}
-
-
-def side_by_side(call: Callable[[A], B], values: Sequence[A]) -> list[B]:
-    if len(values) < 2:
-        return [call(value) for value in values]
-    with ThreadPoolExecutor(min(16, len(values))) as pool:
-        return list(pool.map(call, values))
 
 
 def make_durable(file: Path, root: Path) -> None:

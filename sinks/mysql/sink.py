@@ -11,7 +11,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +52,7 @@ from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode
+from sinks.threads import side_by_side
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
@@ -683,8 +683,7 @@ class MySQLBackend(Pool, Backend):
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
 
         parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
-        with ThreadPoolExecutor(_DROPPERS, "drop-staging") as pool:
-            list(pool.map(drop, parts))
+        side_by_side(drop, parts)
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = query(

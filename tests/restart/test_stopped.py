@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections import Counter
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, Step, run
@@ -78,3 +81,28 @@ def test_a_query_that_was_stopped_with_a_savepoint_is_not_started_again(tmp_path
     stopper.join()
     assert [attempt.error for attempt in summary.attempts] == [None]
     assert job.visible() == Counter(ids(job.input[:1]))
+
+
+def test_a_job_goes_on_in_a_thread_when_the_main_thread_has_ended(tmp_path: Path) -> None:
+    """The pools of `concurrent.futures` take nothing more then, and its checkpoints have several transactions."""
+    (tmp_path / "rows").mkdir()
+    program = """
+        import sys, threading
+        from coordinator import CheckpointConfig, CheckpointCoordinator
+        from examples.custom_sink import FileSink
+        from sinks.testing import LocalQuery
+        from sinks.testing.conformance import example_input
+
+        def job():
+            threading.main_thread().join()
+            config = CheckpointConfig(commit_timeout=1, replay="spool")
+            with CheckpointCoordinator("job", [FileSink(f"{folder}/rows")], f"file://{folder}/storage", config) as it:
+                LocalQuery(f"{folder}/query", example_input(2)).run(it)
+            print("done")
+
+        folder = sys.argv[1]
+        threading.Thread(target=job).start()
+        """
+    command = [sys.executable, "-c", dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert done.stdout == "done\n", done.stderr
