@@ -38,6 +38,7 @@ from kafka.errors import (
     OperationNotAttemptedError,
     ProducerFencedError,
     RequestTimedOutError,
+    TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
     UnknownTopicOrPartitionError,
@@ -505,7 +506,9 @@ class Cluster:
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
-        self._call(lambda admin: admin.create_topics([name], raise_errors=False))
+        made = self._call(lambda admin: admin.create_topics([name], raise_errors=False))["topics"][0]
+        if made["error_code"] not in (0, TopicAlreadyExistsError.errno):
+            raise for_code(made["error_code"])(made["error_message"])
 
     async def _open_in(self, by_leader: ByLeader) -> dict[Where, dict[tuple[int, int], int]]:
         def described(of: Mapping[str, list[int]]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.serialization import MessageField, SerializationContext
-from kafka.errors import GroupAuthorizationFailedError, KafkaError
+from kafka.errors import BrokerResponseError, GroupAuthorizationFailedError, KafkaError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from sinks.audit import Audit, Holding, Part
@@ -255,7 +255,12 @@ class KafkaSink(
             return
         about = self._brokers.topic(self.topic)
         if about is None and self.create_topic:
-            self._brokers.create_topic(self.topic)
+            try:
+                self._brokers.create_topic(self.topic)
+            except BrokerResponseError as error:
+                raise ConfigurationError(
+                    f"sink {self.name!r}: topic {self.topic!r} cannot be created: {error}"
+                ) from error
             return
         if about is None:
             raise ConfigurationError(

@@ -150,6 +150,14 @@ def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
         sink.close()
 
 
+def test_a_topic_that_may_not_be_created(secured: KafkaServer) -> None:
+    secured.allow("ann", "topic", "nowhere", "describe")
+    sink = sink_of(secured, "nowhere", user="ann", create_topic=True)
+    with pytest.raises(ConfigurationError, match=r"topic 'nowhere' cannot be created: .*Authorization failed"):
+        sink.check(TEXTS)
+    sink.close()
+
+
 def test_rights_on_the_group(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         for operation in ("describe", "write"):
