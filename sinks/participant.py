@@ -21,12 +21,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SinkTransaction:
-    """One transaction of a sink in a task, with count and hash of its rows. It begins with its first row. `writer` is
-    the transaction's name as the task knows it: with the name of the task's sink, also where `sink` takes its dead
-    letters."""
+    """One transaction of a sink in a task, with count and hash of its rows. It begins with its first row.
+    `transaction_id` has the name of the task's sink, also where `sink` takes its dead letters."""
 
     sink: Sink
-    writer: TransactionId
+    transaction_id: TransactionId
     slot: int
     exactly_once: bool
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
@@ -48,7 +47,7 @@ class SinkTransaction:
             try:
                 self.sink.close()
             except Exception:
-                where = self.sink.name, self.writer.subtask
+                where = self.sink.name, self.transaction_id.subtask
                 logger.warning("sink %r could not be closed in subtask %d", *where, exc_info=True)
 
     def write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
@@ -68,8 +67,8 @@ class SinkTransaction:
     def _begin(self, schema: pa.Schema) -> None:
         if not self._begun:
             self.open()
-            name = replace(self.writer, sink=self.sink.name)
-            context = name.context(schema, self.slot, exactly_once=self.exactly_once)
+            own = replace(self.transaction_id, sink=self.sink.name)
+            context = own.context(schema, self.slot, exactly_once=self.exactly_once)
             self._transaction = self.sink.begin_transaction(context)
             self._begun = True
 
@@ -85,13 +84,15 @@ class SinkTransaction:
         if not self.fingerprint.rows:
             self.undo()
         elif not self.exactly_once:
-            about = self.writer
-            commit_now(self.sink, self._transaction, Checkpoint(about.job, about.lineage, about.checkpoint))
+            task = self.transaction_id
+            commit_now(self.sink, self._transaction, Checkpoint(task.job, task.lineage, task.checkpoint))
         else:
             if isinstance(self.sink, Auditable):
                 self.sink.record_fingerprint(self._transaction, self.fingerprint)
             committable = self.sink.snapshot_state(self._transaction)
-            self.committable = committable.of(self.sink.name, self.writer.subtask, self.fingerprint, self.refused)
+            self.committable = committable.of(
+                self.sink.name, self.transaction_id.subtask, self.fingerprint, self.refused
+            )
         self._begun = False
 
     def undo(self) -> None:
@@ -117,7 +118,7 @@ class LettersTransaction(SinkTransaction):
         on."""
         if refused:
             own = hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
-            self.write(letter_rows(self.writer.context(rows.schema), rows, self._rows_before, refused), own)
+            self.write(letter_rows(self.transaction_id.context(rows.schema), rows, self._rows_before, refused), own)
             self.refused += [
                 Refused(row_hash, refusal.error_class, shortened(refusal.error))
                 for row_hash, refusal in zip(own.to_pylist(), refused, strict=True)

@@ -116,8 +116,8 @@ class SinkTask:
     def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> list[Ack]:
         given = iter(batches)
         tries = self.generation, self.round, self.attempt, task_attempt
-        name = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
-        write = self._first_or_replay(name, slot)
+        task = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
+        write = self._first_or_replay(task, slot)
         transactions = [each for each in (write.own, write.dead) if each]
         if not transactions:
             _drain(given)
@@ -129,7 +129,7 @@ class SinkTask:
             if self.replay and self.replay.spooled:
                 rows = self.replay.spooled(subtask)
             elif self.spooling:
-                rows = self.spooling(given, subtask, name.attempt_label)
+                rows = self.spooling(given, subtask, task.attempt_label)
             for batch in rows:
                 if batch.num_rows:
                     write.write(batch)
@@ -148,9 +148,9 @@ class SinkTask:
             for transaction in transactions:
                 transaction.close()
 
-    def _first_or_replay(self, name: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
-        how = name, slot, self.exactly_once
-        replay, letters, subtask = self.replay, self.sink.dead_letters, name.subtask
+    def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
+        how = task, slot, self.exactly_once
+        replay, letters, subtask = self.replay, self.sink.dead_letters, task.subtask
         if replay is None:
             dead = LettersTransaction(letters, *how) if letters else None
             where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
