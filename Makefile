@@ -5,7 +5,7 @@ PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
 # Test processes at once; some have the processors while the others wait for their servers.
-PROCESSES ?= 4
+PROCESSES ?= 6
 PYTEST := -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
