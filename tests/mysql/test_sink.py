@@ -652,6 +652,15 @@ _COMPACT = [
             "a code of its own",
         ),
         ([_DAYS, _PERIOD], {"id": 5, "name": "x"}, "once"),
+        (
+            [
+                "ALTER TABLE orders MODIFY id bigint",
+                "CREATE TRIGGER one BEFORE INSERT ON orders FOR EACH ROW"
+                " SET NEW.name = IF(NEW.id = 1, (SELECT 'a' UNION SELECT 'b'), NEW.name)",
+            ],
+            {"id": 1, "name": "x"},
+            "more than 1 row",
+        ),
     ],
     ids=[
         "check",
@@ -669,6 +678,7 @@ _COMPACT = [
         "page",
         "signal",
         "period",
+        "statement",
     ],
 )
 def test_a_refused_row_fails_the_checkpoint_before_the_decision(
