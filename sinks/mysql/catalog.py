@@ -163,11 +163,6 @@ def _string(array: pa.Array) -> pa.Array:
     return (array.cast(pa.int8()) if at.is_boolean(array.type) else array).cast(pa.string())
 
 
-def _float(array: pa.Array) -> pa.Array:
-    """Servers read a float's own shortest text as a double first."""
-    return array.cast(pa.float64()).cast(pa.string())
-
-
 _HEX = np.array([f"{byte:02X}".encode() for byte in range(256)], "S2").view(np.uint16)
 
 
@@ -194,7 +189,11 @@ def _span(array: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, clock, ""), fraction, ".")
 
 
-_WRITTEN = {**dict.fromkeys(_BINARIES, _hex), "float": _float, "time": _span}
+_WRITTEN: dict[str, Convert] = {
+    **dict.fromkeys(_BINARIES, _hex),
+    "float": lambda array: array.cast(pa.float64()).cast(pa.string()),  # servers read its own text as a double first
+    "time": _span,
+}
 
 
 # ---------------------------------------------------------------------- JSON

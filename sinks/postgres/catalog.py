@@ -116,15 +116,6 @@ def _without_nul(array: pa.Array) -> pa.Array:
     return array
 
 
-def _numeric(array: pa.Array) -> pa.Array:
-    return array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
-
-
-def _jsonb(array: pa.Array) -> pa.Array:
-    """Version 1."""
-    return pc.binary_join_element_wise("\x01", array.cast(pa.string()), "")
-
-
 _UUID = "[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}"
 
 
@@ -138,7 +129,11 @@ def _uuid(array: pa.Array) -> pa.Array:
     return pc.if_else(array.is_valid(), values, None)
 
 
-_FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid}
+_FORMS: dict[str, Convert] = {
+    "numeric": lambda array: array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array,
+    "jsonb": lambda array: pc.binary_join_element_wise("\x01", array.cast(pa.string()), ""),  # version 1
+    "uuid": _uuid,
+}
 
 
 # ---------------------------------------------------------------------- arrays

@@ -1,6 +1,5 @@
-"""PostgreSQL's own way. Strategy `prepared`: COPY into the target, then PREPARE TRANSACTION; the driver runs COMMIT
-PREPARED. Strategy `staged`: COPY into a staging table and COMMIT; the driver's one transaction writes the ledger rows,
-moves every staging table of a checkpoint into the target, and drops them."""
+"""PostgreSQL's own way: rows by COPY, into the target under PREPARE TRANSACTION, or into staging tables, which are
+dropped in the transaction that moves them."""
 
 from __future__ import annotations
 

@@ -59,8 +59,9 @@ SELECT list.name, part.name, part.coll FROM pragma_index_list(%s, %s) AS list, p
 """In SQLite, of unique indexes and their columns: SQLAlchemy does not tell. The parameters are the table's name and
 schema."""
 _HEIRS = """
-SELECT 1 FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE NOT relispartition
-   AND inhparent = to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text)))
+UNION ALL
+SELECT 'the table ' || c.oid::regclass || ' inherits from it, whose rows no index of it binds: upsert into one without'
+  FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN target ON inhparent = target.oid WHERE NOT relispartition
 """
 
 _RECREATED = ("sqlite", "postgresql")
@@ -140,16 +141,13 @@ class SqlAlchemyTarget(tables.Target):
 
     table: sa.Table
     constraints: tuple[str, ...] = ("what the table has",)
-    has_heirs: bool = False
-    """Whether tables inherit from it, whose rows no index of it binds."""
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         known = self.table.constraints
         uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
         indexes = (index for index in self.table.indexes if index.unique and not _is_partial(index))
         uniques += [tuple[Any, ...](index.expressions) for index in indexes]
-        named = ({getattr(part, "name", None) for part in parts} for parts in uniques)
-        return not self.has_heirs and any(names == set(keys) for names in named)
+        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
 
 
 class SqlAlchemyBackend(Backend):
@@ -325,13 +323,11 @@ class SqlAlchemyBackend(Backend):
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        collations, has_heirs = dict[str, str](), False
+        collations = dict[str, str]()
         if self.dialect == "sqlite":
             uniques = by_table(self.query(connection, _COLLATIONS, [name, schema or "main"])).values()
             keys = (of.items() for of in uniques if set(of) == set(self.merge.keys))
             collations |= {column: way for of in keys for column, way in of if way != "BINARY"}
-        if self.dialect == "postgresql":
-            has_heirs = bool(self.query(connection, _HEIRS, [schema, name]))
         columns = []
         for column in table.columns:
             declared, kind = self._in_sql(column.type), repr(column.type)
@@ -353,7 +349,7 @@ class SqlAlchemyBackend(Backend):
                     dialect=self.dialect,
                 )
             )
-        return SqlAlchemyTarget(schema, name, tuple(columns), table=table, has_heirs=has_heirs)
+        return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
 
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)
@@ -362,7 +358,8 @@ class SqlAlchemyBackend(Backend):
     def _obstacles(self, connection: Connection, target: SqlAlchemyTarget) -> list[str]:
         if self.dialect != "postgresql":
             return []
-        return [text for (text,) in self.query(connection, POSTGRES_OBSTACLES, [target.schema, target.name])]
+        ask = POSTGRES_OBSTACLES + _HEIRS * bool(self.merge.keys)
+        return [text for (text,) in self.query(connection, ask, [target.schema, target.name])]
 
     def _in_sql(self, kind: TypeEngine[Any]) -> str:
         try:

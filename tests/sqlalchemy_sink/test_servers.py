@@ -451,7 +451,7 @@ def test_what_does_not_tell_all_rows_of_the_table_apart_is_no_key(pg: Server, mo
     pg.run("CREATE TABLE keyed (PRIMARY KEY (sku)) INHERITS (stock)")
     pg.run(f"CREATE {more}")
     table = "keyed" if "heir" in more else "stock"
-    with pytest.raises(ConfigurationError, match="needs a unique index"):
+    with pytest.raises(ConfigurationError, match=r"needs a unique index|heir inherits from it"):
         pg.sink(table, mode="upsert", keys=["sku"]).check(STOCK.remove(3))
 
 
