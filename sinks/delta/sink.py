@@ -33,7 +33,10 @@ _FEATURES = {
     *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
 """Features that a table may have: deltalake supports them, and an append can ignore them or `_problems` looks."""
-_COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_KEPT_BY_WRITERS = (
+    *("delta.generationExpression", "delta.identity.start", "delta.invariants"),
+    "__CHAR_VARCHAR_TYPE_STRING",  # Spark's char(n) and varchar(n)
+)
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
 """So many columns of a file get statistics, as by Delta's own writers."""
@@ -123,8 +126,8 @@ class DeltaSink(LakeSink):
         if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
             yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}"
         for field in json.loads(table.schema().to_json())["fields"]:
-            if computed := [key for key in _COMPUTED if key in field["metadata"]]:
-                yield f"column {field['name']!r} has {computed[0]}, which the table's writers have to compute"
+            if kept := [key for key in _KEPT_BY_WRITERS if key in field["metadata"]]:
+                yield f"column {field['name']!r} has {kept[0]}, which the table's writers have to keep"
         columns, parts = _arrow(table.schema()), table.metadata().partition_columns
         for name in parts:
             kind = columns.field(name).type
@@ -165,7 +168,7 @@ class DeltaSink(LakeSink):
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
-            size, stats = len(data), json.dumps(_statistics(part))
+            size, stats = len(data), json.dumps(_statistics(part), ensure_ascii=False)
             files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
         return files
 

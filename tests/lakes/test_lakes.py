@@ -433,9 +433,14 @@ def in_log(lake: DeltaLake, change: Callable[[dict[str, Any]], None]) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("delta.generationExpression", "id + 1"), ("delta.identity.start", 1), ("delta.invariants", '{"expression": {}}')],
+    [
+        ("delta.generationExpression", "id + 1"),
+        ("delta.identity.start", 1),
+        ("delta.invariants", '{"expression": {}}'),
+        ("__CHAR_VARCHAR_TYPE_STRING", "varchar(3)"),
+    ],
 )
-def test_delta_columns_that_writers_compute_are_refused(tmp_path: Path, key: str, value: object) -> None:
+def test_delta_columns_whose_rules_writers_keep_are_refused(tmp_path: Path, key: str, value: object) -> None:
     def change(entry: dict[str, Any]) -> None:
         if "metaData" in entry:
             schema = json.loads(entry["metaData"]["schemaString"])
@@ -513,6 +518,7 @@ def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:
         (pa.array([b"a", b"\xff"]), True),
         (pa.array([Decimal("0.10"), Decimal("1e20")], pa.decimal128(38, 2)), False),
         (pa.array(["a", chr(0x10FFFF) * 40]), False),
+        (pa.array(["a", chr(0x10FFFF) * 4]), True),  # as an escape in JSON, deltalake reads it as U+FFFFF
         (pa.array([datetime(2020, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)], pa.timestamp("us")), False),
         (pa.array([{"a": 1}, None]), True),
     ],
