@@ -64,6 +64,7 @@ SELECT 'the table ' || c.oid::regclass || ' inherits from it, whose rows no inde
   FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN target ON inhparent = target.oid WHERE NOT relispartition
 """
 
+_DEFERRED = "SELECT 1 FROM sqlite_master WHERE sql LIKE '%initially%deferred%' LIMIT 1"
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
@@ -221,9 +222,17 @@ class SqlAlchemyBackend(Backend):
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
         connection.rollback()  # ends what reading began
         with connection.begin() as transaction:
+            before = self._broken(connection) if undo else 0
             yield
             if undo:
+                if self._broken(connection) > before:
+                    raise BadValue("a foreign key that SQLite judges at COMMIT refuses rows")
                 transaction.rollback()
+
+    def _broken(self, connection: Connection) -> int:
+        """How many foreign keys are broken, if there are some that only COMMIT judges."""
+        has_deferred = self.dialect == "sqlite" and self.query(connection, _DEFERRED)
+        return len(self.query(connection, "PRAGMA foreign_key_check")) if has_deferred else 0
 
     def quote(self, *names: str) -> str:
         quote = self.engine.dialect.identifier_preparer.quote

@@ -435,6 +435,24 @@ def test_a_partial_index_does_not_tell_keys_apart(db: Play) -> None:
         db.sink("stock", mode="upsert", keys=["sku"]).check(STOCK.remove(3))
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_deferred_foreign_key_is_judged_before_the_decision(db: Play, mode: str) -> None:
+    """What was broken before is let be."""
+    db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
+    db.run("CREATE TABLE items (sku text REFERENCES stock DEFERRABLE INITIALLY DEFERRED, n int)")
+    db.run("INSERT INTO items VALUES ('nothing', 1), ('a', 2)")
+    db.run("INSERT INTO stock VALUES ('a', 1, 1)")
+    sink, schema = db.sink("items"), pa.schema([STOCK.field("sku")])
+    good, bad = ("a", 2, 2, False), ("b", 2, 2, False)
+    if mode == "upsert":
+        sink, schema = db.sink("stock", mode=mode, keys=["sku"], order_by="at", delete_marker="gone"), STOCK
+        bad = ("a", 2, 2, True)
+    columns = len(schema)
+    db.write(sink, schema, [good[:columns]])
+    with pytest.raises(BadValue, match="foreign key"):
+        db.write(sink, schema, [bad[:columns]])
+
+
 def test_words_of_a_row_are_no_words_of_the_database(db: Play) -> None:
     db.run("CREATE TRIGGER judge BEFORE INSERT ON orders BEGIN SELECT RAISE(ABORT, 'database is locked'); END")
     with pytest.raises(BadValue):
