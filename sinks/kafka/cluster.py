@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
 from logging import getLogger
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -511,13 +513,10 @@ class Cluster:
             raise for_code(made["error_code"])(made["error_message"])
 
     async def _open_in(self, by_leader: ByLeader) -> dict[Where, dict[tuple[int, int], int]]:
-        def described(of: Mapping[str, list[int]]) -> Any:
-            wanted = [
-                DescribeProducersRequest.TopicRequest(name=name, partition_indexes=its) for name, its in of.items()
-            ]
-            return DescribeProducersRequest(topics=wanted)
-
-        answers = await self._ask_leaders(by_leader, described)
+        topic = DescribeProducersRequest.TopicRequest
+        answers = await self._ask_leaders(
+            by_leader, lambda name, its: topic(name=name, partition_indexes=its), DescribeProducersRequest
+        )
         return {
             place: {
                 (producer.producer_id, producer.producer_epoch): producer.last_sequence
@@ -528,21 +527,13 @@ class Cluster:
         }
 
     async def _starts(self, by_leader: ByLeader) -> dict[Where, int]:
-        wanted = ListOffsetsRequest.ListOffsetsTopic
-
-        def listed(of: Mapping[str, list[int]]) -> Any:
-            topics = [
-                wanted(
-                    name=name,
-                    partitions=[
-                        wanted.ListOffsetsPartition(partition_index=n, timestamp=OffsetSpec.EARLIEST) for n in its
-                    ],
-                )
-                for name, its in of.items()
-            ]
-            return ListOffsetsRequest(isolation_level=IsolationLevel.READ_UNCOMMITTED, topics=topics, min_version=2)
-
-        answers = await self._ask_leaders(by_leader, listed)
+        topic = ListOffsetsRequest.ListOffsetsTopic
+        first = partial(topic.ListOffsetsPartition, timestamp=OffsetSpec.EARLIEST)
+        answers = await self._ask_leaders(
+            by_leader,
+            lambda name, its: topic(name=name, partitions=[first(partition_index=number) for number in its]),
+            partial(ListOffsetsRequest, isolation_level=IsolationLevel.READ_UNCOMMITTED, min_version=2),
+        )
         return {place: int(about.offset) for place, about in answers.items()}
 
     def ends(self, places: Iterable[Where], *, committed: bool = False) -> dict[Where, int]:
@@ -725,12 +716,13 @@ class Cluster:
         return answer
 
     async def _ask_leaders(
-        self, by_leader: ByLeader, request: Callable[[Mapping[str, list[int]]], Any]
+        self, by_leader: ByLeader, asked: Callable[[str, list[int]], Any], request: Callable[..., Any]
     ) -> dict[Where, Any]:
-        """What the leader of each partition answers, without those that we may not ask about. `request` is made
-        of topics and their partitions."""
+        """What the leader of each partition answers, without those that we may not ask about. `request` is made of
+        topics, each `asked` by its name and partitions."""
         answers: dict[Where, Any] = {}
-        for sent in self._send((request(_partitions_by_topic(its)), node) for node, its in by_leader.items()):
+        topics = {node: starmap(asked, _partitions_by_topic(its).items()) for node, its in by_leader.items()}
+        for sent in self._send((request(topics=list(its)), node) for node, its in topics.items()):
             for topic in _raised(await self._answer(sent)).topics:
                 for partition in topic.partitions:
                     if partition.error_code != TopicAuthorizationFailedError.errno:

@@ -139,8 +139,6 @@ class Commit:
         """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
         if isinstance(answer, Exception):
             raise answer
-        if answer == 0:
-            return CommitOutcome.COMMITTED
         name = committable.transaction["transactional_id"]
         if answer in _NOT_ALLOWED:
             return CommitOutcome.unknown(

@@ -15,6 +15,7 @@ from sinks.kafka.record_batch import CODECS
 
 logger = getLogger(__name__)
 
+_PEM = "give ssl.certificate.location and ssl.key.location (PEM files), or an ssl_context in client_options"
 _OURS = {
     "transactional.id": "it is made from the names of job and sink",
     "transaction.timeout.ms": "use transaction_timeout=…, in seconds",
@@ -22,6 +23,7 @@ _OURS = {
     "enable.idempotence": "a transaction needs it",
     "acks": "a transaction needs all",
     "partitioner": "keys go by Java's murmur2; for another way, give rows a column `partition`",
+    **dict.fromkeys(("ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location"), _PEM),
 }
 _CLIENT = {
     "client.id": "client_id",
@@ -43,11 +45,10 @@ _SECURITY = (
     "ssl.endpoint.identification.algorithm",
     "enable.ssl.certificate.verification",
 )
-_FILES = ("ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location")
 
 _NUMBERS = {"batch.size": 1_000_000, "message.max.bytes": 1_000_000, "queue.buffering.max.kbytes": 65_536}
 _IGNORED = {"linger.ms": "a record batch is sent when it is full (batch.size) or the task ends"}
-_KNOWN = (*_CLIENT, *_SECURITY, *_FILES, *_NUMBERS, "compression.type")
+_KNOWN = (*_CLIENT, *_SECURITY, *_NUMBERS, "compression.type")
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,6 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
         read()
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"the certificates named in ssl.… options cannot be read: {error}") from None
-    if other := set(_FILES) & set(options):
-        raise ConfigurationError(
-            f"the sink cannot use {sorted(other)}: give ssl.certificate.location and ssl.key.location (PEM "
-            "files), or an ssl_context in client_options"
-        )
     if str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
         context.check_hostname = False
     if str(options.get("enable.ssl.certificate.verification", "true")).lower() == "false":

@@ -219,13 +219,15 @@ class KafkaSink(
 
     def _check_brokers(self) -> None:
         try:
-            self._check_topic()
+            problem = self._topic_problem()
             self._brokers.ongoing("tpc.")
         except KafkaError as error:
             raise ConfigurationError(
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
                 "address, the security options, and that the brokers run"
             ) from error
+        if problem:
+            raise ConfigurationError(f"sink {self.name!r}: {problem}")
         again = Retrying(
             retry=retry_if_exception_type(Fenced), wait=wait_random(0, 0.1), stop=stop_after_attempt(20), reraise=True
         )
@@ -249,36 +251,32 @@ class KafkaSink(
         finally:
             producer.close()
 
-    def _check_topic(self) -> None:
+    def _topic_problem(self) -> str:
+        """Why no records can go to the topic; a missing one may be created."""
         if self.topic is None:
             self._brokers.cluster_id()
-            return
-        about = self._brokers.topic(self.topic)
+            return ""
+        about, named = self._brokers.topic(self.topic), f"topic {self.topic!r}"
         if about is None and self.create_topic:
             try:
                 self._brokers.create_topic(self.topic)
             except BrokerResponseError as error:
-                raise ConfigurationError(
-                    f"sink {self.name!r}: topic {self.topic!r} cannot be created: {error}"
-                ) from error
-            return
+                return f"{named} cannot be created: {error}"
+            return ""
         if about is None:
-            raise ConfigurationError(
-                f"sink {self.name!r}: there is no topic {self.topic!r} at {self.bootstrap_servers}, or the principal "
-                "may not see it; create it, or set create_topic=True"
+            return (
+                f"there is no {named} at {self.bootstrap_servers}, or the principal may not see it; create it, or set "
+                "create_topic=True"
             )
-        rights = set(about["authorized_operations"])
+        rights = about["authorized_operations"]
         if "WRITE" not in rights:
-            raise ConfigurationError(
-                f"sink {self.name!r}: the principal may not write to topic {self.topic!r}; it may "
-                f"{', '.join(about['authorized_operations']) or 'do nothing'}"
-            )
+            return f"the principal may not write to {named}; it may {', '.join(rights) or 'do nothing'}"
         if self.remember and "READ" not in rights:
-            raise ConfigurationError(
-                f"sink {self.name!r}: the principal may not read topic {self.topic!r}, which the group needs that "
-                "remembers the job's checkpoints (ACL: Read on the topic; or remember=False, and a checkpoint storage "
-                "that was set back goes unnoticed)"
+            return (
+                f"the principal may not read {named}, which the group needs that remembers the job's checkpoints (ACL: "
+                "Read on the topic; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
             )
+        return ""
 
     def weaknesses(self) -> Sequence[str]:
         return self._brokers.may_lose(self.topic) if self.topic else ()
