@@ -23,7 +23,7 @@ logger = logging.getLogger(__package__)
 MARK = "_restored"
 """A file in the checkpointLocation that a restore has begun."""
 _ID = "savepoint-[a-z0-9-]+"
-_KEY = re.compile(rf"({_ID})/(_metadata|\d{{10}})")
+KEY = re.compile(rf"({_ID})/(_metadata|\d{{10}})")
 _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
 
 
@@ -101,7 +101,7 @@ def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) 
     sentence on each."""
     savepoints = []
     with storage_at(uri, existing=True) as storage:
-        for id in sorted({key[1] for key in map(_KEY.fullmatch, storage.list("")) if key}):
+        for id in sorted({key[1] for key in map(KEY.fullmatch, storage.list("")) if key}):
             try:
                 savepoints.append(load(storage, id))
             except (SavepointError, StorageError) as error:
@@ -149,7 +149,7 @@ def delete(storage: CheckpointStorage, id: str) -> None:
 
 def _keys(storage: CheckpointStorage, id: str) -> list[str]:
     """Of the savepoint. The records of a job whose name begins with "savepoint" may be in a folder of that form."""
-    return [key for key in storage.list(id) if _KEY.fullmatch(key)]
+    return [key for key in storage.list(id) if KEY.fullmatch(key)]
 
 
 def address_of(storage_uri: str, id: str) -> str:

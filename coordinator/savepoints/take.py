@@ -18,7 +18,7 @@ from typing import Any
 from coordinator.errors import CheckpointLocationMismatch, SavepointError
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import Record
-from coordinator.savepoints.model import MARK, Savepoint, address_of, chunk_key, copying, delete
+from coordinator.savepoints.model import KEY, MARK, Savepoint, address_of, chunk_key, copying, delete
 from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Cut
@@ -148,14 +148,15 @@ def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int |
 
 def _belongs(path: str, n: int) -> bool:
     """Whether a file is of checkpoints up to n: batch n writes version n + 1 of the state. Entries of a source's log
-    that are ahead are kept: Spark writes them before `offsets`, so it finds them after any crash."""
+    that are ahead are kept: Spark writes them before `offsets`, so it finds them after any crash. Other savepoints are
+    not: each would hold all before it."""
     folder, _, rest = path.partition("/")
     if folder in ("offsets", "commits"):
         number = re.match(r"\d+", rest)
         return number is not None and int(number[0]) <= n
     if folder == "state" and (version := _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])):
         return int(version[1]) <= n + 1
-    return path != MARK
+    return path != MARK and not KEY.search(path)
 
 
 def _put(storage: CheckpointStorage, key: str, data: bytes) -> None:

@@ -125,6 +125,14 @@ def test_later_batches_and_hidden_files_are_left_out(job: Job, target: str) -> N
     restored(job, savepoint).run(job.coordinator())
 
 
+def test_savepoints_in_the_checkpoint_location_are_not_part_of_the_next(job: Job) -> None:
+    target = f"file://{job.folder}/query/savepoints"
+    first = saved(save(job, target, 1))
+    with job.coordinator() as coordinator:
+        again = coordinator.trigger_savepoint(target, str(job.folder / "query"))
+    assert saved(again) == first
+
+
 def test_a_batch_between_callback_and_commit_log_is_finished_by_the_restored_query(job: Job, target: str) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.DONE, 1)])
