@@ -22,8 +22,8 @@ from coordinator.cli.output import (
 )
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.text import ago
-from coordinator.requests import ask_driver
+from coordinator.operate.text import ago, duration
+from coordinator.requests import LONGEST, ask_driver
 from coordinator.savepoints.model import describe_savepoint, dispose_savepoint, full_address, list_savepoints
 from coordinator.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
@@ -59,6 +59,8 @@ def trigger(
         holds = seconds(timeout, "--timeout")
     except ValueError as error:
         fail(str(error), USAGE)
+    if holds > LONGEST:
+        fail(f"--timeout may be {duration(LONGEST)} at most.", USAGE)
     with coordinator_of(job) as coordinator:
         if location is None:
             try:

@@ -68,6 +68,7 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
         assert coordinator.protocol.store.newest_generation() == generation
         file_job.cli("savepoint", "trigger", "--stop", "--cancel", code=2)
         assert "must be a time" in file_job.cli("savepoint", "trigger", "--timeout", "soon", code=2).stderr
+        assert "1.0 d at most" in file_job.cli("savepoint", "trigger", "--timeout", "2 days", code=2).stderr
         stopped = file_job.json("savepoint", "trigger", "--stop")
         assert not coordinator.query.isActive
     assert "has ended its query" in file_job.cli("savepoint", "trigger", code=1).stderr
