@@ -327,15 +327,15 @@ class LakeSink(
 
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Rows of another layout than the table has now, or whose mark somebody has deleted, are written again."""
+        """Rows for another table or layout than there is now, or whose mark somebody has deleted, are written again."""
         self._table = table = self._require_table()
         if reasons := list(self._problems()):
             raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
         marked = self._marked(app_of(checkpoint.job, self.name)).values()
         for committable in committables:
             text = committable.transaction["transaction"]
-            unfit = _unfit(committable, table) or (f"{_mark(text)} is gone" if text not in marked else "")
-            if unfit:
+            unfit = committable.target_mismatch(table.target) or _unfit(committable, table)
+            if unfit := unfit or (f"{_mark(text)} is gone" if text not in marked else ""):
                 raise TransactionEnded(f"sink {self.name!r}: {unfit}")
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
