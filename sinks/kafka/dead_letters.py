@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.errors import TopicAuthorizationFailedError
+from kafka.errors import TopicAuthorizationFailedError, UnsupportedCodecError
 
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
@@ -144,3 +144,7 @@ def _letters(cluster: Cluster, place: Where, first: int, end: int, of: tuple[str
                     yield letter
     except TopicAuthorizationFailedError as error:
         raise SinkError(f"the principal may not read topic {place[0]!r} (ACL: Read on the topic)") from error
+    except UnsupportedCodecError as error:
+        raise SinkError(
+            f"the letters in topic {place[0]!r} are compressed ({error}): install kafka-python[lz4,snappy,zstd]"
+        ) from error

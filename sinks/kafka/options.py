@@ -78,8 +78,8 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
             yield f"the option {name} is a whole number above 0, not {options[name]!r}"
     if (compression := options.get("compression.type", "none")) not in CODECS:
         yield f"compression.type is one of {', '.join(CODECS)}, not {compression!r}"
-    if transaction_timeout < 1:
-        yield "transaction_timeout is in seconds and at least 1"
+    if not 1 <= transaction_timeout < 2**31 / 1000:
+        yield "transaction_timeout is in seconds, and between 1 and 2,147,483"
 
 
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, SinkError
 from sinks.kafka import KafkaSink
 from sinks.kafka import dead_letters as reading
 from sinks.kafka.dead_letters import RECORDS, letter_of, records
@@ -228,6 +228,19 @@ def test_the_newest_letters_of_a_topic(
     admin, place = kafka.admin(), TopicPartition(one_partition, 0, first.offset())
     admin.delete_records([place])[place].result(30)
     assert shown(100) == (newest, [f"{one_partition}-0 begins at offset {first.offset()}"])
+    dead.close()
+
+
+def test_letters_that_kafka_python_cannot_read_here(
+    tmp_path: Path, kafka: KafkaService, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka.codec.has_lz4", lambda: False)
+    dead = KafkaSink(kafka.bootstrap, topic, name="letters", options={"compression.type": "lz4"})
+    rows = pa.table({"value": ["x" * 100] * 9, "partition": pa.array([9] * 9, pa.int32())})
+    run(tmp_path, KafkaSink(kafka.bootstrap, topic, name="many", dead_letters=dead), [[rows]])
+    settled(kafka.bootstrap)
+    with pytest.raises(SinkError, match=r"are compressed .*: install kafka-python\[lz4,snappy,zstd\]"):
+        dead.read_dead_letters("job", "many", 9)
     dead.close()
 
 

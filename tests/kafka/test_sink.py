@@ -378,6 +378,12 @@ def test_options_that_cannot_be(option: str, value: object, reason: str) -> None
         KafkaSink("localhost:9092", "t", options={option: value})
 
 
+@pytest.mark.parametrize("seconds", [0.5, 3e6, float("inf"), float("nan")])
+def test_a_timeout_that_brokers_cannot_be_told(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="transaction_timeout is in seconds, and between"):
+        KafkaSink("localhost:9092", "t", transaction_timeout=seconds)
+
+
 def test_linger_changes_nothing_and_the_log_says_why(
     kafka: KafkaService, kafka_topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
