@@ -229,6 +229,25 @@ def same(array: pa.Array) -> pa.Array:
     return array
 
 
+def in_utf8(texts: pa.Array) -> pa.Array:
+    """The same array. Spark makes any bytes a text that is cast so."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raise RefusedValue(first_unreadable(texts), "the text is not UTF-8") from None
+    return texts
+
+
+def first_unreadable(array: pa.Array) -> int:
+    """The place of the first value that Python has none for."""
+    for index, value in enumerate(array):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return index
+    return 0
+
+
 def as_json(arrow: pa.DataType) -> Convert:
     """Texts are taken as the JSON that they are. Raises Unfit."""
     if is_text(arrow):

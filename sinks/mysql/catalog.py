@@ -34,6 +34,7 @@ from sinks.arrow.convert import (
     as_json,
     bits,
     created_type,
+    in_utf8,
     same,
     short,
 )
@@ -81,7 +82,11 @@ class MySQLColumn(tables.Column):
         return _FORMS.get(self.type, Form.TEXT)
 
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """To the text of the column."""
+        """To the text of the column. LOAD DATA would take the end of a line for a part of what is not UTF-8."""
+        convert = self._conversion(arrow)
+        return (lambda array: in_utf8(convert(array))) if self.form is Form.TEXT else convert
+
+    def _conversion(self, arrow: pa.DataType) -> Convert:
         if at.is_null(arrow):
             return lambda array: pa.nulls(len(array), pa.string())
         if self.type not in _HOLDS:

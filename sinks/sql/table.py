@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow.convert import Convert, RefusedValue, Unfit, short
+from sinks.arrow.convert import Convert, RefusedValue, Unfit, first_unreadable, short
 from sinks.arrow.types import spark_name
 from sinks.errors import BadValue, SchemaMismatch, TargetChanged
 from sinks.sql.names import label
@@ -276,17 +276,8 @@ class Values(Encoder):
             except (ValueError, OverflowError) as error:
                 text = isinstance(error, UnicodeDecodeError)
                 reason = "the text is not UTF-8" if text else "Python has no such value"
-                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
+                raise self.bad_value(batch, column.name, RefusedValue(first_unreadable(array), reason)) from None
         return list(zip(*columns, strict=True))
-
-
-def _first_unreadable(array: pa.Array) -> int:
-    for index, value in enumerate(array):
-        try:
-            value.as_py()
-        except (ValueError, OverflowError):
-            return index
-    return 0
 
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:

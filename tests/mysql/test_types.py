@@ -542,3 +542,15 @@ def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         value + 0.0 if isinstance(value, float) else int(value) if isinstance(value, bool) else value for value in row
     )
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["text", "json", "varchar(9) CHARACTER SET latin1"])
+@pytest.mark.parametrize(
+    "text", [b"b\xf0", b"\xf0\x9f", b"\xff", b"\xed\xa0\x80"], ids=["cut", "cut later", "byte", "half"]
+)
+def test_text_that_is_no_utf8_is_a_bad_row(db: Observer, kind: str, text: bytes, local: bool) -> None:
+    """LOAD DATA of MySQL leaves out what the last row of a piece ends with."""
+    rows = pa.RecordBatch.from_arrays([pa.array([b"1", text]).view(pa.string())], names=["c0"])
+    with pytest.raises(BadValue, match='row 2, column "c0": the text is not UTF-8'):
+        write(db, rows, [kind], local=local)
