@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,6 +170,7 @@ def run(
                 error, fatal = _attempt(query_factory, coordinator, stopping, attempts)
                 if error is None:
                     break
+                _clear_frames(error)
                 delay = None if fatal else restart.delay_after(attempts)
                 if delay is None:
                     why = "a restart cannot fix it" if fatal else f"{restart} allows no other attempt"
@@ -263,6 +265,16 @@ def _attempt(
     if error:
         logger.warning("%s: attempt %d failed: %s", _job(coordinator), number, reason(error))
     return (None, False) if stopped or not error else (error, _is_fatal(error, refused=refused))
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Of the error and those that led to it: what they refer to, such as the batch and its DataFrame, would stay as
+    long as the attempts do."""
+    chain: list[BaseException | None] = [error]
+    for each in chain:
+        if each:
+            traceback.clear_frames(each.__traceback__)
+            chain += [cause for cause in (each.__cause__, each.__context__) if cause not in chain]
 
 
 def _is_fatal(error: Exception, *, refused: bool) -> bool:

@@ -319,7 +319,7 @@ class CheckpointStore:
     def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
         """Put them with those of the newest object, if it has fewer than `together`, and delete the oldest objects that
         are not needed for the newest `keep`. Two drivers at once leave some twice, and lose none."""
-        objects = self._statistics()
+        objects = self.statistics()
         number, count, newest = objects[-1] if objects else (0, 0, "")
         before: list[Mapping[str, Any]] = []
         if count >= together:
@@ -341,12 +341,9 @@ class CheckpointStore:
                 self._calls.delete(old)
             count += older
 
-    def statistics_keys(self) -> list[str]:
-        """Keys of the objects with statistics, oldest first. An object never changes."""
-        return [key for _, _, key in self._statistics()]
-
-    def _statistics(self) -> list[tuple[int, int, str]]:
-        """Number, count and key of each object; what else is there is passed over."""
+    def statistics(self) -> list[tuple[int, int, str]]:
+        """Number, count and key of each object, oldest first; what else is there is passed over. An object never
+        changes."""
         keys = self._calls.list(f"{self._root}/statistics")
         matches = [(_STATISTICS.search(key), key) for key in keys]
         return [(int(name[1]), int(name[2]), key) for name, key in matches if name]

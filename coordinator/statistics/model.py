@@ -242,7 +242,7 @@ def load_history(
     have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}
-    for key in store.statistics_keys():
+    for *_, key in store.statistics():
         read[key] = before.get(key) or list(_understood(store, key, bad))
     before.clear()
     before |= read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -12,10 +13,14 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pytest
+
 from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, Step, run
+from coordinator.errors import JobFailed
 from coordinator.storage import open_storage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import ids
+from sinks.testing.local import LocalBatch
 from sinks.testing.table import eventually
 from tests.protocol.play import Job, fail
 
@@ -81,6 +86,36 @@ def test_a_query_that_was_stopped_with_a_savepoint_is_not_started_again(tmp_path
     stopper.join()
     assert [attempt.error for attempt in summary.attempts] == [None]
     assert job.visible() == Counter(ids(job.input[:1]))
+
+
+def test_batches_of_attempts_that_failed_are_not_kept(tmp_path: Path) -> None:
+    """With their DataFrames and queries they would fill the memory of a job that is started again for ever."""
+    job, kept = Job(tmp_path), []
+
+    class Failing(Started):
+        def _run(self) -> None:
+            self.error = None
+            try:
+                super()._run()
+            except Exception as error:
+                self.error = error
+
+        def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
+            if ended := super().awaitTermination(timeout):
+                assert self.error
+                raise self.error
+            return ended
+
+    def start() -> Any:
+        gc.collect()
+        kept.append(sum(type(each) is LocalBatch for each in gc.get_objects()))
+        return Failing(job.query(), coordinator)
+
+    coordinator = job.coordinator(sink=Hooked(job.sink, "write", None, hook=fail))
+    with pytest.raises(JobFailed) as failed:
+        run(start, FixedDelay(5, 0), coordinator)
+    assert len(failed.value.attempts) == len(kept) == 6
+    assert max(kept) <= 2
 
 
 def test_a_job_goes_on_in_a_thread_when_the_main_thread_has_ended(tmp_path: Path) -> None:
