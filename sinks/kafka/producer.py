@@ -359,7 +359,7 @@ class TransactionalProducer:
             self._send()
 
     def _make_batch(self, partition: _Partition) -> None:
-        rows = partition.rows[0] if len(partition.rows) == 1 else pa.Table.from_batches(partition.rows)
+        (rows,) = pa.Table.from_batches(partition.rows).combine_chunks().to_batches()
         identity = self._identity or {}
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
         data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,6 @@ from crc32c import crc32c
 from kafka.partitioner.default import murmur2 as murmur2_of_key
 
 from sinks.kafka.row_bytes import Numbers, Part, binary, ends_of, lengths_of, rows_of, size, varints
-
-Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 
 _TRANSACTIONAL = 0x10
 _NONE = 1
@@ -76,18 +74,6 @@ def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
     return lists.flatten(), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def _column(rows: Rows, name: str) -> list[pa.Array] | None:
-    """In pieces."""
-    if name not in rows.schema.names:
-        return None
-    column = rows[name]
-    return [piece.cast(pa.binary()) for piece in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
-
-
-def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
 # ---------------------------------------------------------------------- records
 def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
     """How many each row has, and all of them. Each is encoded once; a row's are a slice of them all."""
@@ -99,14 +85,15 @@ def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
     return varints(np.diff(ends)), binary(ends_of(joined)[ends], joined.buffers()[2])
 
 
-def _records(rows: Rows, deltas: Numbers | None) -> list[Any]:
+def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     """The records' section, in pieces; `deltas` are of the timestamps."""
     count = rows.num_rows
-    key, value = _column(rows, "key"), _column(rows, "value")
-    has, headers = _headers(_array(rows["headers"])) if "headers" in rows.schema.names else (0, None)
+    names = rows.schema.names
+    key, value = (rows[name].cast(pa.binary()) if name in names else None for name in ("key", "value"))
+    has, headers = _headers(rows["headers"]) if "headers" in names else (0, None)
     timestamp: Part = 0 if deltas is None else varints(deltas)
     place = varints(np.arange(count, dtype=np.int64))
-    lengths = [None if column is None else lengths_of(pa.chunked_array(column)) for column in (key, value)]
+    lengths = [None if column is None else lengths_of(column) for column in (key, value)]
     key_length, value_length = (_NONE if some is None else varints(some) for some in lengths)
     length: Numbers = np.ones(count, np.int64)
     for part in (timestamp, place, key_length, value_length, has):
@@ -182,13 +169,13 @@ class Origin(NamedTuple):
 _PLAIN = Origin(-1, -1, -1)
 
 
-def record_batch(rows: Rows, now: int, codec: str = "none", origin: Origin | None = None) -> bytes:
+def record_batch(rows: pa.RecordBatch, now: int, codec: str = "none", origin: Origin | None = None) -> bytes:
     """One batch of at least one row: columns `value`, `key` (string or binary), `headers`, `timestamp`, each optional.
     `now` is the timestamp of rows without one, in milliseconds. With an `origin` it is part of a transaction."""
     first = last = now
     deltas = None
     if "timestamp" in rows.schema.names:
-        moments = pc.fill_null(milliseconds(_array(rows["timestamp"])), now).to_numpy(zero_copy_only=False)
+        moments = pc.fill_null(milliseconds(rows["timestamp"]), now).to_numpy(zero_copy_only=False)
         first, last = int(moments[0]), int(moments.max())
         deltas = moments - first
     plain = _records(rows, deltas)

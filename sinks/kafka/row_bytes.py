@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,20 +74,15 @@ def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[column.offset :]
 
 
-def rows_of(count: int, parts: Sequence[Part | pa.Array | list[pa.Array]]) -> pa.Array:
-    """For each row its numbers and bytes, one after the other; null is nothing. A column may come in pieces. To take
-    from all columns is three times as fast as Arrow's own join."""
-    columns, numbers = list[list[pa.Array]](), list[Part]()
-    for part in parts:
-        if isinstance(part, pa.Array | list):
-            columns += [[texts(count, *numbers)]] if numbers else []
-            columns.append(part if isinstance(part, list) else [part])
-            numbers = []
-        else:
-            numbers.append(part)
-    columns += [[texts(count, *numbers)]] if numbers else []
+def rows_of(count: int, parts: Sequence[Part | pa.Array]) -> pa.Array:
+    """For each row its numbers and bytes, one after the other; null is nothing. To take from all columns is three times
+    as fast as Arrow's own join."""
+    columns = list[pa.Array]()
+    for whole, group in groupby(parts, lambda part: isinstance(part, pa.Array)):
+        some = list(group)
+        columns += some if whole else [texts(count, *some)]
     if len(columns) == 1:
-        return pa.concat_arrays(columns[0])
+        return columns[0]
     order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
-    joined = pa.concat_arrays([piece for column in columns for piece in column]).take(pa.array(order.ravel()))
+    joined = pa.concat_arrays(columns).take(pa.array(order.ravel()))
     return binary(ends_of(joined)[:: len(columns)].copy(), joined.buffers()[2])

@@ -69,8 +69,6 @@ def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut:
     chosen = {name: array for name, array in columns.items() if name not in left_out}
     batch = pa.RecordBatch.from_pydict(chosen).slice(min(cut, len(rows) - 1))
     made = record_batch(batch, NOW, origin=origin)
-    pieces = pa.Table.from_batches([batch.slice(0, cut), batch.slice(cut)])
-    assert record_batch(pieces, NOW, origin=origin) == made
     parsed = MemoryRecords(made).next_batch()
     assert parsed.is_transactional is (origin is not None)
     assert (parsed.producer_id, parsed.producer_epoch, parsed.base_sequence) == (origin or (-1, -1, -1))
