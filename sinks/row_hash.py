@@ -59,35 +59,26 @@ def _parts(value: Column, data_type: DataType) -> list[Column]:
     """What is hashed of a value. No function is applied to each element: Spark would not compile the projection
     then."""
     from pyspark.sql import functions
-    from pyspark.sql.types import (
-        ArrayType,
-        BooleanType,
-        DateType,
-        FractionalType,
-        MapType,
-        NumericType,
-        StringType,
-        StructType,
-    )
+    from pyspark.sql import types as st
 
     is_null = functions.isnull(value)
-    if isinstance(data_type, StringType):
+    if isinstance(data_type, st.StringType):
         return [is_null, value.cast("string")]
-    if isinstance(data_type, FractionalType):
+    if isinstance(data_type, st.FractionalType):
         return [is_null, value, functions.when(value == 0, value.cast("string"))]
     if not _holds(data_type, "array", "map", "struct", "variant"):
         return [is_null, value]
-    if isinstance(data_type, StructType) and _can_be_named(data_type):
+    if isinstance(data_type, st.StructType) and _can_be_named(data_type):
         return [is_null, *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType))]
-    if isinstance(data_type, ArrayType):
-        if isinstance(data_type.elementType, StringType):
+    if isinstance(data_type, st.ArrayType):
+        if isinstance(data_type.elementType, st.StringType):
             texts = value.cast("array<string>")
             return [is_null, *_elements(texts, _NULL, functions.array_join(texts, "\n", _NULL))]
-        if isinstance(data_type.elementType, NumericType):
+        if isinstance(data_type.elementType, st.NumericType):
             return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
-        if isinstance(data_type.elementType, (BooleanType, DateType)):
+        if isinstance(data_type.elementType, (st.BooleanType, st.DateType)):
             return [is_null, value.cast("string")]
-    if isinstance(data_type, MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
+    if isinstance(data_type, st.MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
         value = functions.map_entries(value)  # names in JSON would be addresses in the JVM's memory
     return [is_null, functions.to_json(functions.struct(value), _JSON)]
 

@@ -25,19 +25,7 @@ import pymysql
 from pymysql.constants import ER
 
 from sinks.arrow import convert
-from sinks.arrow.convert import (
-    DOUBLE_DIGITS,
-    Convert,
-    Holds,
-    RefusedValue,
-    Unfit,
-    as_json,
-    bits,
-    created_type,
-    in_utf8,
-    same,
-    short,
-)
+from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, as_json, bits, created_type, in_utf8, same, short
 from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
 from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, listed, query, quoted
@@ -83,8 +71,8 @@ class MySQLColumn(tables.Column):
 
     def conversion(self, arrow: pa.DataType) -> Convert:
         """To the text of the column. LOAD DATA would take the end of a line for a part of what is not UTF-8."""
-        convert = self._conversion(arrow)
-        return (lambda array: in_utf8(convert(array))) if self.form is Form.TEXT else convert
+        converted = self._conversion(arrow)
+        return (lambda array: in_utf8(converted(array))) if self.form is Form.TEXT else converted
 
     def _conversion(self, arrow: pa.DataType) -> Convert:
         if at.is_null(arrow):
@@ -209,7 +197,7 @@ _SUSPICIOUS = r'"\s*:(?s:.*)"\s*:|[0-9.]{16}|[0-9][eE][+-]?[0-9]{3}'
 
 def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
     """The first type in it, or itself, whose values may have more digits than a double."""
-    if at.is_decimal(arrow) and arrow.precision > DOUBLE_DIGITS:
+    if at.is_decimal(arrow) and arrow.precision > convert.DOUBLE_DIGITS:
         return arrow
     inner = (beyond_doubles(arrow.field(i).type) for i in range(arrow.num_fields))
     return next(filter(None, inner), None)
@@ -221,8 +209,8 @@ def as_mysql_json(arrow: pa.DataType) -> Convert:
     as_text = as_json(arrow)
     if wide := beyond_doubles(arrow):
         raise Unfit(
-            f"it holds a {spark_name(wide)}, and MySQL's JSON keeps such numbers as doubles, with {DOUBLE_DIGITS} "
-            "digits: make the column longtext, or cast to string in Spark"
+            f"it holds a {spark_name(wide)}, and MySQL's JSON keeps such numbers as doubles, with "
+            f"{convert.DOUBLE_DIGITS} digits: make the column longtext, or cast to string in Spark"
         )
     judged = is_text(arrow) or _holds_map(arrow)
     return (lambda array: _unaltered(as_text(array))) if judged else as_text

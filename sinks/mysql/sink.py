@@ -176,17 +176,8 @@ class MySQLSink(TableSink):
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        super().__init__(
-            backend,
-            table,
-            name=name,
-            create_table=create_table,
-            ledger=ledger,
-            schema_evolution=schema_evolution,
-            transform=transform,
-            dead_letters=dead_letters,
-            max_dead_letters=max_dead_letters,
-        )
+        letters = dead_letters, max_dead_letters
+        super().__init__(backend, table, name, create_table, ledger, schema_evolution, transform, *letters)
 
 
 class MySQLBackend(Pool, Backend):

@@ -139,10 +139,6 @@ class CopyTransaction(RowTransaction):
             copying.__exit__(None, None, None)
         return self._cursor.rowcount
 
-    def execute(self, statement: str | sql.Composed) -> None:
-        with self.explained():
-            self.connection.execute(statement.encode() if isinstance(statement, str) else statement)
-
     def prepare(self) -> None:
         self.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.identity["gid"])))
 

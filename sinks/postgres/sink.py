@@ -93,17 +93,8 @@ class PostgresSink(TableSink):
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        super().__init__(
-            backend,
-            table,
-            name=name,
-            create_table=create_table,
-            ledger=ledger,
-            schema_evolution=schema_evolution,
-            transform=transform,
-            dead_letters=dead_letters,
-            max_dead_letters=max_dead_letters,
-        )
+        letters = dead_letters, max_dead_letters
+        super().__init__(backend, table, name, create_table, ledger, schema_evolution, transform, *letters)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]
@@ -411,7 +402,8 @@ class PostgresBackend(Pool, Backend):
             declarations = ", ".join(self._declarations(target, columns, written))
             create = f"CREATE TABLE {table.as_string()} ({declarations})"
             comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
-            transaction.execute(f"{create}; {comment.as_string()}")
+            with transaction.explained():
+                transaction.connection.execute(f"{create}; {comment.as_string()}".encode())
             transaction.start(table, encoder)
         return transaction
 

@@ -18,14 +18,7 @@ from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff, Severity
 from sinks.errors import ConfigurationError, SchemaMismatch
-from sinks.optional import (
-    Auditable,
-    DeadLettering,
-    Diagnosable,
-    DirectCommitting,
-    SchemaEvolving,
-    Validating,
-)
+from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, SchemaEvolving, Validating
 from sinks.spark_types import KINDS
 from sinks.sql.backend import Backend, Plan, RowTransaction
 from sinks.sql.dialects import addition, weaknesses
@@ -87,7 +80,6 @@ class TableSink(
         self,
         backend: Backend,
         table: str,
-        *,
         name: str | None = None,
         create_table: bool = False,
         ledger: str = "tpc_ledger",

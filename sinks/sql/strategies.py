@@ -18,14 +18,7 @@ from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table, target_named
 from sinks.sql.server import Fault, explained
-from sinks.transaction import (
-    Checkpoint,
-    CommitOutcome,
-    Committable,
-    Fingerprint,
-    Identity,
-    TransactionId,
-)
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from sinks.arrow import convert
-from sinks.arrow.convert import (
-    DOUBLE_DIGITS,
-    Convert,
-    Holds,
-    Unfit,
-    as_json,
-    created_type,
-    digits_of,
-    refuse,
-    would_be_rounded,
-)
+from sinks.arrow.convert import DOUBLE_DIGITS, Convert, Holds, Unfit, as_json, created_type, refuse, would_be_rounded
 from sinks.arrow.types import is_text
 from sinks.sql import table as tables
 
@@ -110,7 +100,7 @@ def _no_number(array: pa.Array) -> pa.Array:
 
 def _as_double(arrow: pa.DataType, checked: Convert) -> Convert:
     """SQLite has no other type for fractions."""
-    digits, scale = digits_of(arrow)
+    digits, scale = convert.digits_of(arrow)
     if digits <= DOUBLE_DIGITS:
         return checked
     if at.is_decimal(arrow):
