@@ -6,6 +6,7 @@ bytes becomes part of it there. Every metric has the label `job_name`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -121,7 +122,7 @@ class MetricsReporter:
             for each in HISTOGRAMS
         }
         for each in GAUGES:
-            read = partial(self._observed, tracker, each.name)
+            read = partial(self._observed, weakref.ref(tracker), each.name)
             meter.create_observable_gauge(each.name, [read], each.unit, each.description)
         tracker.reporters.append(self)
         tracker.on_storage_call.append(self._storage_called)
@@ -160,11 +161,11 @@ class MetricsReporter:
                 self._add(DEAD_LETTERS, rows, sink=sink)
 
     def _observed(
-        self, tracker: CheckpointStatisticsTracker, name: str, _: metrics.CallbackOptions
+        self, tracker: weakref.ref[CheckpointStatisticsTracker], name: str, _: metrics.CallbackOptions
     ) -> list[metrics.Observation]:
-        return [
-            metrics.Observation(value, {**self._job, **labels}) for value, labels in _of_tracker(tracker).get(name, ())
-        ]
+        """Nothing of a coordinator that is gone: its meter stays as long as the process."""
+        values = _of_tracker(of).get(name, ()) if (of := tracker()) else ()
+        return [metrics.Observation(value, {**self._job, **labels}) for value, labels in values]
 
     def _storage_called(self, operation: str, seconds: float) -> None:
         self._record(STORAGE, seconds, operation=operation)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
 import urllib.error
 import urllib.request
 import uuid
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -130,6 +132,16 @@ def test_a_start_that_is_refused_names_its_batch(job: Job) -> None:
     with pytest.raises(CheckpointLocationMismatch):
         LocalQuery(job.folder / "another", job.input).run(coordinator)
     assert [(one.checkpoint_id, one.status) for one in told.all] == [(0, Status.FAILED)]
+
+
+def test_of_a_coordinator_that_is_gone_no_metric_stays(job: Job) -> None:
+    coordinator = job.coordinator()
+    job.query().run(coordinator)
+    coordinator.close()
+    statistics = weakref.ref(coordinator.statistics)
+    del coordinator
+    gc.collect()
+    assert statistics() is None
 
 
 def test_orphans_and_what_is_lost(job: Job) -> None:
