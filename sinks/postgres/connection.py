@@ -209,8 +209,8 @@ def fault(error: BaseException | None) -> Fault | None:
         return Fault("server", text, advice=_NO_TRANSACTION_LEFT)
     if state == "55000":  # a publication without a replica identity, and the like
         return Fault("server", text)
-    if isinstance(error, errors.FeatureNotSupported) and ("PREPARE" in text or "row-level security" in text):
-        return Fault("server", text, advice=_NOT_PREPARED)
+    if isinstance(error, errors.FeatureNotSupported):
+        return Fault("server", text, advice=_NOT_PREPARED if re.search("PREPARE|row-level security", text) else "")
     if isinstance(error, errors.InsufficientPrivilege):
         return Fault("right", text)
     if isinstance(error, errors.DuplicateTable | errors.UndefinedTable) and STAGING.search(text):

@@ -892,3 +892,11 @@ def test_a_check_that_reads_a_table_is_tried_before_the_decision(db: Observer) -
     sink = make(db, strategy="staged")
     with pytest.raises(BadValue, match="few"):
         sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1, 2, 3))])
+
+
+def test_a_rule_that_takes_no_upsert_is_told_before_the_decision(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    db.run("CREATE RULE none AS ON UPDATE TO orders WHERE new.id < 0 DO INSTEAD NOTHING")
+    sink = make(db, mode="upsert", keys=["id"])
+    with pytest.raises(ConfigurationError, match="ON CONFLICT clause cannot be used"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
