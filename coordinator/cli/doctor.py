@@ -6,8 +6,8 @@ import importlib.metadata
 import secrets
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -17,11 +17,12 @@ from rich.text import Text
 from coordinator import __version__
 from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.memories import side_by_side
+from coordinator.operate.memories import compared
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks.diagnosis import Finding, Severity, compare_clocks
 from sinks.optional import Diagnosable, basic_findings
+from sinks.threads import side_by_side
 
 _RACES, _RACERS = 5, 8
 _COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -82,7 +83,7 @@ def _guarded(findings: Iterable[Finding], fix: str) -> Iterable[Finding]:
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
-    for memory in side_by_side(coordinator.protocol.store, coordinator.sinks, location):
+    for memory in compared(coordinator.protocol.store, coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:
             yield Finding.ok(what)
@@ -127,8 +128,7 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
     try:
         for key in keys:
             values = [f"{at}".encode() for at in range(_RACERS)]
-            with ThreadPoolExecutor(_RACERS) as pool:
-                won = list(pool.map(lambda value, key=key: storage.put_if_absent(key, value), values))
+            won = side_by_side(partial(storage.put_if_absent, key), values)
             value = storage.get(key)
             if won.count(True) != 1 or value != values[won.index(True)]:
                 yield Finding.error(

@@ -27,7 +27,7 @@ class Memory:
         return "?" if self.newest is None else "none" if self.newest == -1 else str(self.newest)
 
 
-def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
+def compared(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
     memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
@@ -48,7 +48,7 @@ def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
         f"{memory.name}: newest checkpoint {memory.shown}, {memory.verdict} (docs/runbook.md)."
-        for memory in side_by_side(store, sinks, None)
+        for memory in compared(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]
 

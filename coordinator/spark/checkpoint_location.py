@@ -101,10 +101,7 @@ class _HadoopDirectory:
             session = SparkSession.active()
             self._path: Any = gateway(session).jvm.org.apache.hadoop.fs.Path
         except PySparkException as error:
-            raise SavepointError(
-                f"{uri} is reached through the JVM of a Spark session, and none runs in this process: for commands let "
-                "a job FILE.py start it"
-            ) from error
+            raise SavepointError(f"{uri} takes a Spark session in this process: let a job FILE.py start it") from error
         self.uri = uri.rstrip("/")
         with _os_errors():
             self._fs: Any = self._path(self.uri).getFileSystem(hadoop_conf(session))
