@@ -63,8 +63,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
-        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes. Only the driver
-        calls it, so it is not pickled."""
+        transactions carry it. `transform` maps the batch's DataFrame to the one that it writes; it is not pickled."""
         if not name:
             raise ValueError("a sink needs a name: it is how a restarted job finds the transactions of this sink again")
         self.name = name
@@ -104,8 +103,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def rollback(self, transaction: Transaction) -> None:
         """Remove every trace of a transaction that is not needed, or whose `write` or `pre_commit` raised. A pre-commit
         that raised may have taken effect (its answer got lost): check, and undo it too, or leave it to the sweep, which
-        aborts transactions that `in_doubt` lists and no record names. Not called after a `begin_transaction` that
-        raised, nor when the process dies."""
+        aborts transactions that `in_doubt` lists and no record names. Not called when the process dies."""
 
     @final
     def snapshot_state(self, barrier: Transaction) -> Committable:

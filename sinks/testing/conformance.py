@@ -33,7 +33,7 @@ from sinks.testing.clauses import Ability, Clause
 from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
 from sinks.testing.faults import Faults, meet, together
 from sinks.testing.kit import LINEAGE, copy_of, rows
-from sinks.testing.lines import at, lines, watched
+from sinks.testing.lines import Stop, at, lines, watched
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.testing.options import Options
 from sinks.testing.outcomes import Outcomes
@@ -77,7 +77,7 @@ def on_another_machine(*, days: int) -> None:
     time.time, time.time_ns = lambda: now() + days * 86_400, lambda: now_ns() + days * 86_400 * 10**9
 
 
-def _task(sink: Sink, context: TransactionContext, table: pa.Table, reply: Path, line: int = -1) -> None:
+def _task(sink: Sink, context: TransactionContext, table: pa.Table, reply: Path, stop: Stop | None = None) -> None:
     """In a process: writes and pre-commits; dies at a line of `pre_commit`, or after it, as Python ends by itself for
     all but the first subtask. Replies its committable."""
     on_another_machine(days=-1)
@@ -85,7 +85,7 @@ def _task(sink: Sink, context: TransactionContext, table: pa.Table, reply: Path,
     transaction = sink.begin_transaction(context)
     for batch in table.to_batches():
         sink.write(transaction, batch)
-    with watched(sink, at(line, die)):
+    with watched(sink, at(stop, die)):
         committable = sink.snapshot_state(transaction)
     reply.write_text(json.dumps(committable.to_json()))
     if context.subtask:
@@ -94,10 +94,10 @@ def _task(sink: Sink, context: TransactionContext, table: pa.Table, reply: Path,
     die()
 
 
-def _call(sink: Sink, line: int, method: str, *arguments: Any) -> None:
+def _call(sink: Sink, stop: Stop | None, method: str, *arguments: Any) -> None:
     """In a process: calls a method of the driver; dies at a line of it."""
     sink.open()
-    with watched(sink, at(line, die)):
+    with watched(sink, at(stop, die)):
         getattr(sink, method)(*arguments)
     die()
 
@@ -186,7 +186,7 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when = f"when a task was killed at {stop}"
             tables.append(rows(10 * len(tables), 4))
-            arguments = self.context(sink, slot=0), tables[-1], tmp_path / "reply", stop.number
+            arguments = self.context(sink, slot=0), tables[-1], tmp_path / "reply", stop
             self._died(sink, partial(_task, sink, *arguments), tmp_path, Clause.TASK_DIES, when)
             self.expect_rows(sink, Clause.TASK_DIES, when, *tables[:-1])
             self.sweep(sink, Clause.TASK_DIES, when)
@@ -205,7 +205,7 @@ class SinkConformance(SinkContract):
         for stop, tables, made in self.attempts(sink, count, done, self.stops):
             when = f"when a driver was killed at {stop}"
             arguments = "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made
-            self._died(sink, partial(_call, sink, stop.number, *arguments), tmp_path, Clause.COMMIT_DIES, when)
+            self._died(sink, partial(_call, sink, stop, *arguments), tmp_path, Clause.COMMIT_DIES, when)
             self.commit(sink, *made, clause=Clause.COMMIT_DIES, when=when)
             done += tables
             self.expect_rows(sink, Clause.COMMIT_DIES, when, *done)
@@ -216,7 +216,7 @@ class SinkConformance(SinkContract):
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, 1, done, self.stops):
             driver, when = self.elsewhere(sink), f"by drivers in two processes, one stopped at {stop}"
-            commit = partial(_call, sink, -1, "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made)
+            commit = partial(_call, sink, None, "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made)
             other = partial(in_process, commit, tmp_path, type(sink))
             answers, _ = meet(driver, stop, partial(self.ask, driver, *made), other, blocked=1)
             self.close(driver)
@@ -231,7 +231,7 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when = f"when a driver was killed at {stop}"
             committable = self.pre_committed(sink, rows(0, 4))
-            call = partial(_call, sink, stop.number, "abort", committable.transaction)
+            call = partial(_call, sink, stop, "abort", committable.transaction)
             self._died(sink, call, tmp_path, Clause.ABORT_DIES, when)
             self.abort(sink, committable, Clause.ABORT_DIES, when)
             self.expect_doubts(sink, Clause.ABORT_DIES, when)
@@ -249,10 +249,10 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when, first = f"when a driver was killed at {stop}", 10 * len(tables)
             tables += rows(10 * first, 2), rows(10 * first + 5, 2)
-            old, retained, gone = self._retained(sink, first, *tables[-2:])
+            old, retained, gone, dropped = self._retained(sink, first, *tables[-2:])
             memory = self.memory(sink)
             checkpoint = Checkpoint(self.job, LINEAGE, first + 2, oldest_retained=first + 1)
-            self._died(sink, partial(_call, sink, stop.number, "purge", checkpoint), tmp_path, Clause.PURGE, when)
+            self._died(sink, partial(_call, sink, stop, "purge", checkpoint), tmp_path, Clause.PURGE, when)
             for again in (when, f"{when}, and it was purged again"):
                 self.expect_rows(sink, Clause.PURGE, again, *tables)
                 self.expect_doubts(sink, Clause.PURGE, again)
@@ -260,16 +260,19 @@ class SinkConformance(SinkContract):
                 self.commit(sink, retained, clause=Clause.PURGE, when=again)
                 self.expect_state(sink, Clause.PURGE, f"{again}, of an aborted one", gone)
                 self.expect_state(sink, Clause.PURGE, again, old, CommitState.COMMITTED, CommitState.UNKNOWN)
+                self.expect_state(sink, Clause.PURGE, again, dropped, CommitState.LOST, CommitState.UNKNOWN)
                 self.purge(sink, first + 2, first + 1)
 
     def _retained(self, sink: Sink, first: int, *tables: pa.Table) -> list[Committable]:
-        """Committed: of a checkpoint that is to be purged, and of the next one. Aborted: of that one."""
+        """Committed: of a checkpoint that is to be purged, and of the next one. Aborted: of the next one, and of that
+        which is to be purged."""
         old, retained = (self.pre_committed(sink, table, checkpoint=first + n) for n, table in enumerate(tables))
-        gone = self.pre_committed(sink, rows(900_000, 1), checkpoint=first + 1, subtask=1)
+        aborted = [self.pre_committed(sink, rows(900_000, 1), checkpoint=first + n, subtask=1) for n in (1, 0)]
         self.commit(sink, old, clause=Clause.PURGE)
         self.commit(sink, retained, clause=Clause.PURGE)
-        self.abort(sink, gone, Clause.PURGE)
-        return [old, retained, gone]
+        for committable in aborted:
+            self.abort(sink, committable, Clause.PURGE)
+        return [old, retained, *aborted]
 
     def _died(self, sink: Sink, work: Callable[[], None], folder: Path, clause: Clause, when: str) -> None:
         self.expect_end(clause, f"{when}: it", in_process(work, folder, type(sink)))

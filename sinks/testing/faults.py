@@ -54,7 +54,7 @@ def meet(
         if ended is not None and not thread.is_alive():
             ended.append(stop)
 
-    stopped, fail = at(stop.number, begin), failing(sink, stop.number, fails) if fails else None
+    stopped, fail = at(stop, begin), failing(sink, stop, fails) if fails else None
 
     def at_line(number: int, frame: FrameType, before: int) -> None:
         stopped(number, frame, before)
@@ -120,10 +120,10 @@ class Faults(SinkTests):
             self.commit(sink, *made, clause=Clause.ASK_AGAIN, when=f"asked again after {failed}")
             done += tables
             self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after {failed}", *done)
-        self.expect_doubts(sink, Clause.ASK_AGAIN, "after commits that were asked again")
+        self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commits that were asked again")
 
     def _ask_failing(self, driver: Sink, stop: Stop | None, *made: Committable) -> list[Any]:
-        with watched(driver, failing(driver, stop.number if stop else -1, self.outage)):
+        with watched(driver, failing(driver, stop, self.outage)):
             return self.ask(driver, *made)
 
     def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
@@ -158,7 +158,7 @@ class Faults(SinkTests):
             table = rows(10 * stop.number, 4)
             transaction, committable = begun(table), None
             try:
-                with watched(sink, failing(sink, stop.number, self.outage)):
+                with watched(sink, failing(sink, stop, self.outage)):
                     committable = fails(transaction, table)
             except Exception as error:
                 forget(error)
@@ -194,7 +194,7 @@ class Faults(SinkTests):
             for lasts in (False, True)[: 1 + can_purge]:
                 self.checked(sink)
                 try:
-                    with watched(sink, failing(sink, stop.number, self.outage, lasts=lasts)):
+                    with watched(sink, failing(sink, stop, self.outage, lasts=lasts)):
                         transaction = sink.begin_transaction(self.context(sink, slot=0))
                 except Exception as error:
                     forget(error)
@@ -222,27 +222,29 @@ class Faults(SinkTests):
     def test_silence_is_no_answer(self, sink: Sink, method: str) -> None:
         """The system fails at any line: the method raises, or it has done what it was asked."""
         clause = Clause.MEMORY if method == "committed_checkpoints" else Clause[method.upper()]
-        self.commit(sink, self.pre_committed(sink, rows(0, 1), checkpoint=1))
-        self.abort(sink, self.pre_committed(sink, rows(1, 1), checkpoint=1))
+        for number in range(2):
+            self.commit(sink, self.pre_committed(sink, rows(number, 1), checkpoint=number))
+        self.abort(sink, self.pre_committed(sink, rows(2, 1), checkpoint=1))
         memory = self.memory(sink)
 
         def call(driver: Sink, victim: Committable) -> Any:
-            if method == "in_doubt":
-                return [dict(identity) for identity in driver.in_doubt(self.job)]
-            if method == "committed_checkpoints":
-                return driver.committed_checkpoints(self.job)
-            if method == "abort":
-                return driver.abort(victim.transaction)
-            return driver.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
+            argument: Any = {"abort": victim.transaction, "purge": Checkpoint(self.job, LINEAGE, 1, oldest_retained=1)}
+            answer = getattr(driver, method)(argument.get(method, self.job))
+            return [dict(identity) for identity in answer] if method == "in_doubt" else answer
 
-        driver, victim = self.elsewhere(sink), self.pre_committed(sink, rows(10, 1), checkpoint=2)
+        def met() -> tuple[Sink, Committable]:
+            if method == "purge":
+                self.abort(sink, self.pre_committed(sink, rows(2, 1)))
+            return self.elsewhere(sink), self.pre_committed(sink, rows(10, 1), checkpoint=2)
+
+        driver, victim = met()
         for stop in lines(driver, partial(call, driver, victim), 2 * self.stops, failing=True):
             self.close(driver)
             self.sweep(sink, clause, "before the next try")
-            driver, victim = self.elsewhere(sink), self.pre_committed(sink, rows(10, 1), checkpoint=2)
+            driver, victim = met()
             error, answer = None, None
             try:
-                with watched(driver, failing(driver, stop.number, self.outage)):
+                with watched(driver, failing(driver, stop, self.outage)):
                     answer = call(driver, victim)
             except Exception as raised:
                 forget(error := raised)
@@ -256,7 +258,7 @@ class Faults(SinkTests):
             elif error is None:
                 self.expect_state(sink, clause, when, victim)
             self.expect_memory(sink, clause, when, memory)
-            self.expect_rows(sink, clause, when, rows(0, 1))
+            self.expect_rows(sink, clause, when, rows(0, 2))
 
     @pytest.mark.parametrize("then", ["both go on", "the first fails", "the other fails"])
     def test_commits_side_by_side(self, sink: Sink, then: str) -> None:
@@ -307,10 +309,15 @@ class Faults(SinkTests):
         few = self.many // 10
         for committable in made[:few]:
             self.abort(sink, committable)
-        when = f"by commit_all of {self.many - few}"
-        with Clause.THREADS.guarding(when):
-            answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made[few:]))
-        self._all_committed(sink, answers, made[few:], when)
+        when, other = f"by commit_all of {self.many - few}, of two drivers at once", self.elsewhere(sink)
+        with Clause.THREADS.guarding(when), ThreadPoolExecutor(2) as pool:
+            drivers = [
+                pool.submit(driver.notify_checkpoint_complete, Checkpoint(self.job, LINEAGE, 0), made[few:])
+                for driver in (sink, other)
+            ]
+            answers = list(chain(*(driver.result() for driver in drivers)))
+        self.close(other)
+        self._all_committed(sink, answers, made[few:] * 2, when)
         self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:])
         self.commit(sink, *made[few:], clause=Clause.IDEMPOTENT, when=f"of {self.many - few}, again")
         self.purge(sink, 0, 0)
@@ -318,6 +325,9 @@ class Faults(SinkTests):
         self.commit(sink, *made[few:], clause=Clause.PURGE, when=when)
         states = {outcome.state for outcome in self.outcomes(sink, *made[:few], clause=Clause.PURGE)}
         assert states == {CommitState.LOST}, Clause.PURGE.broken(f"{when}, commit of the aborted answers {states}")
+        if self.memory(sink) is not None:
+            self.commit(sink, self.pre_committed(sink, rows(100_000, 1), checkpoint=1))
+            self.expect_memory(sink, Clause.MEMORY, f"with {self.many - few} committed, and one more", {LINEAGE: 1})
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
         """A driver's sweeps have their own thread."""

@@ -8,6 +8,7 @@ import itertools
 import linecache
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +36,12 @@ class Stop:
     file: str
     line: int
     function: str
+    nth: int = 1
+    """The time that the call comes to this line, from 1."""
 
     @classmethod
-    def of(cls, number: int, frame: FrameType) -> Stop:
-        return cls(number, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    def of(cls, number: int, frame: FrameType, nth: int = 1) -> Stop:
+        return cls(number, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, nth)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -84,51 +87,63 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
     """Where `call` can be stopped with something done since the stop before: the first time that it comes to each line
-    and the last, or `most` of these that are spread evenly, and where a file is being written. `failing`: not where an
-    error would skip what cleans up after any error, so that a lock stays locked."""
+    and the last, or `most` of these that are spread evenly, and where a file is being written. First come those before
+    and after a call whose answer nobody looks at: it changes something. `failing`: not where an error would skip what
+    cleans up after any error, so that a lock stays locked."""
     first: dict[tuple[str, int], Stop] = {}
     last: dict[tuple[str, int], Stop] = {}
-    own = _own_code(sink)
+    changing, times, own = set[Stop](), Counter[tuple[str, int]](), _own_code(sink)
 
     def seen(number: int, frame: FrameType, before: int) -> None:
-        code = frame.f_code
-        if number and before not in _structure(code.co_filename).deeds:
+        structure, stop = _structure(frame.f_code.co_filename), Stop.of(number, frame)
+        times[stop.place] += 1
+        if number and before not in structure.deeds:
             return
         if failing and _cleans_up(frame, own):
             return
-        stop = Stop.of(number, frame)
+        stop = Stop.of(number, frame, times[stop.place])
         first.setdefault(stop.place, stop)
         last[stop.place] = stop
+        if {before, stop.line} & structure.changes:
+            changing.add(stop)
 
     with watched(sink, seen):
         call()
     stops = sorted({*first.values(), *last.values()}, key=lambda stop: stop.number)
-    count = min(most, len(stops))
-    chosen = {stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)}
+    chosen = _spread([stop for stop in stops if stop in changing], most)
+    chosen |= _spread([stop for stop in stops if stop not in changing], most - len(chosen))
     return [stop for stop in stops if stop in chosen or stop.function in _IN_STEPS]
 
 
-def at(number: int, hook: Callable[[], object]) -> AtLine:
-    """Calls `hook` at the line of this number."""
+def _spread(stops: list[Stop], most: int) -> set[Stop]:
+    count = min(most, len(stops))
+    return {stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)}
 
-    def at_line(n: int, frame: FrameType, before: int) -> None:
-        if n == number:
+
+def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:
+    """Calls `hook` at this line, the time that it says."""
+    times, place = itertools.count(1), stop and stop.place
+
+    def at_line(number: int, frame: FrameType, before: int) -> None:
+        if stop and (frame.f_code.co_filename, frame.f_lineno) == place and next(times) == stop.nth:
             hook()
 
     return at_line
 
 
 def failing(
-    sink: TwoPhaseCommitSink[Any], number: int, error: Exception, times: int = 10, *, lasts: bool = False
+    sink: TwoPhaseCommitSink[Any], stop: Stop | None, error: Exception, times: int = 10, *, lasts: bool = False
 ) -> AtLine:
-    """Raises at the line of this number, and there again, up to so many times: whoever tries again meets it, too. If
+    """Raises at this line, and there again, up to so many times: whoever tries again meets it, too. If
     that line cleans up, as when the call takes another way than before, at the next one. If it `lasts`, at all lines
     from there on that do not clean up."""
-    places, own = list[tuple[str, int]](), _own_code(sink)
+    places, own, come = list[tuple[str, int]](), _own_code(sink), list[Stop]()
+    arrived = at(stop, lambda: come.append(stop) if stop else None)
 
-    def at_line(n: int, frame: FrameType, before: int) -> None:
-        place = Stop.of(n, frame).place
-        due = (lasts or place in places) and len(places) < times if places else 0 <= number <= n
+    def at_line(number: int, frame: FrameType, before: int) -> None:
+        arrived(number, frame, before)
+        place = frame.f_code.co_filename, frame.f_lineno
+        due = (lasts or place in places) and len(places) < times if places else bool(come)
         if due and not _cleans_up(frame, own):
             places.append(place)
             raise error
@@ -146,6 +161,8 @@ class _Structure(NamedTuple):
     """Of `finally` blocks, and those that release a lock."""
     deeds: frozenset[int]
     """That call something, set an attribute or an item, or yield."""
+    changes: frozenset[int]
+    """That only call something."""
 
 
 @functools.cache
@@ -155,19 +172,21 @@ def _structure(file: str) -> _Structure:
         nodes = list(ast.walk(ast.parse("".join(source))))
     except SyntaxError:  # not Python
         nodes = []
-    heads, tries, finals, deeds = set[int](), set[int](), set[int](), set[int]()
+    heads, tries, finals, deeds, changes = set[int](), set[int](), set[int](), set[int](), set[int]()
     for node in nodes:
         if isinstance(node, ast.With | ast.AsyncWith):
             heads.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
         if isinstance(node, ast.Try):
             tries.add(node.lineno)
             finals.update(*map(_lines_of, node.finalbody))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            changes.update(_lines_of(node))
         if isinstance(node, ast.Call | ast.Yield | ast.YieldFrom | ast.Await):
             deeds.update(_lines_of(node))
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             deeds.update(_lines_of(node))
     finals.update(n for n, text in enumerate(source, 1) if re.fullmatch(r"\s*[\w.\[\]]+\.release\(\)\s*", text))
-    return _Structure(frozenset(heads), frozenset(tries), frozenset(finals), frozenset(deeds | heads))
+    return _Structure(*map(frozenset, (heads, tries, finals, deeds | heads, changes)))
 
 
 def _lines_of(node: ast.stmt | ast.expr) -> range:

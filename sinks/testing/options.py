@@ -108,7 +108,7 @@ class Options(SinkTests):
         for stop in stops:
             transaction, refused = self.begun(sink), [2]
             try:
-                with watched(sink, failing(sink, stop.number, self.outage)):
+                with watched(sink, failing(sink, stop, self.outage)):
                     refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)]
             except Exception as error:
                 forget(error)
@@ -197,7 +197,7 @@ class Options(SinkTests):
             stops = lines(evolving, partial(evolve, evolving, 0), self.stops, failing=True)
         for number, stop in enumerate(stops, 1):
             try:
-                with watched(evolving, failing(evolving, stop.number, self.outage)):
+                with watched(evolving, failing(evolving, stop, self.outage)):
                     evolve(evolving, number)
             except Exception as error:
                 forget(error)

@@ -15,7 +15,7 @@ from sinks.base import Sink
 from sinks.errors import CommittedError
 from sinks.optional import WholeCommitting
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, in_pieces, rows
 from sinks.testing.lines import Stop, lines, watched
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
@@ -38,7 +38,7 @@ class Outcomes(SinkTests):
         other = self.pre_committed(sink, rows(50, 1), subtask=1)
         driver, before = copy_of(sink), self.leftovers(sink)
         self.expect_doubts(driver, Clause.IN_DOUBT, "with one pre-committed", other)
-        committable = self.pre_committed(sink, rows(0, 5), slot=0)
+        committable = self.pre_committed(sink, in_pieces(rows(0, self.many)), slot=0)
         self.abort(driver, committable)
         self.expect_rows(sink, Clause.ABORT, "after abort")
         for asked in (sink, driver):
@@ -101,7 +101,7 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
         for number, (committable, parts) in enumerate(zip(made, EACH_PART, strict=True), 1):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
-            self.expect_rows(sink, Clause.NAMES, f"after the commit of the one with {parts}", *tables[:number])
+            self.expect_named(sink, f"after the commit of the one with {parts}", *tables[:number])
 
     def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
         """Names of which one begins with another."""
@@ -274,9 +274,12 @@ class Outcomes(SinkTests):
             pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
 
         def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
-            memory = self.memory(of, job) or {}
-            assert memory == expected, Clause.MEMORY.broken(f"{when}, it tells {memory} instead of {expected}")
+            for asked, who in ((of, ""), (driver, " another driver, open since then,"))[: 1 + (of is sink)]:
+                memory = self.memory(asked, job) or {}
+                seen = f"{when},{who} it tells {memory} instead of {expected}"
+                assert memory == expected, Clause.MEMORY.broken(seen)
 
+        driver = self.elsewhere(sink)
         expect({}, "on an empty target")
         committed, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
         expect({}, "after pre_commit")
@@ -341,6 +344,8 @@ class Outcomes(SinkTests):
             self.expect_state(asked, Clause.PURGE, f"after purge, of the aborted {aborted.transaction}", aborted)
         self.close(other)
         self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
+        tables += [rows(800 + n, 1) for n in (9, 11)] + [rows(700, 1)] * bool(begun)
+        self.expect_rows(sink, Clause.PURGE, "after purge, and the commit of what was open or in doubt", *tables)
 
     # ------------------------------------------------------------------ a checkpoint
     @pytest.mark.parametrize("lost", [0, 1])
@@ -411,15 +416,21 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
 
     def test_what_is_committed_becomes_visible_as_a_whole(self, sink: Sink) -> None:
-        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid its loops."""
+        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid its loops. The first
+        participant has many rows, which a sink may move in parts."""
         whole = self.whole or isinstance(sink, WholeCommitting)
         clause, count = (Clause.AT_ONCE, min(self.many, 80)) if whole else (Clause.COMMIT, 1)
-        made, trial = (
-            [self.pre_committed(sink, rows(first + 10 * p, 2), subtask=p) for p in range(most)]
-            for first, most in ((0, count), (800_000, min(count, 2)))
-        )
+
+        def participants(first: int, count: int) -> tuple[list[pa.Table], list[Committable], int]:
+            tables = [rows(first + 2_000 * p, 2 if p else 1_001) for p in range(count)]
+            made = [self.pre_committed(sink, table, subtask=p) for p, table in enumerate(tables)]
+            return tables, made, sum(table.num_rows for table in tables)
+
+        others, trial, before = participants(800_000, min(count, 2))
         driver, partly = copy_of(sink), list[str]()
         stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
+        self.expect_rows(sink, Clause.WRITE, f"after the commit of {before} rows in {len(trial)} participants", *others)
+        _, made, all_of_them = participants(0, count)
         due, each = {stop.place for stop in stops}, 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
 
         def look(number: int, frame: FrameType, _: int) -> None:
@@ -427,10 +438,10 @@ class Outcomes(SinkTests):
             if stop.place in due or number % each == 0:
                 due.discard(stop.place)
                 try:
-                    seen = f"{self.seen(sink).total() - 2 * len(trial)} of {2 * count} rows are visible"
+                    seen = f"{self.seen(sink).total() - before} of {all_of_them} rows are visible"
                 except Exception as error:
                     seen = f"`visible` raised {error!r}"
-                if not seen.startswith(("0 ", f"{2 * count} ")):
+                if not seen.startswith(("0 ", f"{all_of_them} ")):
                     partly.append(f"at {stop}, {seen}")
 
         with watched(driver, look):

@@ -6,12 +6,13 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import SCHEMA, SinkTests, copy_of, forget, rows
+from sinks.testing.kit import SCHEMA, SinkTests, copy_of, forget, in_pieces, rows
 from sinks.transaction import Committable
 
 
@@ -101,6 +102,7 @@ class TwoPhases(SinkTests):
 
     def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
         committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
+        self.expect_doubts(sink, Clause.IN_DOUBT, "before commit", committable)
         self.commit(sink, committable)
         self.expect_rows(sink, Clause.COMMIT, "after a commit without a `close`", rows(0, 5).select(["id"]))
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
@@ -170,22 +172,29 @@ class TwoPhases(SinkTests):
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:
         """In the same object, and of others whose names begin with the same."""
         neighbour, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
+        shown = list[pa.Table]()
         if not {Ability.SIDE_BY_SIDE, Ability.TELL_OPEN} & {*self.cannot}:
-            is_open = self.written(task, rows(10, 2), subtask=1)
+            done, shown = self.pre_committed(sink, rows(200, 2), subtask=3), [rows(200, 2)]
+            other, is_open = self.begun(task, subtask=3), self.written(task, rows(10, 2), subtask=1)
+            when = "when another attempt of its subtask has begun"
+            self.commit(sink, done, clause=Clause.NAMES, when=when)
+            self.expect_named(sink, when, *shown)
+            self.rollback(task, other)
         before = self.leftovers(sink)
-        for count in (0, 5):
-            transaction = self.written(sink, rows(0, count), slot=1, task_attempt=1, round=count)
+        for count in (0, self.many):
+            table = in_pieces(rows(0, count)) if count else rows(0, 0)
+            transaction = self.written(sink, table, slot=1, task_attempt=1, round=count)
             self.rollback(sink, transaction)
             self.close(sink)
-            self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
-        self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+            self.expect_no_leftovers(sink, f"after rollback of {count} record batches", before)
+        self.expect_rows(sink, Clause.ROLLBACK, "after rollback", *shown)
         self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", neighbour)
         made = [neighbour, self.pre_committed(sink, rows(20, 2), clause=Clause.ROLLBACK, subtask=2)]
         if is_open is not None:
             made.append(self.sealed(task, is_open, 2, 1, Clause.ROLLBACK))
         self.commit(sink, *made, clause=Clause.ROLLBACK, when="beside a rollback")
         tables = [rows(100, 2), rows(20, 2), rows(10, 2)][: len(made)]
-        self.expect_rows(sink, Clause.ROLLBACK, "after a rollback and the commit of others", *tables)
+        self.expect_rows(sink, Clause.ROLLBACK, "after a rollback and the commit of others", *shown, *tables)
 
     def test_begin_transaction_fails_and_leaves_nothing(self, sink: Sink) -> None:
         """Of columns that the target cannot take."""
@@ -206,10 +215,10 @@ class TwoPhases(SinkTests):
 
     def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
         self.needs(Ability.SIDE_BY_SIDE)
-        first, second = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
-        for start in (0, 10):
-            self.write(sink, first, rows(start, 2))
-            self.write(sink, second, rows(100 + start, 2))
+        first = self.written(sink, rows(0, 2), subtask=0)
+        second = self.begun(sink, subtask=1)
+        for transaction, start in ((first, 10), (second, 100), (second, 110)):
+            self.write(sink, transaction, rows(start, 2), Clause.HANDLE)
         committable = self.sealed(sink, first, 4)
         self.rollback(sink, second)
         self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)

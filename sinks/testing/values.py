@@ -20,7 +20,7 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.optional import Validating, commit_now
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, in_pieces, rows
 from sinks.testing.two_phases import at_least_once
 from sinks.transaction import Checkpoint, Committable
 
@@ -44,7 +44,19 @@ SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
 }
 """Values of the types that Spark hands over, by type."""
 
-TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語🙂e\u0301", "'; --", '"\\', "a\tb\nc\u2028\x85", "%s {} NULL", "\\N"]
+TEXTS = [
+    "",
+    " ",
+    " both ends ",
+    "Ünïcödé",
+    "日本語🙂e\u0301",
+    "'; --",
+    '"\\',
+    "a\tb\nc\u2028\x85",
+    "%s {} NULL",
+    "\\N",
+    "../a%2F=&+?#",
+]
 NUMBERS = [0.0, 0.1, -1 / 3, 1e-300, -1.7976931348623157e308, 2.0**53, 123456789.125]
 
 COLUMNS = [
@@ -165,9 +177,11 @@ class Values(SinkTests):
 
     @at_least_once
     def test_many_rows_in_several_batches_arrive(self, sink: Sink) -> None:
-        table = rows(0, 10_001)
+        table = rows(0, 10_002)
         table = table.set_column(1, "name", pc.utf8_rpad(table["name"], 200, "."))
-        self._expect_round_trip(sink, "10,001 rows, 2 MB, in record batches of 10,000", table, 10_000)
+        self._expect_round_trip(sink, "10,002 rows, 2 MB, in record batches of 10,001", table, 10_001)
+        pieces = in_pieces(rows(20_000, self.many))
+        self._expect_round_trip(sink, f"{self.many} record batches of one row", pieces, already=[table])
 
     @at_least_once
     @pytest.mark.parametrize("value", ODD, ids=repr)
@@ -232,9 +246,12 @@ class Values(SinkTests):
         """In a batch, in two participants, and in the next checkpoint."""
         table = pa.concat_tables([rows(1, 1)] * 3).combine_chunks()
         self._expect_round_trip(sink, "three equal rows", table)
+        twice = pa.concat_tables([rows(2, 2)] * 2)
+        self._expect_round_trip(sink, "two equal record batches", twice, already=[table])
         if self._two_phase:
             self.commit(sink, *(self.pre_committed(sink, table, subtask=p, checkpoint=1) for p in range(2)))
-            self.expect_rows(sink, Clause.WRITE, "the same rows in two participants of the next one", *[table] * 3)
+            seen = "the same rows in two participants of the next one"
+            self.expect_rows(sink, Clause.WRITE, seen, twice, *[table] * 3)
 
     @at_least_once
     def test_values_of_every_type_that_it_takes_arrive(self, sink: Sink) -> None:
@@ -273,7 +290,8 @@ class Values(SinkTests):
         """In a record batch, in two of them, in two participants; of these, either may have its way, for ever."""
         upserting, shown = self._upserting(sink), list[pa.Table]()
         for number, where in enumerate(("a record batch", "two record batches", "two participants")):
-            first, last = rows(10 * number, 3), _renamed(rows(10 * number + 1, 2))
+            first = rows(10 * number, 3)
+            last = pa.table([[10 * number + 1, 10 * number + 2], ["a", "z"], [-1.0, 1e9]], schema=SCHEMA)
             both = pa.concat_tables([first, last])
             parts = [first, last] if number == 2 else [both if number else both.combine_chunks()]
             when = f"with two keys twice in {where}"

@@ -75,7 +75,7 @@ def test_another_writer_commits_amid_ours(lake: Lake) -> None:
     for count, stop in enumerate(stops):
         ours, theirs = rows(100 + count, 1), rows(1000 + count, 1)
         made = pre_committed(sink, ours, 2 + count)
-        with watched(sink, at(stop.number, lambda: lake.append(theirs))):  # noqa: B023
+        with watched(sink, at(stop, lambda: lake.append(theirs))):  # noqa: B023
             assert committed(sink, made) == [COMMITTED]
         expected += [100 + count, 1000 + count]
     assert lake.ids() == sorted(expected)
@@ -230,7 +230,7 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
         lake.create()
         lake.append(rows(500, 1))
         one = pre_committed(sink := lake.sink(), rows(0, 2))
-        with watched(sink, at(stop.number, lake.repartition)):
+        with watched(sink, at(stop, lake.repartition)):
             states += committed(sink, one)
         found = [row["id"] for row in lake.rows() if row["name"] in lake.names_found("user-0")]
         assert found == ([0] if states[-1] is COMMITTED else [])

@@ -21,7 +21,7 @@ from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.sqlalchemy.sink import SqlAlchemyBackend
 from sinks.sqlalchemy.types import SqlAlchemyColumn
-from sinks.testing.lines import at, watched
+from sinks.testing.lines import watched
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
@@ -635,18 +635,19 @@ def test_whatever_line_of_begin_transaction_fails_nothing_stays_locked(db: Play)
     sink = db.sink()
     sink.check(ORDERS)
 
-    def fail() -> None:
-        raise RuntimeError("stopped")
+    def fail(number: int, *_: object) -> None:
+        if number == stop:
+            raise RuntimeError("stopped")
 
-    for number in itertools.count():
+    for stop in itertools.count():  # noqa: B007 - `fail` looks at it
         try:
-            with watched(sink, at(number, fail)):
+            with watched(sink, fail):
                 transaction = sink.begin_transaction(context(sink, schema=ORDERS))
             break
         except RuntimeError:
             other = sqlite3.connect(db.file, isolation_level=None, timeout=0)
             other.execute("BEGIN IMMEDIATE")  # while the error still has the frames that it was raised in
             other.close()
-    assert number > 100
+    assert stop > 100
     sink.rollback(transaction)
     assert db.run("SELECT name FROM sqlite_master WHERE name GLOB 'tpc_[0-9a-f]*'") == []

@@ -141,7 +141,7 @@ class KeepsTheFirstRowOfAKey(_MergesBatches):
 @breaks(Clause.UPSERT_TWICE, TWICE)
 class SortsByTheWholeRow(_MergesBatches):
     def chosen(self, rows: Rows) -> Rows:
-        return sorted(rows, key=lambda row: (row["id"] is None, row["id"] or 0, -len(row["name"])))
+        return sorted(rows, key=lambda row: (row["id"] is None, row["id"] or 0, row["amount"]))
 
 
 @breaks(Clause.UPSERT_TWICE, TWICE)

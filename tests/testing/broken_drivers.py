@@ -594,7 +594,7 @@ class MatchesJobsByPattern(_RawNames):
         return path.match(f"{job.replace('_', '*').replace('%', '*')}-tpc.*")
 
 
-@breaks(Clause.IN_DOUBT_JOB, ALIKE, ours="job+sink", theirs="jöb+sink")
+@breaks(Clause.IN_DOUBT, ALIKE, ours="job+sink", theirs="jöb+sink")
 class TakesAsciiJobsOnly(_RawNames):
     def matches(self, path: Path, job: str) -> bool:
         return path.name.startswith(f"{job.encode('ascii', 'ignore').decode()}-tpc.")

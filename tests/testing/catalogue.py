@@ -44,6 +44,7 @@ def catalogue() -> list[Broken]:
         broken_at_the_begin,
         broken_beside,
         broken_by_others,
+        broken_by_outsiders,
         broken_drivers,
         broken_restarts,
         broken_tasks,
@@ -53,6 +54,7 @@ def catalogue() -> list[Broken]:
     assert broken_at_the_begin
     assert broken_beside
     assert broken_by_others
+    assert broken_by_outsiders
     assert broken_drivers
     assert broken_restarts
     assert broken_tasks

@@ -116,7 +116,7 @@ def test_a_failure_at_any_line_leaves_no_lock_locked(way: str) -> None:
     assert len(stops) > 4
     for stop in stops:
         sink = cast(Any, Locked(way))
-        with pytest.raises(ConnectionError), watched(sink, at(stop.number, _fail)):
+        with pytest.raises(ConnectionError), watched(sink, at(stop, _fail)):
             sink.commit()
         assert not sink.lock.locked(), f"locked after {stop}"
         assert not sink.other.locked(), f"locked after {stop}"
@@ -153,7 +153,7 @@ def test_it_stops_where_a_file_of_the_library_is_there_and_empty(tmp_path: Path)
     for stop in lines(sink, sink.commit, 1):
         sink.file.unlink()
         sink.other.unlink()
-        with watched(sink, at(stop.number, look)):
+        with watched(sink, at(stop, look)):
             sink.commit()
     assert empty == {"file", "other"}
 
