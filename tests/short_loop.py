@@ -44,6 +44,7 @@ ONCE = ("test_another_process_sees_and_commits_what_a_dead_one_pre_committed", "
 FAILS = (
     "test_a_system_that_does_not_answer_is_no_outcome",
     "test_a_task_fails_and_rolls_back",
+    "test_begin_transaction_fails_at_any_line",
     "test_silence_is_no_answer",
 )
 MANY = (
