@@ -28,8 +28,7 @@ from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, as_json, bits, created_type, in_utf8, same, short
 from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
-from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, listed, query, quoted
-from sinks.mysql.connection import describe as text_of
+from sinks.mysql.connection import RIGHTS, Connection, code_of, error_text, execute, listed, query, quoted
 from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
 from sinks.sql.server import Row
@@ -444,7 +443,7 @@ def missing_rights(
                 query(connection, f"EXPLAIN {statements[right]}")
             except pymysql.Error as error:
                 if code_of(error) in RIGHTS:
-                    yield f"GRANT {right} ON {name} is missing: {text_of(error)}"
+                    yield f"GRANT {right} ON {name} is missing: {error_text(error)}"
                 elif not connection.open:
                     raise
     probe = quoted(schema, _PROBE)
@@ -455,4 +454,4 @@ def missing_rights(
     except pymysql.Error as error:
         if code_of(error) not in RIGHTS:
             raise
-        yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {text_of(error)}"
+        yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {error_text(error)}"

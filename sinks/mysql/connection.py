@@ -314,7 +314,7 @@ def fault(error: Exception) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
         return None
-    text, code = describe(error), code_of(error)
+    text, code = error_text(error), code_of(error)
     if code in BLOCKED:
         backup = ", or a backup has FLUSH TABLES WITH READ LOCK"
         return Fault("blocked", text, advice=f"{backup}; lock_timeout= of the sink is the limit")
@@ -334,6 +334,6 @@ def refuses(error: pymysql.Error) -> bool:
     return known or state.startswith(_REFUSED_STATES)
 
 
-def describe(error: pymysql.Error) -> str:
+def error_text(error: pymysql.Error) -> str:
     """The server's message in one line."""
     return " ".join(str(error.args[-1] if error.args else "").split()) or repr(error)

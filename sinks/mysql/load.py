@@ -318,7 +318,7 @@ class LoadTransaction(RowTransaction):
         self._ended = True
         self._give_back(self.connection)
 
-    def close(self) -> None:
+    def discard(self) -> None:
         if self._ended:  # another may have the connection
             return
         self.connection.forget()

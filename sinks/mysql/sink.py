@@ -31,7 +31,7 @@ from sinks.mysql.connection import (
     SHAPE,
     Connection,
     code_of,
-    describe,
+    error_text,
     execute,
     fault,
     is_mariadb,
@@ -272,7 +272,7 @@ class MySQLBackend(Pool, Backend):
     def at_work(self, connection: Connection) -> AbstractContextManager[None]:
         return connection.at_work()
 
-    def later(
+    def defer(
         self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> object:
         return connection.defer(statement, parameters, judge)
@@ -392,7 +392,7 @@ class MySQLBackend(Pool, Backend):
 
     # ------------------------------------------------------------------ errors
     def unreachable(self, error: Exception) -> str | None:
-        return self.redact(describe(error)) if isinstance(error, pymysql.Error) else None
+        return self.redact(error_text(error)) if isinstance(error, pymysql.Error) else None
 
     # ------------------------------------------------------------------ two-phase transactions
     def key(self, identity: Identity) -> str:
@@ -419,7 +419,7 @@ class MySQLBackend(Pool, Backend):
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise
-            not_locked = describe(error)
+            not_locked = error_text(error)
             target = self._read(connection, known.schema, known.name)
         reasons = [*catalog.no_innodb(known, target.engine if target else None)]
         if target and not reasons:
@@ -435,7 +435,7 @@ class MySQLBackend(Pool, Backend):
         session = transaction.connection.thread_id()  # type: ignore[no-untyped-call]
         return {"session": session, "table": transaction.target.name, "written": transaction.context.schema.names}
 
-    def end(
+    def end_prepared(
         self,
         connection: Connection,
         ledger: Ledger,
@@ -498,7 +498,7 @@ class MySQLBackend(Pool, Backend):
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise
-            return describe(error)
+            return error_text(error)
         return " and ".join(f"the engine of {name} is {engine}" for name, engine in engines)
 
     def _is_locked(self, connection: Connection, ledger: Ledger, key: str) -> bool:
@@ -544,7 +544,7 @@ class MySQLBackend(Pool, Backend):
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise
-            return describe(error)
+            return error_text(error)
         return None
 
     def changes_since(self, move: Move) -> Iterable[str]:
@@ -605,7 +605,7 @@ class MySQLBackend(Pool, Backend):
                 raise
             raise BadValue(
                 f"table {target.label}: rows of the batch swap the value of a unique index, or hand it on, for which "
-                f"the user needs the right CREATE TEMPORARY TABLES: {describe(error)}"
+                f"the user needs the right CREATE TEMPORARY TABLES: {error_text(error)}"
             ) from error
         same = self.equal("target", "given", keys)
         connection.defer("SET SESSION foreign_key_checks = 0")  # of hidden tables: the rows come back
@@ -670,7 +670,7 @@ class MySQLBackend(Pool, Backend):
                     self.drop(connection, schema, some)
                     connection.defer(f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
             except pymysql.Error as error:
-                text = describe(error)
+                text = error_text(error)
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
 
         parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]

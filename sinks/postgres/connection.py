@@ -201,7 +201,7 @@ def fault(error: BaseException | None) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, psycopg.Error):
         return None
-    text, state = describe(error), error.sqlstate or ""
+    text, state = error_text(error), error.sqlstate or ""
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         index = _INDEX.search(error.diag.context or "")
         return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
@@ -243,7 +243,7 @@ def _position(error: psycopg.Error) -> str:
     return f" ({position})" if position else ""
 
 
-def describe(error: psycopg.Error) -> str:
+def error_text(error: psycopg.Error) -> str:
     """Message, detail and hint of the server in one line."""
     diag = error.diag
     parts = [diag.message_primary or str(error).strip(), diag.message_detail, diag.message_hint]

@@ -155,7 +155,7 @@ class CopyTransaction(RowTransaction):
         self._sealed = True
         self._give_back(self.connection)
 
-    def close(self) -> None:
+    def discard(self) -> None:
         """Also while it waits for a lock."""
         if self._sealed:
             return

@@ -21,7 +21,7 @@ from sinks.diagnosis import Finding, InDoubt, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
-from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
+from sinks.postgres.connection import SILENCE, Connection, error_text, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
 from sinks.sql.backend import Backend, Move, Plan, StagedTypes, by_table
 from sinks.sql.dialects import postgres_settings
@@ -245,7 +245,7 @@ class PostgresBackend(Pool, Backend):
         self._defer_settings(connection)
         return connection.execute(statement.encode(), parameters or None).fetchall()
 
-    def later(
+    def defer(
         self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> list[Row]:
         self._defer_settings(connection)
@@ -259,7 +259,7 @@ class PostgresBackend(Pool, Backend):
     def insert_missing(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
         parts = [part for ledger, rows in inserts.items() for part in self.insertions(ledger, rows)]
         last, parameters = parts.pop()
-        added = [self.later(connection, f"{part} RETURNING 1", asked, len) for part, asked in parts]
+        added = [self.defer(connection, f"{part} RETURNING 1", asked, len) for part, asked in parts]
         added.append(self.query(connection, f"{last} RETURNING 1", parameters))
         return sum(map(len, added))
 
@@ -339,7 +339,7 @@ class PostgresBackend(Pool, Backend):
             transaction.start(target.identifier, self.encoder(context, columns, target))
         return transaction
 
-    def end(
+    def end_prepared(
         self,
         connection: Connection,
         ledger: Ledger,
@@ -355,7 +355,7 @@ class PostgresBackend(Pool, Backend):
             return False
         except (errors.InsufficientPrivilege, errors.FeatureNotSupported) as error:
             raise ConfigurationError(
-                f"the role of the sink may not finish its own transaction at {self}: {describe(error)}. Connect "
+                f"the role of the sink may not finish its own transaction at {self}: {error_text(error)}. Connect "
                 "to the database as the role that prepared it (pg_prepared_xacts.owner), or as a superuser, and run: "
                 f"{statement};"
             ) from error
@@ -431,7 +431,7 @@ class PostgresBackend(Pool, Backend):
             connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
             raise ConfigurationError(
-                f"table {plan.target.label} is not there any more ({describe(error)}): rename or restore it"
+                f"table {plan.target.label} is not there any more ({error_text(error)}): rename or restore it"
             ) from None
         return None
 

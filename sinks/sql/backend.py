@@ -58,7 +58,7 @@ class RowTransaction(ABC):
         try:
             yield
         except BaseException:
-            self.close()
+            self.discard()
             raise
 
     def explained(self) -> AbstractContextManager[None]:
@@ -91,8 +91,8 @@ class RowTransaction(ABC):
         """Commit it at once, and let go of the connection."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Throw it away. The server has done so when this returns, unless it cannot be reached."""
+    def discard(self) -> None:
+        """Roll it back. The server has done so when this returns, unless it cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Backend(ABC):
     @abstractmethod
     def query(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
 
-    def later(
+    def defer(
         self, connection: Any, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> object:
         """Query, at the latest with the next statement. `judge` gets the rows, and may raise. Default: now."""
@@ -234,7 +234,7 @@ class Backend(ABC):
         """Raise TargetChanged, at the latest with the next statement, if there are triggers that nobody has seen."""
         if ask := TRIGGERS.get(self.dialect):
             asked = [target.schema, target.name]
-            self.later(connection, ask, asked, lambda rows: target.require_meant(dict(rows)))
+            self.defer(connection, ask, asked, lambda rows: target.require_meant(dict(rows)))
 
     @abstractmethod
     def declared(self, connection: Any, field: pa.Field, *, key: bool) -> str:
@@ -334,7 +334,9 @@ class Backend(ABC):
         """Open the participant's transaction, whose rows go into the target itself."""
         raise NotImplementedError
 
-    def end(self, connection: Any, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
+    def end_prepared(
+        self, connection: Any, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]
+    ) -> bool:
         """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
         ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
         errors to be asked again."""
@@ -463,8 +465,8 @@ class Backend(ABC):
         """Put the last change of each key into the target, in the caller's transaction."""
 
     def mark_moved(self, connection: Any, schema: str, names: Sequence[str]) -> None:
-        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows.
-        Default: none."""
+        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows:
+        they fail the count then, and are never moved twice, even if the ledger is emptied. Default: no rows."""
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 

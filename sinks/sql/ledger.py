@@ -102,7 +102,7 @@ class Ledger:
         statement. Where reading a table keeps others from altering it until the transaction ends, the caller has read
         it."""
         if question := self._question:
-            self.backend.later(connection, *question, self._judge)
+            self.backend.defer(connection, *question, self._judge)
         else:
             self.exists(connection)
 
@@ -140,7 +140,7 @@ class Ledger:
     def require_same(self, connection: Any) -> None:
         """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
         another database that has one; the driver's errors if it is gone."""
-        self.backend.later(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
+        self.backend.defer(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
         self.require_intact(connection)
 
     def _require_id(self, rows: Sequence[Row]) -> None:
@@ -222,7 +222,7 @@ class Ledger:
         )
         asked, witnessed = [job, sink, True], dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
-            self.backend.later(connection, self.witness._sql(template), asked, witnessed.update)
+            self.backend.defer(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(

@@ -308,7 +308,7 @@ class TableSink(
 
     def rollback(self, transaction: RowTransaction) -> None:
         """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
-        transaction.close()
+        transaction.discard()
         if transaction.sealing:
             self.abort(transaction.identity)
 
@@ -349,7 +349,7 @@ class TableSink(
             plan = self._planned()
         except ConfigurationError as error:  # waiting does not bring back what is not there
             outcome = CommitOutcome.unknown(
-                f"{error}. {strategy.location(committables)}. If this is another database, a new one or an older copy, "
+                f"{error}. {strategy.place(committables)}. If this is another database, a new one or an older copy, "
                 "point the sink at the one that has the rows, or restore it; then start the query again"
             )
             return [outcome] * len(committables)

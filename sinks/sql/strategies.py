@@ -73,13 +73,15 @@ class TwoPhase(Strategy):
         [committable] = committables
         with self.backend.lend() as connection:
             try:
-                if self.backend.end(connection, plan.ledger, "COMMIT", committable.transaction, committable.proof):
+                if self.backend.end_prepared(
+                    connection, plan.ledger, "COMMIT", committable.transaction, committable.proof
+                ):
                     return [CommitOutcome.COMMITTED]
             except (ConfigurationError, NotDone) as refused:
                 return [CommitOutcome.unknown(str(refused))]
             return [self._outcome_of_gone(connection, plan, committable)]
 
-    def location(self, committables: Sequence[Committable]) -> str:
+    def place(self, committables: Sequence[Committable]) -> str:
         """Where the rows are, for a person who looks for them."""
         return "It was there when the rows were prepared"
 
@@ -115,7 +117,7 @@ class TwoPhase(Strategy):
 
     def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
         key = self.backend.key(identity)
-        ended = self.backend.end(connection, ledger, "ROLLBACK", identity, {})
+        ended = self.backend.end_prepared(connection, ledger, "ROLLBACK", identity, {})
         if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 
@@ -334,7 +336,7 @@ class StagingTables(Strategy):
             self.tidy(connection, schema, moved)  # a reader was in the way then
         return (identity_of(schema, text) for text in staged if text not in moved)
 
-    def location(self, committables: Sequence[Committable]) -> str:
+    def place(self, committables: Sequence[Committable]) -> str:
         """Where the rows are, for a person who looks for them."""
         return f"If it was dropped or renamed, restore it: the rows are safe in {_tables(committables)}"
 

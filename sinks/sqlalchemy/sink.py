@@ -554,7 +554,7 @@ class InsertTransaction(RowTransaction):
                     self.connection.exec_driver_sql(POSTGRES_MAY_REST)
                 staging.create(self.connection, checkfirst=False)
         except BaseException:
-            self.close()
+            self.discard()
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -589,7 +589,7 @@ class InsertTransaction(RowTransaction):
             self._transaction.commit()
         self._disconnect()
 
-    def close(self) -> None:
+    def discard(self) -> None:
         """Nothing is thrown away of what is sealed."""
         with contextlib.suppress(Exception):
             if not self.sealing:

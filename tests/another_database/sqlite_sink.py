@@ -109,7 +109,7 @@ class SqliteTransaction(RowTransaction):
             self.connection.commit()
         self.connection.close()
 
-    def close(self) -> None:
+    def discard(self) -> None:
         self.connection.close()
 
 
