@@ -326,7 +326,7 @@ class CheckpointCoordinator:
         called between two batches, and may raise to refuse."""
         from pyspark.sql import is_remote
 
-        place, query, run_id = self.config.savepoint_dir, self.query, self.protocol.run_id
+        place, query, run_id = self.config.savepoint_dir, self.query, self._lifecycle.run_id
         if not place:
             raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
         if how != "trigger" and is_remote():
@@ -336,7 +336,7 @@ class CheckpointCoordinator:
             )
 
         def begin_with_it() -> None:
-            if self.protocol.run_id != run_id or not query.isActive or self.protocol.newest is None:
+            if self._lifecycle.run_id != run_id or not query.isActive or self.protocol.newest is None:
                 raise SavepointError("the query has ended, or was started again, since this was asked for: ask again")
             begin()
 

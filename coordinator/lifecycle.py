@@ -65,6 +65,8 @@ class QueryLifecycle:
         """The query that `write_stream` started last, also if it has had no batch."""
         self.calling: Query | None = None
         """The query that last called the coordinator, whoever started it."""
+        self.run_id: str | None = None
+        """Spark's id of its run: each batch brings another object for the query."""
         self.location: str | None = None
         self._job, self._clock, self._min_pause = job, clock, min_pause
         self._finished_at = self._cut_off_at = -math.inf
@@ -111,7 +113,7 @@ class QueryLifecycle:
 
     def admit(self, batch: MicroBatch) -> None:
         """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
-        self.calling, self.location, self._seen_through = batch.query, batch.location, False
+        self.calling, self.run_id, self.location, self._seen_through = batch.query, batch.run_id, batch.location, False
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)

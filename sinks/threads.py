@@ -17,7 +17,7 @@ def side_by_side(
     call: Callable[[A], B], values: Iterable[A], threads: int = 16, thread: Callable[..., Thread] = Thread
 ) -> list[B]:
     """`call` of each value, in at most so many threads, of which this is one. Raises the first error when all that
-    were begun have ended. `thread`: makes the others."""
+    were begun have ended, or what is to end the program. `thread`: makes the others."""
     left = deque(enumerate(values))
     results: list[Any] = [None] * len(left)
     errors: list[BaseException] = []
@@ -43,5 +43,5 @@ def side_by_side(
     for other in others:
         other.join()
     if errors:
-        raise errors[0]
+        raise next((error for error in errors if not isinstance(error, Exception)), errors[0])
     return results

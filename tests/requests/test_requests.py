@@ -127,6 +127,28 @@ def test_it_is_between_two_batches_and_the_signs_go_on(job: Job, target: str) ->
         running.join(120)
 
 
+def test_a_savepoint_is_asked_for_while_the_first_batch_recovers(job: Job, target: str) -> None:
+    """It waits for that batch, as for any other."""
+    recovering, go_on = threading.Event(), threading.Event()
+
+    class Recovering(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if step is Step.LOADED:
+                recovering.set()
+                assert go_on.wait(120)
+
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[Recovering()]) as coordinator:
+        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
+        running.start()
+        assert recovering.wait(120)
+        asked = asking(job.storage)
+        eventually(lambda: coordinator._requests._worker.is_alive())
+        time.sleep(0.2)
+        go_on.set()
+        assert asked.result(120)["checkpoint"] == 0
+        running.join(120)
+
+
 def test_two_at_once_are_both_done(job: Job, target: str) -> None:
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
@@ -440,7 +462,7 @@ def test_a_query_that_was_started_again_meanwhile_is_not_stopped(
     store = store_of(job.storage)
     with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held := Held(0)]) as coordinator:
         with amid_a_batch(job, coordinator, held, "stop", caplog) as id:
-            coordinator.protocol.run_id = "another"
+            coordinator._lifecycle.run_id = "another"
         assert "was started again" in answer_to(store, id)["error"]
         assert coordinator.query.isActive
     assert list_savepoints(target) == []

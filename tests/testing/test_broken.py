@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from sinks import Committable, Identity, TransactionContext
+from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.errors import SinkError
 from sinks.testing import Clause, SinkContract, clauses
 from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
-from tests.testing.shelf import Handle, Kit, Shelf
+from tests.testing.shelf import Handle, Kit, Shelf, WholeShelf
 
 CATALOGUE = catalogue()
 
@@ -91,6 +92,23 @@ class PreCommitsOneAtATime(Shelf):
 
 def test_tasks_may_fail_beside_each_other(tmp_path: Path) -> None:
     Kit().test_a_pre_commit_beside_another_task_or_a_sweep(PreCommitsOneAtATime(tmp_path), "pre_commit")
+
+
+class CommitsOneAtATime(WholeShelf):
+    """Another driver's commit raises meanwhile, as by a deadlock that a database reports, and is asked again."""
+
+    def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        busy = self.folder / "busy"
+        busy.touch(exist_ok=False)
+        try:
+            time.sleep(0.1)
+            return super().settle(committables)
+        finally:
+            busy.unlink()
+
+
+def test_drivers_may_fail_beside_each_other(tmp_path: Path) -> None:
+    Kit().test_many_commit_at_once(CommitsOneAtATime(tmp_path))
 
 
 class ListsWhatItCanBar(Shelf):
