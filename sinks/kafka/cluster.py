@@ -295,12 +295,16 @@ class Cluster:
     async def _ask_all(self, *requests: Callable[[], Any]) -> list[list[Any]]:
         """Each of all brokers: of those that the client knows at once, beside the question which there are, and then of
         those that have joined since. Raises if one does not answer."""
-        sent = self._ask_each(requests, (broker.node_id for broker in self._manager.cluster.brokers()))
-        there = [broker.node_id for broker in (await self._metadata(())).brokers]
-        sent |= self._ask_each(requests, (node for node in there if (node, 0) not in sent))
+        known = [broker.node_id for broker in self._manager.cluster.brokers()]
+        # first which there are: kafka-python would ask one that is frozen, and has no connection, before a busy one
+        about, sent = await self._both(lambda: self._metadata(()), lambda: self._ask_each(requests, known))
+        there = [broker.node_id for broker in about.brokers]
+        sent |= await self._ask_each(requests, [node for node in there if (node, 0) not in sent])
         return [[_raised(await self._answer(sent[node, at])) for node in there] for at in range(len(requests))]
 
-    def _ask_each(self, requests: Sequence[Callable[[], Any]], nodes: Iterable[int]) -> dict[tuple[int, int], Any]:
+    async def _ask_each(
+        self, requests: Sequence[Callable[[], Any]], nodes: Iterable[int]
+    ) -> dict[tuple[int, int], Any]:
         asked = [(node, at) for node in nodes for at in range(len(requests))]
         return dict(zip(asked, self._send((requests[at](), node) for node, at in asked), strict=True))
 

@@ -22,7 +22,7 @@ from kafka.protocol.metadata import CoordinatorType
 from sinks import resting
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
-from sinks.kafka.errors import NotYetKnown
+from sinks.kafka.errors import NotYetKnown, patiently
 from sinks.kafka.sink import _group
 from sinks.testing.servers.kafka import KafkaServer, KafkaService, _id
 from sinks.testing.table import eventually
@@ -320,6 +320,21 @@ def test_a_broker_that_freezes_fails_no_checkpoint(three: KafkaServer) -> None:
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
         three.broker(3).pause()
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+        three.start()
+
+
+@pytest.mark.slow
+def test_what_any_broker_can_tell_is_not_asked_of_one_that_has_failed_to_answer(three: KafkaServer) -> None:
+    """It had the fewest requests, and took the time of the second try as well: the checkpoint failed."""
+    three.start()
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=5)) as sink:
+        assert sink.commit(pre_commit(sink, texts("1"), checkpoint=1)) == COMMITTED
+        assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+        three.broker(3).pause()
+        eventually(lambda: 3 not in three.admin().list_topics(timeout=120).brokers)
+        sink._brokers._manager.close(3)  # as when it has not answered; the client's list of brokers still has it
+        group = _group("job", sink.name)
+        assert patiently(lambda: sink._brokers.settled_offsets(group, "tpc."), 3)  # less than the time of a request
         three.start()
 
 
