@@ -309,15 +309,17 @@ class Faults(SinkTests):
         few = self.many // 10
         for committable in made[:few]:
             self.abort(sink, committable)
-        when, other = f"by commit_all of {self.many - few}, of two drivers at once", self.elsewhere(sink)
+        first, other = made[few : self.many // 2], self.elsewhere(sink)
+        when = f"by commit_all of {len(first)}, of two drivers at once"
         with ThreadPoolExecutor(2) as pool:
             both = [
-                pool.submit(driver.notify_checkpoint_complete, Checkpoint(self.job, LINEAGE, 0), made[few:])
+                pool.submit(driver.notify_checkpoint_complete, Checkpoint(self.job, LINEAGE, 0), first)
                 for driver in (sink, other)
             ]
-        answers = list(chain(*([e] * (self.many - few) if (e := one.exception()) else one.result() for one in both)))
+        answers = list(chain(*([e] * len(first) if (e := one.exception()) else one.result() for one in both)))
         self.close(other)
-        self._all_committed(sink, answers, made[few:] * 2, when)
+        self._all_committed(sink, answers, first * 2, when)
+        self.commit(sink, *made[few:], clause=Clause.THREADS, when=f"by commit_all of {self.many - few}")
         self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:])
         self.commit(sink, *made[few:], clause=Clause.IDEMPOTENT, when=f"of {self.many - few}, again")
         self.purge(sink, 0, 0)
