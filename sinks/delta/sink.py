@@ -266,6 +266,8 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
         return None  # Delta orders NaN above all numbers, Arrow nowhere
     ends = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
     low, high = ends["min"], ends["max"]
+    if at.is_floating(kind):
+        return low or -0.0, high or 0.0  # -0.0 is below 0.0 for deltalake, and none of both for Arrow
     if at.is_decimal(kind):
         exact = all(Decimal(text := repr(float(end))) == end and "e" not in text for end in (low, high))
         return (float(low), float(high)) if exact else None

@@ -563,6 +563,24 @@ def test_delta_readers_skip_files_by_bounds_and_miss_no_row(tmp_path: Path, rare
             assert rows_of.num_rows >= 1 or str(each) == "nan", column
 
 
+@pytest.mark.parametrize("zeros", [(-0.0, 0.0), (0.0, -0.0), (0.0, 0.0), (-0.0, -0.0)])
+@pytest.mark.parametrize("other", [0.0, 1.0, -1.0])
+def test_delta_readers_to_whom_a_zero_is_below_another_miss_none(
+    tmp_path: Path, zeros: tuple[float, float], other: float
+) -> None:
+    from deltalake import QueryBuilder
+
+    lake = DeltaLake(tmp_path)
+    table = pa.table({"f": [*zeros, other]})
+    lake.create(table.schema)
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    for zero in map(str, zeros):
+        query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT f FROM lake WHERE f = {zero}")
+        found = pa.table(query.read_all())["f"].to_pylist()
+        assert zero in map(str, found), found
+
+
 @pytest.mark.parametrize("name", ["a#1", "a?1", "a b", "ä%1"])
 def test_delta_folder_of_any_name(tmp_path: Path, name: str) -> None:
     sink = DeltaLake(tmp_path / name).sink(create_table=True)
