@@ -64,7 +64,10 @@ SELECT 'the table ' || c.oid::regclass || ' inherits from it, whose rows no inde
   FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN target ON inhparent = target.oid WHERE NOT relispartition
 """
 
-_DEFERRED = "SELECT 1 FROM sqlite_master WHERE sql LIKE '%initially%deferred%' LIMIT 1"
+_BROKEN = """
+SELECT count(*) FROM sqlite_master AS its, pragma_foreign_key_check(its.name)
+ WHERE its.type = 'table' AND its.sql LIKE '%initially%deferred%'
+"""
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
@@ -221,9 +224,8 @@ class SqlAlchemyBackend(Backend):
                 transaction.rollback()
 
     def _broken(self, connection: Connection) -> int:
-        """How many foreign keys are broken, if there are some that only COMMIT judges."""
-        has_deferred = self.dialect == "sqlite" and self.query(connection, _DEFERRED)
-        return len(self.query(connection, "PRAGMA foreign_key_check")) if has_deferred else 0
+        """How many foreign keys are broken in tables that have some which only COMMIT judges."""
+        return int(self.query(connection, _BROKEN)[0][0]) if self.dialect == "sqlite" else 0
 
     def quote(self, *names: str) -> str:
         quote = self.engine.dialect.identifier_preparer.quote
