@@ -7,7 +7,9 @@ import pydoc
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from sinks.errors import SinkError
 from sinks.testing import Clause, SinkContract, clauses
 from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
-from tests.testing.shelf import Handle, Kit, Shelf, WholeShelf
+from tests.testing.shelf import Handle, Kit, Rows, Shelf, WholeShelf, stored
 
 CATALOGUE = catalogue()
 
@@ -109,6 +111,22 @@ class CommitsOneAtATime(WholeShelf):
 
 def test_drivers_may_fail_beside_each_other(tmp_path: Path) -> None:
     Kit().test_many_commit_at_once(CommitsOneAtATime(tmp_path))
+
+
+class ShowsTheGreater(Kit):
+    """Of two participants' rows of a key, as a table that is ordered by a column."""
+
+    def visible(self, sink: Shelf) -> Rows:
+        shown: dict[int, tuple[int, str, dict[str, Any]]] = {}
+        for path in sink.folder.glob("*.done"):
+            for row in sink.merged([*stored(path)]):
+                at = sink.order(path), row["name"], row
+                shown[row["id"]] = max(at, shown.get(row["id"], at), key=itemgetter(0, 1))
+        return [row for *_, row in shown.values()]
+
+
+def test_either_participant_may_win_a_key(tmp_path: Path) -> None:
+    ShowsTheGreater().test_upserts_of_one_key_in_one_checkpoint(Shelf(tmp_path))
 
 
 class ListsWhatItCanBar(Shelf):
