@@ -313,7 +313,7 @@ class TakesBusyForLost(Shelf):
         except FileExistsError:
             return CommitOutcome.lost(f"{name} is busy")
         try:
-            time.sleep(0.001)
+            time.sleep(0.05)
             return super().commit(committable)
         finally:
             self.path(name, "busy").unlink()
