@@ -71,9 +71,9 @@ class DeltaSink(LakeSink):
         super().__init__(name, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "@" in urlsplit(self._uri).netloc:
             raise ConfigurationError(f"sink {self.name!r}: credentials belong into storage_options, not into the URI")
-        if urlsplit(self._uri).scheme == "file":
+        if (scheme := urlsplit(self._uri).scheme) == "file":
             self._uri = unquote(urlsplit(self._uri).path)
-        if "://" not in self._uri:
+        if scheme in ("", "file"):
             self._uri = os.path.abspath(self._uri)
         self._options = dict(storage_options or {})
         self._partition_by = list(partition_by)

@@ -21,6 +21,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
 from sinks.audit import Part
+from sinks.delta import DeltaSink
 from sinks.delta.sink import _FEATURES
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, TransactionEnded
 from sinks.iceberg import IcebergSink
@@ -579,6 +580,13 @@ def test_delta_readers_to_whom_a_zero_is_below_another_miss_none(
         query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT f FROM lake WHERE f = {zero}")
         found = pa.table(query.read_all())["f"].to_pylist()
         assert zero in map(str, found), found
+
+
+def test_delta_takes_a_scheme_for_no_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in dbfs:/mnt/rows."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="Unknown scheme"):
+        DeltaSink("nosuch:/mnt/rows", create_table=True).check(SCHEMA)
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?1", "a b", "ä%1"])
