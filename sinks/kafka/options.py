@@ -110,6 +110,7 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
 def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
     """Reads the files again for each connection: they may be renewed while a driver runs."""
     authorities, key = options.get("ssl.ca.location"), options.get("ssl.key.location")
+    unreadable = "the certificates named in ssl.… options cannot be read"
 
     def read() -> None:
         if authorities:
@@ -118,15 +119,18 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
             context.load_cert_chain(options["ssl.certificate.location"], key, options.get("ssl.key.password"))
 
     def wrapped(*args: Any, **how: Any) -> ssl.SSLSocket:
-        read()
+        try:
+            read()
+        except OSError as error:
+            raise KafkaConnectionError(f"{unreadable}: {error}") from error
         return wrap(*args, **how)
 
     try:
         context = ssl.create_default_context(cafile=authorities, cadata=options.get("ssl.ca.pem"))
         wrap, context.wrap_socket = context.wrap_socket, wrapped  # type: ignore[method-assign]
         read()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"the certificates named in ssl.… options cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{unreadable}: {error}") from None
     if str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
         context.check_hostname = False
     if str(options.get("enable.ssl.certificate.verification", "true")).lower() == "false":

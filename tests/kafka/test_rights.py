@@ -72,8 +72,10 @@ def test_certificates_are_renewed_while_a_driver_runs(tmp_path: Path) -> None:
         authority.issue(tmp_path / "own", timedelta(seconds=4))
         sink = sink_of(server, "orders", timeout=1)
         assert sink._brokers.cluster_id()
-        authority.issue(tmp_path / "own", timedelta(minutes=10))
+        (tmp_path / "own.key").write_text("half of a")
         time.sleep(5)
+        assert not any(_answers(sink) for _ in range(9))  # errors after which is asked again
+        authority.issue(tmp_path / "own", timedelta(minutes=10))
         eventually(lambda: _answers(sink), 15)
         sink.close()
 
