@@ -155,12 +155,12 @@ class TellsWhatTheRecordHas(Shelf):
         return Audit([Holding(rows=sum(each.fingerprint.rows for each in part.committables)) for part in parts])
 
 
-@breaks(Clause.THREADS, "many_commit_at_once")
-class LooksForItAmongTheLastTwo(Shelf):
+@breaks(Clause.IDEMPOTENT, "many_commit_at_once")
+class LooksForItAmongTheLastHundred(Shelf):
     """As a queue that knows messages again for some minutes."""
 
     def of_gone(self, name: str) -> CommitOutcome:
-        newest = sorted(self.folder.glob("*.done"), key=lambda path: path.stat().st_ctime_ns)[-2:]
+        newest = sorted(self.folder.glob("*.done"), key=lambda path: path.stat().st_ctime_ns)[-100:]
         return super().of_gone(name if self.path(name, "done") in newest else "")
 
 
