@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -48,11 +48,12 @@ class Heartbeat:
         self._ended = threading.Event()
         self._reason = ""
         self._thread: threading.Thread | None = None
+        self._query: Query | None = None
 
     def begin(self, generation: int, query: Query) -> None:
         """The query runs under this generation from now on."""
         self.end("the query was started again")
-        self._ended, self._reason = threading.Event(), ""
+        self._ended, self._reason, self._query = threading.Event(), "", query
         self._thread = threading.Thread(
             target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
         )
@@ -62,7 +63,7 @@ class Heartbeat:
         """The query has ended; its last sign says why. Only the first reason counts."""
         thread, self._thread = self._thread, None
         if thread:
-            self._reason = reason[:_LONGEST]
+            self._reason = (self._failure() or reason)[:_LONGEST]
             self._ended.set()
             thread.join(_LAST_WORD)
 
@@ -76,7 +77,7 @@ class Heartbeat:
             with self._tried("a sign of life could not be given", level):
                 if not over and not query.isActive:
                     over = is_due = True
-                    self._reason = "the query was stopped, or failed outside of the coordinator"
+                    self._reason = self._failure() or "the query was stopped, or failed outside of the coordinator"
                 if is_due:
                     due = time.monotonic() + self._interval
                 now = {} if over else self._now()
@@ -89,6 +90,13 @@ class Heartbeat:
             if self._request_poll_interval and not over:
                 with self._tried("what operators ask could not be looked for", level):
                     self._look()
+
+    def _failure(self) -> str:
+        """What the query failed with outside of the coordinator; "" if that is not known."""
+        with suppress(Exception):  # its session is gone
+            if self._query and (error := self._query.exception()):
+                return f"the query failed outside of the coordinator: {error}"
+        return ""
 
     @contextmanager
     def _tried(self, otherwise: str, level: int) -> Iterator[None]:

@@ -120,7 +120,7 @@ def abort(
     which shuts that driver out. Aborting a decided one, which a record names, loses
     decided rows until they are replayed, so the command asks first."""
     if bool(chosen) == all_orphans:
-        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
+        fail("Name transactions (IDs of `coordinator in-doubt list`), or give --all-orphans.", USAGE)
     with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
         missing = output.of_missing_storage(coordinator)

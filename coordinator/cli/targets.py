@@ -135,7 +135,8 @@ def show_(
                 if dead
                 else "this job has none: no sink of it has the option dead_letters"
             )
-            fail(f"name a sink with dead letters; {there}", USAGE)
+            wrong = f"{sink!r} has no dead letters: " if sink else ""
+            fail(f"{wrong}name a sink with dead letters; {there}", USAGE)
         writer = dead[sink]
         with _reading(writer):
             answer = (

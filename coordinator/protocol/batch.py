@@ -151,7 +151,8 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
             )
     names = [sink.name for sink in (*sinks, *dead)]
     if len(set(names)) < len(names):
-        raise ValueError(f"two sinks have the same name in {names}; set name= on one of them")
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two sinks have the name {name!r}; set name= on one of them")
     return {sink.name: sink for sink in (*sinks, *dead)}
 
 

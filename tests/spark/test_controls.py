@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,6 +27,7 @@ from coordinator import (
     StateBackend,
 )
 from coordinator.errors import QueryNotAdopted
+from coordinator.heartbeat import look_for_driver
 from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.waiting import Clock
@@ -232,6 +234,27 @@ def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_pat
             name,
             reasons,
         )
+
+
+def test_the_last_sign_names_what_the_query_failed_with_outside_of_the_coordinator(
+    spark: SparkSession, tmp_path: Path, sink: FileSink
+) -> None:
+    def call(df: DataFrame, batch_id: int) -> None:
+        coordinator(df, batch_id)
+        raise RuntimeError("the disk of the driver is full")
+
+    def run() -> None:
+        writer = numbers(spark).writeStream.foreachBatch(call).option("checkpointLocation", f"{tmp_path}/spark")
+        with coordinator:
+            writer.start().awaitTermination(300)
+
+    storage = f"file://{tmp_path}/storage"
+    coordinator = CheckpointCoordinator("numbers", [sink], storage)
+    with pytest.raises(StreamingQueryException, match="the disk of the driver is full"):
+        run()
+    driver = look_for_driver(CheckpointStore(open_storage(storage), "numbers"))
+    assert driver
+    assert "the disk of the driver is full" in driver.sign.ended
 
 
 def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
