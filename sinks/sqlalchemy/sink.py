@@ -275,10 +275,11 @@ class SqlAlchemyBackend(Backend):
         if not isinstance(error, exc.SQLAlchemyError):
             return None
         text, of_database = self.said(error), isinstance(error, exc.DBAPIError)
-        if isinstance(error, exc.DBAPIError) and self.url.get_driver_name() == "psycopg":
+        cause = getattr(error, "orig", None)
+        if getattr(cause, "sqlstate", None) and self.url.get_driver_name() == "psycopg":
             from sinks.postgres import connection as of_psycopg
 
-            known = of_psycopg.fault(error.orig)
+            known = of_psycopg.fault(cause)
             return known and replace(known, advice=known.advice if known.kind == "refused" else "")
         unbound = isinstance(error, exc.StatementError) and not of_database
         if unbound or isinstance(error, exc.IntegrityError | exc.DataError):  # the text may have values of a row
