@@ -315,7 +315,7 @@ def test_a_sink_that_is_gone_is_missed_also_after_an_empty_checkpoint(job: Job) 
 
 
 def test_sinks_need_different_names(job: Job) -> None:
-    with pytest.raises(ValueError, match="same name"):
+    with pytest.raises(ValueError, match=r"the name .files.; set name="):
         CheckpointCoordinator("job", [job.sink, FileSink(job.folder)], job.storage)
 
 

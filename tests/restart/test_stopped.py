@@ -115,7 +115,7 @@ def test_batches_of_attempts_that_failed_are_not_kept(tmp_path: Path) -> None:
     with pytest.raises(JobFailed) as failed:
         run(start, FixedDelay(5, 0), coordinator)
     assert len(failed.value.attempts) == len(kept) == 6
-    assert max(kept) <= 2
+    assert max(kept) - kept[0] <= 2  # there may be others, of other tests
 
 
 def test_a_job_goes_on_in_a_thread_when_the_main_thread_has_ended(tmp_path: Path) -> None:
