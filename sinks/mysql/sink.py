@@ -176,8 +176,17 @@ class MySQLSink(TableSink):
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        letters = dead_letters, max_dead_letters
-        super().__init__(backend, table, name, create_table, ledger, schema_evolution, transform, *letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
 
 
 class MySQLBackend(Pool, Backend):

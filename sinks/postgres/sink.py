@@ -93,8 +93,17 @@ class PostgresSink(TableSink):
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
-        letters = dead_letters, max_dead_letters
-        super().__init__(backend, table, name, create_table, ledger, schema_evolution, transform, *letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]

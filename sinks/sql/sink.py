@@ -80,6 +80,7 @@ class TableSink(
         self,
         backend: Backend,
         table: str,
+        *,
         name: str | None = None,
         create_table: bool = False,
         ledger: str = "tpc_ledger",

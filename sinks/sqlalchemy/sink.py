@@ -126,8 +126,17 @@ class SqlAlchemySink(TableSink):
                 f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
                 "another file"
             )
-        letters = dead_letters, max_dead_letters
-        super().__init__(backend, table, name, create_table, ledger, schema_evolution, transform, *letters)
+        super().__init__(
+            backend,
+            table,
+            name=name,
+            create_table=create_table,
+            ledger=ledger,
+            schema_evolution=schema_evolution,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
