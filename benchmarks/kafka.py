@@ -127,7 +127,10 @@ class KafkaBench(Bench):
             topic = self.topic(stack)
             groups = []
             for rows in self.options.small_rows:
-                works: dict[str, sparks.Work] = {"Spark job alone": sparks.job_only}
+                works: dict[str, sparks.Work] = {
+                    "Spark job alone, without Python": sparks.rows_only,
+                    "Spark job alone": sparks.job_only,
+                }
                 for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
                     sink = KafkaSink(self.server.bootstrap, topic)
                     works[name] = self.coordinator(stack, f"small-{rows}-{mode}", sink, mode)

@@ -125,6 +125,11 @@ def count_in_python(expected: int) -> Work:
     return work
 
 
+def rows_only(df: DataFrame, batch_id: int) -> None:
+    """The least that Spark does for rows that leave its JVM: a job that gives them to the driver, no Python worker."""
+    df.toArrow()
+
+
 def job_only(df: DataFrame, batch_id: int) -> None:
     """The Spark job of a checkpoint without a coordinator: hashed rows to Python, one row back for each partition."""
 

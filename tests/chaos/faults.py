@@ -39,7 +39,7 @@ _RACES = ("GENERATION_CLAIMED", "put_if_absent:before", "put_if_absent:after", "
 WORLD = ("crash", "cut", "delay", "half-open", "operator", "expire", "second")
 """Faults that the supervisor performs while the driver waits at the point; all others the driver does to itself."""
 
-KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source", "set-back")
+KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source", "set-back", "tasks")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Fault:
     set-back     while no driver runs: storage, checkpointLocation or both become those of a backup, or are deleted; or
                  Kafka's group of the job gets an older offset. No driver strikes it: see `Round._set_back`. Only with
                  storage in files, and without Spark
+    tasks        executors and Python workers are killed one after another, and the driver only after some checkpoints
+                 (with Spark). The supervisor strikes it
     """
 
     kind: str
@@ -75,6 +77,8 @@ class Fault:
 def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = (), pace: float = 1.0) -> list[Fault]:
     """The faults of one driver's life. `worlds`: the kinds beside kill and stop that fit the rig, with their weights.
     `only`: no other kinds than these. `pace`: how long a checkpoint takes, in units of 50 ms."""
+    if pace > 1 and (not only or "tasks" in only) and rng.random() < 0.5:
+        return [Fault("tasks", nth=0), Fault("kill", "TRIGGERED", rng.randint(8, 25))]
     worlds = {kind: weight for kind, weight in worlds.items() if not only or kind in only}
     faults: list[Fault] = []
     if worlds and rng.random() < 0.3:
