@@ -461,7 +461,7 @@ class Round:
     def _disturb(self, one: _Driver) -> None:
         """SIGKILL to an executor or a Python worker, under its tasks or between them; often not to one alone."""
         tasks = any(fault.kind == "tasks" for fault in one.life.faults)
-        again, pause = (1.0, 1.0) if tasks else (0.5, 3.0)
+        again, pause = (1.0, 1.5) if tasks else (0.5, 3.0)
         one.disturb_at = time.monotonic() + self._rng.uniform(0.0, pause) if self._rng.random() < again else None
         found = dict[str, list[psutil.Process]]()
         for kind, process in self._tier.victims(one.process.pid) if self._tier.victims else ():
