@@ -11,5 +11,5 @@ if _THERE is None or _THERE.parents[1] != _HERE:
     raise ImportError(
         f"`coordinator` was imported from {_HERE}, where `sinks` is of the same library (pyspark-exactly-once); but "
         f"`import sinks` leads to {_THERE or 'nothing'}. Something else has that name and comes first in sys.path: "
-        "rename it, or remove it from the path. docs/operations.md, Names that collide"
+        "rename it, or remove it from the path; uninstall a package of that name"
     )

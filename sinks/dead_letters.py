@@ -206,14 +206,13 @@ def allowed(limit: int | float, rows: int) -> int:
     return limit if isinstance(limit, int) else min(int(limit * rows), MOST)
 
 
-def too_many(
-    sink: str, where: str, count: str, limit: int | float, reasons: Iterable[tuple[str, str]]
-) -> TooManyDeadLetters:
+def too_many(sink: str, refused: str, limit: int | float, reasons: Iterable[tuple[str, str]]) -> TooManyDeadLetters:
     """`reasons`: class and text of the first errors."""
     lines = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
-    most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, at most {MOST:,}"
+    most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, {MOST:,} at most,"
     return TooManyDeadLetters(
-        f"sink {sink!r} refused {count} of {where}, and its max_dead_letters is {most}; the first of them:{lines}\n"
+        f"sink {sink!r} refused {refused}, and max_dead_letters allows {most} in a whole checkpoint; the first of "
+        f"them:{lines}\n"
         "Neither these nor the good rows are visible. Fix the source or the table and start the query again, or raise "
         "max_dead_letters"
     )

@@ -146,7 +146,7 @@ class FirstWrite:
         if len(before) + len(refused) > most:
             reasons = [(row.error_class, row.error) for row in before[:3]]
             reasons += [(row.error_class, row.error) for row in refused[: 3 - len(reasons)]]
-            raise too_many(sink.name, self.where, f"more than {most:,}", sink.max_dead_letters, reasons)
+            raise too_many(sink.name, f"more than {most:,} of {self.where} alone", sink.max_dead_letters, reasons)
         self.dead.write_refused(rows, hashes, refused)
 
 

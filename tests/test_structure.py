@@ -65,6 +65,21 @@ def test_only_the_fence_gives_a_permit_to_commit() -> None:
     assert makers == ["coordinator.protocol.fence"]
 
 
+def told(module: str) -> Iterator[str]:
+    """Texts that may reach people: messages, and the docstrings of commands."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if not isinstance(node, ast.Expr):
+            yield from (str(each.value) for each in ast.iter_child_nodes(node) if isinstance(each, ast.Constant))
+        if isinstance(node, ast.FunctionDef) and module.startswith("coordinator.cli."):
+            yield ast.get_docstring(node) or ""
+
+
+def test_messages_name_no_file_that_only_the_repository_has() -> None:
+    """Who installed a wheel has no docs/: messages say themselves what to do, or name a command."""
+    files = re.compile(r"\bdocs/|\b(README|CHANGELOG|DEVELOPERS)\b")
+    assert [(module, text) for module in MODULES for text in told(module) if files.search(text)] == []
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_it_can_be_imported(module: str) -> None:
     if not module.endswith("__main__"):

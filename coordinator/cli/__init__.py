@@ -25,7 +25,7 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in ("typer", "rich"):
             sys.exit(
-                "The command `coordinator` needs typer and rich: install this library with its extra `cli` "
-                "(README, Installation), or pip install typer rich"
+                "The command `coordinator` needs typer and rich: install this library with its extra `cli`, "
+                "or pip install typer rich"
             )
         sys.exit(printable(f"{traceback.format_exc()}\nThis is a bug of `coordinator`, or of a sink."))

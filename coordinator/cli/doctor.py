@@ -17,7 +17,7 @@ from rich.text import Text
 from coordinator import __version__
 from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.memories import compared
+from coordinator.operate.memories import SET_BACK, compared
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks.diagnosis import Finding, Severity, compare_clocks
@@ -63,7 +63,7 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
     for finding in _guarded(_packages(), "install them anew"):
         yield "packages", finding
     storage, fix = coordinator.protocol.store.storage, "fix what the message names, and run the doctor again"
-    for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
+    for finding in _guarded(of_storage(storage), fix):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
         looked_at = (
@@ -90,7 +90,7 @@ def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Itera
         elif memory.newest is None:
             yield Finding.error(what, "bring it back, or fix what it says, and run the doctor again")
         else:
-            yield Finding.error(what, "restore the newest of all three; see docs/storage.md (Backups)")
+            yield Finding.error(what, SET_BACK)
     coordinator.protocol.load()  # raises UnknownSink
 
 

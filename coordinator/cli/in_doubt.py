@@ -85,8 +85,9 @@ def commit(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit transactions that no record names, after checkpoint storage was lost: docs/runbook.md. Else that doubles
-    rows, so the command asks first. `coordinator resolve` commits what a record names."""
+    """Commit transactions that no record names. After checkpoint storage was lost, that is right if the target shows
+    other rows of their checkpoint. Else it doubles rows, so the command asks first. `coordinator resolve` commits what
+    a record names."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         protocol = coordinator.protocol
         wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)

@@ -108,7 +108,7 @@ def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
     return (
         f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. The first start of job "
         f"{coordinator.job!r} makes it. If it has run before, `storage` of the job is mistyped, or somebody has "
-        "deleted it (docs/runbook.md: I deleted the checkpoints)."
+        "deleted it: abort nothing, and restore it from a backup as new as Spark's checkpointLocation."
     )
 
 

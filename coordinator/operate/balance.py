@@ -147,10 +147,8 @@ class Answer:
         ahead = of_sink(sink, self.memory, [Complete(rounds) for rounds in after])
         behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
         deviating = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
-        differences = [
-            f"its newest checkpoint is {memory.shown}, {memory.verdict} (docs/runbook.md)" for memory in deviating
-        ]
-        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *differences)))
+        differences = (*self.audit.differences, *(f"its {memory.difference}" for memory in deviating))
+        return replace(self, audit=replace(self.audit, differences=differences))
 
 
 def take_balance(

@@ -10,6 +10,11 @@ from coordinator.protocol.decisions import Complete, beyond, missing, newest_of,
 from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
+SET_BACK = (
+    "Commit and abort nothing by hand: restore a newer state of the older one. If there is none, set storage, "
+    "checkpointLocation and all targets back to one checkpoint (`coordinator savepoint restore`)"
+)
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -21,6 +26,10 @@ class Memory:
     verdict: str
     agrees: bool = True
     ahead: bool = False
+
+    @property
+    def difference(self) -> str:
+        return f"newest checkpoint is {self.shown}, {self.verdict}. {SET_BACK}"
 
     @property
     def shown(self) -> str:
@@ -47,7 +56,7 @@ def compared(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | 
 def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
-        f"{memory.name}: newest checkpoint {memory.shown}, {memory.verdict} (docs/runbook.md)."
+        f"{memory.name}: its {memory.difference}."
         for memory in compared(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]

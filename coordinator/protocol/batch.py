@@ -172,4 +172,4 @@ def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack
         if refused > allowed(limit, read):
             named = [row for ack in acks if ack.sink == dead and ack.committable for row in ack.committable.refused]
             reasons = [(row.error_class, row.error) for row in named[:3]]
-            raise too_many(name, f"the {read:,} rows of checkpoint {n}", f"{refused:,}", limit, reasons)
+            raise too_many(name, f"{refused:,} of the {read:,} rows of checkpoint {n}", limit, reasons)

@@ -119,7 +119,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
         if balance.findings and balance.findings != (self.balance and self.balance.findings):
-            warning = "job %s: row counts differ: %s. See coordinator verify; docs/verify.md says what it means"
+            warning = "job %s: row counts differ: %s. `coordinator verify` shows each checkpoint"
             logger.warning(warning, self.job, "; ".join(balance.findings))
         self.balance, self.verified_at = balance, self._clock.milliseconds()
 

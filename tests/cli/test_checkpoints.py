@@ -156,7 +156,9 @@ def test_the_memory_that_was_set_back_is_named(db_job: Job, part: str, told: dic
     assert len(doctors_errors(db_job)) == len(told)
     for command in ("in-doubt", "list"), ("resolve",):
         said = db_job.cli(*command, code=int("sink o" in told)).stdout
-        assert all(f"newest checkpoint {n}, {words}" in said for name, (n, words) in told.items() if name == "sink o")
+        assert all(
+            f"newest checkpoint is {n}, {words}" in said for name, (n, words) in told.items() if name == "sink o"
+        )
 
 
 def test_a_mistyped_checkpoint_location_is_named(db_job: Job) -> None:
