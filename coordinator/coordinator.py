@@ -122,7 +122,7 @@ class CheckpointCoordinator:
             self.history.flush,
             self._requests.look,
         )
-        self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
+        self._verifier = Verifier(store, self.sinks, config, self.statistics.verified)
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from coordinator.config import CheckpointConfig
 from coordinator.operate.balance import LOOKED_AT, Balance, take_balance
 from coordinator.protocol.batch import Query, Sink
 from coordinator.protocol.records import CheckpointStore
@@ -18,19 +19,23 @@ _LAST_LOOK = 2.0
 
 class Verifier:
     """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that does not answer holds
-    nobody up. `interval`: seconds between two looks; 0: none. No decision depends on what is found."""
+    nobody up. No decision depends on what is found."""
 
     def __init__(
-        self, store: CheckpointStore, sinks: Mapping[str, Sink], interval: float, tell: Callable[[Balance], None]
+        self,
+        store: CheckpointStore,
+        sinks: Mapping[str, Sink],
+        config: CheckpointConfig,
+        tell: Callable[[Balance], None],
     ) -> None:
-        self._store, self._sinks, self._interval, self._tell = store, sinks, interval, tell
+        self._store, self._sinks, self._config, self._tell = store, sinks, config, tell
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, query: Query) -> None:
         self.end()
         self._ended = threading.Event()
-        if self._interval:
+        if self._config.verify_interval:
             self._thread = threading.Thread(
                 target=self._verify, args=(query, self._ended), name="checkpoint-verifier", daemon=True
             )
@@ -43,10 +48,11 @@ class Verifier:
             thread.join(_LAST_LOOK)
 
     def _verify(self, query: Query, ended: threading.Event) -> None:
-        while not ended.wait(self._interval) and query.isActive:
+        while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
                 store = CheckpointStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
-                balance = take_balance(store, self._sinks, quick=True, last=LOOKED_AT)
+                last = min(LOOKED_AT, self._config.retained_checkpoints)
+                balance = take_balance(store, self._sinks, quick=True, last=last)
                 if not ended.is_set():
                     self._tell(balance)
             except Exception:

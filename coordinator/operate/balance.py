@@ -159,8 +159,8 @@ def take_balance(
     last: int | None = None,
 ) -> Balance:
     """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
-    at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that are retained. Raises
-    `StorageError`, `CorruptRecord`."""
+    at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that storage has, also
+    what a zombie has put before those that are retained. Raises `StorageError`, `CorruptRecord`."""
     ids = store.ids()
     oldest = ids[-1][0] - last + 1 if ids and last else 0
 

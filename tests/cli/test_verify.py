@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,28 @@ import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 
+from coordinator import CheckpointCoordinator
+from coordinator.errors import Superseded
 from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.operate.balance import take_balance
+from coordinator.operate.balance import Balance, take_balance
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
+from coordinator.verifier import Verifier
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster, Logs, Where
+from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.table import eventually
 from tests.cli.conftest import TABLE
 from tests.cli.play import INPUT, Job
 from tests.kafka.play import pre_commit, sink_of, texts
 from tests.mysql.play import Observer
+from tests.protocol.play import CheckedThenPut, QuietQuery
 
 ROWS = [sum(table.num_rows for table in batch) for batch in INPUT]
 
@@ -68,6 +76,29 @@ def test_what_is_compared_again_and_again_are_the_newest_checkpoints(file_job: J
     with load_job(str(file_job.file)) as coordinator:
         balance = take_balance(coordinator.protocol.store, coordinator.sinks, last=2)
     assert [line.checkpoint for line in balance.lines] == [1, 2]
+
+
+def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path: Path) -> None:
+    """Until the next checkpoint deletes it. What it names was aborted, and the target has the new driver's rows."""
+    table = f'url = "sqlite:///{tmp_path}/orders.db"\ntable = "orders"\ncreate_table = true'
+    job = Job(tmp_path, f'type = "sqlalchemy"\n{table}')
+    job.input = example_input(5)
+    with load_job(str(job.file)) as old:
+        storage = CheckedThenPut(old.protocol.store.storage, "put_if_absent", "/checkpoint/", lambda: job.run(5))
+        zombie = CheckpointCoordinator("orders", [*old.sinks.values()], storage, old.config)
+        with pytest.raises(Superseded):
+            LocalQuery(job.folder / "query", job.input[:1]).run(zombie)
+    assert [id for id, _ in CheckpointStore(storage.inner, "orders").ids()] == [0, 2, 3, 4]
+    told = job.json("verify")
+    assert [line["checkpoint"] for line in told["checkpoints"]] == [2, 3, 4]
+    found: list[Balance] = []
+    verifier = Verifier(
+        CheckpointStore(storage.inner, "orders"), old.sinks, replace(old.config, verify_interval=0.1), found.append
+    )
+    verifier.begin(QuietQuery(job.folder / "query", []))
+    eventually(lambda: bool(found))
+    verifier.end()
+    assert found[0].findings == ()
 
 
 def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg_database: str) -> None:
