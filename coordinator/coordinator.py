@@ -191,9 +191,12 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            logger.info(
-                "batch %d was interrupted, because the query is being stopped; the next start writes it", batch_id
-            )
+            newest = self.protocol.newest
+            if newest and newest.checkpoint_id >= batch_id:
+                then = "it is complete, and the next start makes visible what is not"
+            else:
+                then = "it is not complete, and the next start writes it"
+            logger.info("job %s: the query was stopped in the middle of batch %d: %s", self.job, batch_id, then)
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweeper.is_alive():

@@ -14,7 +14,7 @@ class Step(str, Enum):
     """Each is told when its text is true: first those of an undisturbed checkpoint, in order, then those of another."""
 
     GENERATION_CLAIMED = "generation claimed"  # generation
-    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows: by sink
+    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows, dead_lettered: by sink
     RECOVERED = "newest checkpoint committed again"  # committed, lost
     GUARANTEED = "guarantee computed"  # exactly_once, weaknesses
     SWEPT = "orphans aborted"  # aborted: identities by sink

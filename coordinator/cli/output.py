@@ -106,9 +106,10 @@ def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
     if not isinstance(storage, MissingStorage):
         return ""
     return (
-        f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. The first start of job "
-        f"{coordinator.job!r} makes it. If it has run before, `storage` of the job is mistyped, or somebody has "
-        "deleted it: abort nothing, and restore it from a backup as new as Spark's checkpointLocation."
+        f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. So no checkpoint of job "
+        f"{coordinator.job!r} has been taken yet; its first start makes the storage. If the job has run before, "
+        "`storage` is mistyped, or somebody has deleted it: abort nothing, and restore it from a backup as new as "
+        "Spark's checkpointLocation."
     )
 
 

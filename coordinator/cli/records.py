@@ -53,7 +53,7 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
     sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]
-    activity = Activity.of(driver).sentences
+    activity = Activity.of(driver, newest).sentences
     sentences += [*activity, unreadable or of_newest(newest)]
     if losses:
         rows = sum(loss["rows"] for loss in losses)

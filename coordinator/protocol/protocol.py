@@ -162,8 +162,14 @@ class CheckpointProtocol:
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def open_sinks(self) -> None:
-        for sink in self.sinks.values():
-            sink.open()
+        """Raises `CheckpointError` for what is no error of a sink's own: a stack would not name the sink."""
+        for name, sink in self.sinks.items():
+            try:
+                sink.open()
+            except (SinkError, CheckpointError):
+                raise
+            except Exception as error:
+                raise CheckpointError(f"sink {name!r} cannot be opened: {reason(error)}") from error
 
     def settle_without_query(self) -> None:
         """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
@@ -230,8 +236,9 @@ class CheckpointProtocol:
             older = [at for at in retained if at[0] < newest.checkpoint_id]
             self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
-        rows = newest.record.rows if newest else {}
-        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
+        record = newest.record if newest else None
+        rows, dead_lettered = (record.rows, record.dead_lettered) if record else ({}, {})
+        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows, dead_lettered=dead_lettered)
         self.newest = newest
         if not newest:
             return action

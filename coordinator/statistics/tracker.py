@@ -134,6 +134,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 self._is_recovering, self._current = False, None
             elif self._current:
                 self._current.checkpoint_id, self._current.rows = facts["checkpoint"], dict(facts["rows"])
+                self._current.dead_lettered = dict(facts["dead_lettered"])
         elif step is Step.COMMITTING:
             self._decide(facts["transactions"])
         elif step is Step.RECOVERED and self._is_recovering:

@@ -136,7 +136,7 @@ class JobView:
         return replace(history, value=history.value or [])
 
     def activity(self) -> Activity:
-        return Activity.of(self.driver().value)
+        return Activity.of(self.driver().value, self.newest().value or ())
 
     def find(self, key: str) -> CheckpointStatistics | None:
         return next((each for each in self.tries().value if key_of(each) == key), None)

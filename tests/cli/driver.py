@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,21 @@ class Halt(CheckpointListener):
         if (step, checkpoint_id) == (self.step, self.checkpoint):
             self.halted.send("halted")
             time.sleep(600)
+
+
+@dataclass
+class DiesOfACommit(CheckpointListener):
+    """Is killed as soon as a checkpoint is complete, some signs of life after it was begun."""
+
+    checkpoint: int
+    begun: Connection
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == (Step.TRIGGERED, self.checkpoint):
+            self.begun.send("halted")
+            time.sleep(1)
+        if (step, checkpoint_id) == (Step.COMPLETE, self.checkpoint):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass

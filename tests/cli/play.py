@@ -90,6 +90,10 @@ class Job:
         """A driver in a process of its own, whose commits are slow enough to be seen, from its first one on."""
         return self._driven(driver.Slow)
 
+    def dies_of_a_commit(self, checkpoint: int) -> None:
+        with self._driven(partial(driver.DiesOfACommit, checkpoint)) as process:
+            process.join()
+
     @contextmanager
     def _driven(self, listener: Callable[[Connection], CheckpointListener]) -> Iterator[BaseProcess]:
         ours, theirs = Pipe(duplex=False)

@@ -210,6 +210,7 @@ def test_a_storage_that_is_not_there_is_named_and_not_made(file_job: Job, storag
     file_job.file.write_text(text.replace((file_job.folder / "checkpoints").as_uri(), uri))
     told = file_job.cli(*command.split(), code=1).stderr
     assert f"There is no checkpoint storage {uri}: there is no such" in told.replace("\n", " ")
+    assert "So no checkpoint of job 'orders' has been taken yet; its first start makes the storage." in told
     assert not (file_job.folder / "mistyped").exists()
 
 

@@ -17,10 +17,12 @@ def test_counts_and_the_newest_letters(tmp_path: Path) -> None:
         tmp_path, f'{place}/good.db"\ntable = "good"\n{dead}{place}/dead.db"\ntable = "dead"\ncreate_table = true'
     )
     job.input = [batch(number, by_client=None, by_server=False) for number in range(3)]
+    job.run(2)
     job.run()
     found = job.json("history")["checkpoints"]
     counts = [len(ids([tables], bad=True)) for tables in job.input]
-    assert [one["dead_lettered"] for one in found] == [{"good": count} for count in counts]
+    assert [one["status"] for one in found] == ["completed", "completed", "restored", "completed"]
+    assert [one["dead_lettered"] for one in found] == [{"good": counts[number]} for number in (0, 1, 1, 2)]
     assert f"dead letters: good {counts[0]}" in cli("history", "--job", str(job.file)).stdout
     newest = job.json("dead-letters", "show", "-n", "2")["dead_letters"]
     assert [one["checkpoint"] for one in newest] == [2, 2]

@@ -107,6 +107,22 @@ def test_what_was_in_progress_when_a_driver_died(file_job: Job) -> None:
     assert "when the driver died or fell silent" in pages["/history"]
 
 
+def test_a_checkpoint_that_a_driver_died_of_just_after_it_was_complete_is_not_in_progress(file_job: Job) -> None:
+    """By its last sign of life it is: that came before."""
+    file_job.beat_fast()
+    text = file_job.file.read_text()
+    file_job.file.write_text(text.replace("[checkpointing]", "[checkpointing]\nrequest_poll_interval = 0.1"))
+    file_job.dies_of_a_commit(1)
+    told = file_job.cli("status", code=None).stdout
+    file_job.wait_until("silent")
+    for said in (told, file_job.cli("status", code=1).stdout):
+        assert "In progress" not in said
+        assert "Newest checkpoint: 1, complete" in said
+    with load_job(str(file_job.file)) as coordinator:
+        page = page_of(JobView(coordinator)).test_client().get("/", headers={"Host": "127.0.0.1"}).text
+    assert "In progress" not in page
+
+
 def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:
     """Its checkpoints follow one another, so that each look meets another one."""
     pg_job.input = example_input(200)

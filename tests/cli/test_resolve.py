@@ -29,6 +29,27 @@ def lost_and_changed(job: Job) -> list[Any]:
     return changed
 
 
+class Closed(FileSink):
+    """Its system is away while the file is there."""
+
+    def open(self) -> None:
+        if (self.folder / ".away").exists():
+            raise OSError("the file server does not answer")
+
+
+def test_resolve_names_the_sink_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    job = Job(tmp_path, f'type = "{__name__}:Closed"\nfolder = "{tmp_path / "rows"}"')
+    job.run(2, crash=(Step.COMPLETE, 1))
+    (tmp_path / "rows" / ".away").touch()
+    job.save_to(tmp_path / "savepoints")
+    for command in (["resolve"], ["savepoint", "trigger", "--yes", "--checkpoint-location", str(tmp_path / "query")]):
+        said = job.cli(*command, code=1).stderr
+        assert "sink 'files' cannot be opened: OSError: the file server does not answer" in said
+    (tmp_path / "rows" / ".away").unlink()
+    assert "Committed 3 now." in job.cli("resolve").stdout
+
+
 def run(job: Job, input: list[Any]) -> None:
     with load_job(str(job.file)) as coordinator:
         LocalQuery(job.folder / "query", input).run(coordinator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.waiting import Clock
 from examples.custom_sink import FileSink
+from sinks.optional import Validating
 from sinks.testing import Hooked
+from sinks.testing.local import QueryStopped
 from tests.protocol.play import Job, Steps, complete_but_one_lost
 
 CLOCKS: list[Clock] = []  # global: hooks are pickled with the sink
@@ -45,6 +48,43 @@ def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
     assert not job.visible()
     assert list(job.sink.in_doubt("job")) == []
     assert CheckpointStore(job.storage, "job").load_newest() == ()
+    job.run()
+    job.assert_exactly_once()
+
+
+@pytest.mark.parametrize(
+    ("method", "then"),
+    [
+        ("validate_all", "it is not complete, and the next start writes it"),
+        ("commit_all", "it is complete, and the next start makes visible what is not"),
+    ],
+)
+def test_a_stop_amid_a_batch_says_what_follows(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, then: str
+) -> None:
+    batch = job.query().batch(0, "run")
+
+    def stop() -> None:
+        batch.active = False
+        raise OSError("interrupted")
+
+    class Stopped(Validating, FileSink):
+        def validate_all(self, checkpoint, committables) -> None:
+            if method == "validate_all":
+                stop()
+
+        def commit_all(self, checkpoint, committables):
+            stop()
+
+        def __reduce__(self):
+            return FileSink, (self.folder,)
+
+    coordinator = job.coordinator(sink=Stopped(job.sink.folder))
+    coordinator._ready = True
+    monkeypatch.setattr("coordinator.coordinator.batch_of", lambda *_, **__: batch)
+    with caplog.at_level(logging.INFO), pytest.raises(QueryStopped):
+        coordinator(None, 0)  # type: ignore[arg-type]
+    assert f"job job: the query was stopped in the middle of batch 0: {then}" in caplog.text
     job.run()
     job.assert_exactly_once()
 

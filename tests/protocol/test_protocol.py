@@ -163,7 +163,7 @@ def test_r9_a_load_that_retention_cuts_into_is_read_again(tmp_path: Path) -> Non
     coordinator = job.coordinator(storage=HookedStorage(job.storage, "get", "/checkpoint/", job.run), listeners=[steps])
     with pytest.raises(Superseded):
         coordinator.recover()
-    assert {"checkpoint": 4, "rounds": 1, "rows": {"files": 24}} in steps.facts
+    assert {"checkpoint": 4, "rounds": 1, "rows": {"files": 24}, "dead_lettered": {}} in steps.facts
     job.assert_exactly_once()
 
 

@@ -130,7 +130,7 @@ def test_r9_a_load_that_retention_cuts_into_between_two_rounds_is_read_again(tmp
     storage = HookedStorage(job.storage, "get", "0001.000001", job.run)
     with pytest.raises(Superseded):
         job.coordinator(storage=storage, listeners=[steps]).recover()
-    assert {"checkpoint": 4, "rounds": 1, "rows": {"files": 24}} in steps.facts
+    assert {"checkpoint": 4, "rounds": 1, "rows": {"files": 24}, "dead_lettered": {}} in steps.facts
     job.assert_exactly_once()
 
 
@@ -747,7 +747,7 @@ def test_a_checkpoint_whose_replay_was_lost_too_is_replayed_again_after_a_restar
     job.run(batches=1, listeners=[steps])
     job.assert_exactly_once(batches=1)
     assert [facts["round"] for facts in steps.facts if "round" in facts] == [3]
-    assert {"checkpoint": 0, "rounds": 3, "rows": {"files": 24}} in steps.facts
+    assert {"checkpoint": 0, "rounds": 3, "rows": {"files": 24}, "dead_lettered": {}} in steps.facts
 
 
 def test_close_sweeps(job: Job) -> None:
