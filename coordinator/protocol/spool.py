@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.protocol.decisions import Complete, Participant
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.stream import Cut, Joined
 from sinks.threads import side_by_side
 from sinks.transaction import Fingerprint, token
@@ -41,7 +41,7 @@ class SpooledRows:
 
     def __call__(self, subtask: int) -> Iterator[pa.RecordBatch]:
         """Raises `StorageError` if a chunk is gone, or not what was put."""
-        with closing(open_storage(self.uri)) as storage:
+        with closing(_in_task(self.uri)) as storage:
             values = (_get(storage, key) for key in self.chunks[subtask])
             with pa.ipc.open_stream(io.BufferedReader(Joined(values))) as reader:
                 yield from reader
@@ -60,7 +60,7 @@ class SpoolingRows:
         first = next(iter(batches), None)
         if first is None:
             return
-        with closing(open_storage(self.uri)) as storage:
+        with closing(_in_task(self.uri)) as storage:
             numbers = count()
 
             def put(data: bytes, end: str = "") -> None:
@@ -78,6 +78,12 @@ class SpoolingRows:
             writer.close()
             rows, text = fingerprint.stored()
             put(cut.rest, f".{rows}.{text}")
+
+
+def _in_task(uri: str) -> CheckpointStorage:
+    """The driver has made and tried it."""
+    with existing_storages():
+        return open_storage(uri)
 
 
 class Spool:

@@ -7,8 +7,11 @@ upon, could be empty or gone after a power loss; and it follows links.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import stat
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,6 +42,11 @@ _ADVICE = {
 }
 
 
+_STAGED = re.compile(r".+#\d+")
+_ABANDONED = 86400.0
+"""Seconds after which what nobody has locked is nobody's: locks may not be seen by other hosts."""
+
+
 class FileStorage(CheckpointStorage):
     """`file:///DIRECTORY`: one file for each key. With `make` the directory is made if it is missing, and hard links
     are tried. What is made is for the user alone (0700 and 0600); `list("")` passes over folders that this user may not
@@ -47,7 +55,8 @@ class FileStorage(CheckpointStorage):
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
     that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
     out a value: the writer may have died in between. A killed writer leaves `KEY#RANDOM` behind, which is no key, so
-    `list` passes over it; it goes with `delete(KEY)`.
+    `list` passes over it; it goes with `delete(KEY)`, or with `make` when the storage is opened a day later. A living
+    writer has it locked.
 
     Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
     """
@@ -65,6 +74,8 @@ class FileStorage(CheckpointStorage):
                 with suppress(PermissionError):  # not ours to read, so not made by us
                     fsync_directory(parent)
         self._require_hard_links()
+        with suppress(OSError), _directory(self._root) as root:
+            _remove_abandoned(root)
 
     def _require_hard_links(self) -> None:
         staged = self._root / f".link-{uuid.uuid4().hex}"
@@ -87,10 +98,12 @@ class FileStorage(CheckpointStorage):
             try:
                 descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
                 with open(descriptor, "wb") as file:
+                    with suppress(OSError):  # of a file system without locks
+                        fcntl.flock(descriptor, fcntl.LOCK_EX)
                     file.write(value)
                     file.flush()
                     os.fsync(descriptor)
-                os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+                    os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
@@ -183,6 +196,21 @@ def _below(folder: int, prefix: str) -> Iterator[str]:
                     yield from _below(below, f"{key}/")
             else:
                 yield key
+
+
+def _remove_abandoned(folder: int) -> None:
+    """What killed writers have left in a folder and below it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # locked, gone, or another account's
+                if entry.is_dir(follow_symlinks=False):
+                    with _directory(entry.name, folder) as below:
+                        _remove_abandoned(below)
+                elif _STAGED.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                    descriptor = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+                    with open(descriptor, "rb"):
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(entry.name, dir_fd=folder)
 
 
 def _fsync(folders: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from sqlalchemy.engine import make_url
 from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage, sql
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted
+from sinks.testing import storage_writer
 from sinks.testing.table import eventually
 from tests.storage import writer
 from tests.storage.lost_puts import LostPuts
@@ -273,6 +275,29 @@ class TestFile:
         storage.delete("a/1")
         assert not left.exists()
         assert other.exists()
+
+    @pytest.mark.parametrize("killed", [True, False])
+    def test_what_a_killed_writer_left_goes_when_it_is_opened_a_day_later(self, storage, tmp_path, killed):
+        """Not while the writer lives, however slow it is."""
+        amid = storage_writer.Writer(os.environ, writer.put_amid, storage.uri, "a/1")
+        assert amid.connection.recv() == "amid"
+        if killed:
+            os.kill(amid.process.pid, signal.SIGKILL)
+            amid.process.join()
+        [left] = (tmp_path / "root" / "a").iterdir()
+        open_storage(storage.uri)
+        assert left.exists(), "it may be another host's"
+        os.utime(left, (1, 1))
+        with existing_storages():
+            open_storage(storage.uri)
+        assert left.exists(), "a reader changes nothing"
+        open_storage(storage.uri)
+        assert left.exists() != killed
+        if not killed:
+            amid.connection.send("go on")
+            assert amid.connection.recv() is True
+            assert storage.get("a/1") == b"1"
+            assert os.listdir(left.parent) == ["1"]
 
     def test_what_others_put_there_is_no_key(self, storage, tmp_path):
         storage.put_if_absent("a/1", b"1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from coordinator.storage import StorageError
@@ -29,6 +31,20 @@ def fill(uri: str, size: int, folder: str) -> None:
     print("whole", all(is_whole(storage.get(key) or b"") for key in written))
     ballast.unlink()
     print("again", storage.put_if_absent("full/again", value_of("fill", "full/again", size)))
+
+
+def put_amid(connection: Connection, uri: str, key: str) -> None:
+    """Put a value, and wait in the middle of it to be told to go on."""
+    storage, fsync = open_here(uri), os.fsync
+
+    def waiting(descriptor: int) -> None:
+        os.fsync = fsync
+        connection.send("amid")
+        connection.recv()
+        fsync(descriptor)
+
+    os.fsync = waiting
+    connection.send(storage.put_if_absent(key, b"1"))
 
 
 if __name__ == "__main__":
