@@ -21,10 +21,10 @@ from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink, with_dead_letters, writers
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.protocol.spool import Spool
-from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests
 from coordinator.savepoints.model import Savepoint, storage_at
 from coordinator.savepoints.take import require_own_location, take_savepoint
@@ -109,7 +109,7 @@ class CheckpointCoordinator:
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Statistics of this driver's checkpoints."""
-        store = CheckpointStore(open_storage(storage), job, on_call=self.statistics.storage_called)
+        store = JobStore(open_storage(storage), job, on_call=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters.append(self.history)
         open_telemetry(self.statistics)
@@ -365,7 +365,7 @@ class CheckpointCoordinator:
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
-        rounds = CheckpointStore(self.protocol.store.storage, self.job).load_newest()
+        rounds = JobStore(self.protocol.store.storage, self.job).load_newest()
         return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
 
     # ------------------------------------------------------------------ life

@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord
 from coordinator.protocol.batch import Query
-from coordinator.protocol.records import CheckpointStore, Record, SignOfLife
+from coordinator.protocol.records import JobStore, Record, SignOfLife
 from coordinator.storage import StorageError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: JobStore,
         interval: float,
         request_poll_interval: float,
         now: Callable[[], Mapping[str, Any]],
@@ -142,9 +142,7 @@ class Driver:
         return _MISSED * self.sign.next
 
 
-def look_for_driver(
-    store: CheckpointStore, bad: list[str] | None = None, newest: Sequence[Record] = ()
-) -> Driver | None:
+def look_for_driver(store: JobStore, bad: list[str] | None = None, newest: Sequence[Record] = ()) -> Driver | None:
     """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
     last sign cannot be read: the claim tells then; without it, that raises. `newest`: the records of the newest
     checkpoint, whose end is a sign of its driver, too."""

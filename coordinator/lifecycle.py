@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query
-from coordinator.protocol.waiting import Clock
+from coordinator.protocol.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

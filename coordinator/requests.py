@@ -22,7 +22,7 @@ from coordinator.errors import CheckpointError, SavepointError, StorageBehind, S
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.encoding import fitting, understood
-from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.protocol.records import JobStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
 from sinks.progress import progress
@@ -78,7 +78,7 @@ class Requests:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: JobStore,
         take: Callable[[str, Callable[[], None]], Mapping[str, Any]],
         require_newest: Callable[[], None],
     ) -> None:
@@ -187,7 +187,7 @@ _INSTEAD = "For a job whose query is stopped say --checkpoint-location."
 _SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list"
 
 
-def ask_driver(store: CheckpointStore, how: str, holds: float = HOLDS) -> dict[str, Any]:
+def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any]:
     """Have the driver that runs take a savepoint, and wait for it: its summary. Raises SavepointError if no driver
     runs, if it refuses, or if it is gone before it has answered: what was not begun is withdrawn then."""
     driver = look_for_driver(store)
@@ -212,7 +212,7 @@ def ask_driver(store: CheckpointStore, how: str, holds: float = HOLDS) -> dict[s
     return dict(answer["savepoint"])
 
 
-def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
+def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
     end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
     gone, gone_at, patience, driver = "", 0.0, _INSIST, look_for_driver(store)
     while (answer := store.note("answer", id)) is None:

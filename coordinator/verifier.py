@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from coordinator.config import CheckpointConfig
 from coordinator.operate.balance import LOOKED_AT, Balance, take_balance
 from coordinator.protocol.batch import Query, Sink
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Verifier:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: JobStore,
         sinks: Mapping[str, Sink],
         config: CheckpointConfig,
         tell: Callable[[Balance], None],
@@ -50,7 +50,7 @@ class Verifier:
     def _verify(self, query: Query, ended: threading.Event) -> None:
         while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
-                store = CheckpointStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
+                store = JobStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
                 last = min(LOOKED_AT, self._config.retained_checkpoints)
                 balance = take_balance(store, self._sinks, quick=True, last=last)
                 if not ended.is_set():

@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from examples.streams import DieAt, die, local_session, mysql_engine, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
@@ -102,7 +102,7 @@ def run(bootstrap: str, dsn: str, folder: Path, crash_at: int = 100) -> dict[str
 
 def in_storage(folder: Path) -> dict[str, Any]:
     """The newest complete checkpoint: source offsets and what was committed with them."""
-    record = CheckpointStore(open_storage(_storage(folder)), JOB).load_newest()[0]
+    record = JobStore(open_storage(_storage(folder)), JOB).load_newest()[0]
     return {"checkpoint": record.checkpoint_id, "offsets": json.loads(record.offsets[0]), "rows": dict(record.rows)}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.operate.balance import Verdict, take_balance
 from coordinator.protocol.batch import with_dead_letters
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.errors import BadValue
 from sinks.optional import DeadLettering
@@ -99,7 +99,7 @@ class DeadLettersOfTables:
         others = [sink.dead_letters.read_dead_letters(*about, 3) for about in (("other", "good"), ("job", "dead"))]
         assert [found and list(found.rows) for found in others] == [[], []]
         sink.dead_letters.close()
-        store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
+        store = JobStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
         books = take_balance(store, with_dead_letters([sink]))
         assert books.verdict is Verdict.BALANCED
         written = [(line.counts["pre_committed"] or 0) + (line.counts["dead_lettered"] or 0) for line in books.lines]

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator import CheckpointListener, Step
 from coordinator.errors import Superseded
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql.sink import TableSink
@@ -182,7 +182,7 @@ class Evolution:
         storage = f"file://{tmp_path / 'storage'}"
 
         def supersede() -> None:
-            CheckpointStore(open_storage(storage), "job").claim_generation()
+            JobStore(open_storage(storage), "job").claim_generation()
 
         sink = self.make(orders.dsn, "orders", schema_evolution="add")
         before = self.columns(orders)

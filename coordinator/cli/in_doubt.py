@@ -35,7 +35,7 @@ from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import ago, duration, of_driver, of_newest
 from coordinator.protocol import operators
-from coordinator.protocol.decisions import Complete, Participant
+from coordinator.protocol.decisions import CompletedCheckpoint, Participant
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.audit import Part
 from sinks.optional import Auditable
@@ -372,7 +372,7 @@ def _login() -> str:
         return str(os.getuid())
 
 
-def _about(complete: Complete, errors: Mapping[Participant, Exception]) -> dict[str, Any]:
+def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]) -> dict[str, Any]:
     """JSON of the checkpoint. `participants`: those that are not visible."""
     hidden = [
         {
@@ -395,7 +395,9 @@ def _about(complete: Complete, errors: Mapping[Participant, Exception]) -> dict[
     }
 
 
-def _unanswered(coordinator: CheckpointCoordinator, complete: Complete, errors: Mapping[Participant, Exception]) -> str:
+def _unanswered(
+    coordinator: CheckpointCoordinator, complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]
+) -> str:
     """Whose answer is missing, and that nothing follows from it."""
     systems = {name: coordinator.sinks[name].system for name, _ in errors}
     asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
@@ -406,11 +408,11 @@ def _unanswered(coordinator: CheckpointCoordinator, complete: Complete, errors: 
     )
 
 
-def _missing(complete: Complete) -> list[Participant]:
+def _missing(complete: CompletedCheckpoint) -> list[Participant]:
     return [p for p, outcome in complete.outcomes.items() if outcome.state in _MISSING]
 
 
-def _chosen(complete: Complete, wanted: list[str]) -> list[Participant]:
+def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participant]:
     missing = {f"{sink}/{subtask}": (sink, subtask) for sink, subtask in _missing(complete)}
     if wanted == ["all"]:
         wanted = list(missing)
@@ -421,7 +423,7 @@ def _chosen(complete: Complete, wanted: list[str]) -> list[Participant]:
     return [missing[text] for text in wanted]
 
 
-def _choices(complete: Complete, missing: Sequence[str]) -> str:
+def _choices(complete: CompletedCheckpoint, missing: Sequence[str]) -> str:
     choices = [
         "Start the query again: it writes lost transactions again, from the same input "
         f"({', '.join(complete.record.offsets)}).",

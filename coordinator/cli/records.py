@@ -114,8 +114,8 @@ def show_(
         store = coordinator.protocol.store
         rounds = store.load_newest() if checkpoint is None else store.rounds_of(checkpoint)
         if not rounds:
-            ids = store.ids()
-            there = f"there are {ids[0][0]} to {ids[-1][0]}" if ids else "there is none"
+            keys = store.retained()
+            there = f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}" if keys else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
         about = rounds[0].to_json() | {

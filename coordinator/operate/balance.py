@@ -14,8 +14,8 @@ from typing import Any
 
 from coordinator.operate.memories import of_sink
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import Complete
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.decisions import CompletedCheckpoint
+from coordinator.protocol.records import JobStore, Record
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, not_among
@@ -144,15 +144,15 @@ class Answer:
 
     def beside(self, sink: str, before: History, after: History) -> Answer:
         """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
-        ahead = of_sink(sink, self.memory, [Complete(rounds) for rounds in after])
-        behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
+        ahead = of_sink(sink, self.memory, [CompletedCheckpoint(rounds) for rounds in after])
+        behind = of_sink(sink, self.memory, [CompletedCheckpoint(rounds) for rounds in before])
         deviating = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
         differences = (*self.audit.differences, *(f"its {memory.difference}" for memory in deviating))
         return replace(self, audit=replace(self.audit, differences=differences))
 
 
 def take_balance(
-    store: CheckpointStore,
+    store: JobStore,
     sinks: Mapping[str, Sink],
     *,
     quick: bool = False,
@@ -161,8 +161,8 @@ def take_balance(
     """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
     at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that storage has, also
     what a zombie has put before those that are retained. Raises `StorageError`, `CorruptRecord`."""
-    ids = store.ids()
-    oldest = ids[-1][0] - last + 1 if ids and last else 0
+    keys = store.retained()
+    oldest = keys[-1].checkpoint_id - last + 1 if keys and last else 0
 
     def wanted(checkpoint: int) -> bool:
         return checkpoint >= oldest
@@ -170,8 +170,8 @@ def take_balance(
     for _ in range(_TRIES):
         history = store.history(wanted)
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        before, ids = ids, store.ids()
-        later = history if ids == before else store.history(wanted)
+        before, keys = keys, store.retained()
+        later = history if keys == before else store.history(wanted)
         answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
         now = {rounds[0].checkpoint_id: rounds for rounds in later}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
@@ -186,7 +186,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             asked.open()
             in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
             for rounds in history:
-                number, part = rounds[0].checkpoint_id, Complete(rounds).part(sink.name)
+                number, part = rounds[0].checkpoint_id, CompletedCheckpoint(rounds).part(sink.name)
                 named = [committable.transaction for committable in part.committables]
                 if len(not_among(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
@@ -228,7 +228,7 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
 
 
 def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
-    record, part = rounds[0], Complete(rounds).part(sink)
+    record, part = rounds[0], CompletedCheckpoint(rounds).part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered

@@ -15,8 +15,8 @@ from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import Complete, worth_reading
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.decisions import CompletedCheckpoint, worth_reading
+from coordinator.protocol.records import JobStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
 from sinks.progress import progress
@@ -72,7 +72,7 @@ class Seen:
     rounds: Sequence[Record]
 
 
-def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
+def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
     """Opens the sinks. What a driver that runs is about to commit is left out: some of it goes while this looks again.
     `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
     Superseded if it is not."""
@@ -89,7 +89,7 @@ def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None 
     return seen
 
 
-def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:
+def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:
     """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
@@ -107,7 +107,7 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
     history = store.history(worth_reading({}, listed_transactions, store.lineage))
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
-    retained = [Complete(rounds) for rounds in reversed(history)]
+    retained = [CompletedCheckpoint(rounds) for rounds in reversed(history)]
     driver = look_for_driver(store, newest=history[-1] if history else ())
     judged = [
         _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
@@ -118,7 +118,13 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
 
 
 def _judged(
-    sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
+    sink: str,
+    about: InDoubt,
+    retained: Sequence[CompletedCheckpoint],
+    generation: int,
+    driver: Driver | None,
+    *,
+    fenced: bool,
 ) -> Pending:
     """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
     undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED

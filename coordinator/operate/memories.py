@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import Complete, beyond, missing, newest_of, worth_reading
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.decisions import CompletedCheckpoint, beyond, missing, newest_of, worth_reading
+from coordinator.protocol.records import JobStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
 SET_BACK = (
@@ -36,12 +36,12 @@ class Memory:
         return "?" if self.newest is None else "none" if self.newest == -1 else str(self.newest)
 
 
-def compared(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
+def compared(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
     memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
     store.follow_newest_claim()
-    history = [Complete(rounds) for rounds in store.history(worth_reading(memories, (), store.lineage))]
+    history = [CompletedCheckpoint(rounds) for rounds in store.history(worth_reading(memories, (), store.lineage))]
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
     if location is not None:
@@ -53,7 +53,7 @@ def compared(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | 
             yield of_sink(name, answer, history)
 
 
-def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
+def set_back(store: JobStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
         f"{memory.name}: its {memory.difference}."
@@ -62,7 +62,7 @@ def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     ]
 
 
-def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Memory:
+def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[CompletedCheckpoint]) -> Memory:
     """`history`: the retained complete checkpoints, oldest first, as storage had them after the sink was asked."""
     name = f"sink {sink}"
     if memory is None:

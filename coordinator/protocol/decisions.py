@@ -25,7 +25,7 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
-from coordinator.protocol.records import Acceptance, Record
+from coordinator.protocol.records import Acceptance, Record, RecordKey
 from sinks.audit import Part
 from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
@@ -37,7 +37,7 @@ Participant = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Complete:
+class CompletedCheckpoint:
     """A complete checkpoint as this driver knows it: the decision rounds it has evaluated, what they name together, and
     the final outcomes seen so far."""
 
@@ -82,9 +82,9 @@ class Complete:
     def committed(self) -> int:
         return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
 
-    def only(self, sink: str) -> Complete:
+    def only(self, sink: str) -> CompletedCheckpoint:
         """The part of one sink."""
-        return Complete(
+        return CompletedCheckpoint(
             tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
         )
 
@@ -94,14 +94,16 @@ class Complete:
         named = list(self.only(sink).named.values())
         return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
 
-    def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
+    def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CompletedCheckpoint:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
-    def with_round(self, replay: Record) -> Complete:
+    def with_round(self, replay: Record) -> CompletedCheckpoint:
         """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
         again."""
         fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
-        return Complete((*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh})
+        return CompletedCheckpoint(
+            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
+        )
 
     def _state(self, participant: Participant) -> CommitState | None:
         outcome = self.outcomes.get(participant)
@@ -117,7 +119,7 @@ class Action(Enum):
     RELOAD = auto()  # what was loaded is older than what Spark knows: read the newest again
 
 
-def action_for(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded: bool) -> Action:
+def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: bool, reloaded: bool) -> Action:
     """What to do when Spark calls for a batch. `reloaded`: the newest checkpoint was read after this call came in."""
     n = batch.checkpoint_id
     if newest is None:
@@ -159,7 +161,7 @@ def action_for(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloa
     return Action.FINISH
 
 
-def require_none_lost(newest: Complete) -> None:
+def require_none_lost(newest: CompletedCheckpoint) -> None:
     """Spark asks for the next batch: raise `InDoubtError` if transactions of this one are lost, for it cannot be
     replayed any more."""
     if lost := newest.lost():
@@ -241,13 +243,13 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
         )
 
 
-def expired_as_visible(complete: Complete) -> dict[Participant, CommitOutcome]:
+def expired_as_visible(complete: CompletedCheckpoint) -> dict[Participant, CommitOutcome]:
     """The participants of which the target's retention has removed rows and proof. Spark asks for a later batch, so all
     of this checkpoint was visible."""
     return {p: CommitOutcome.COMMITTED for p, outcome in complete.outcomes.items() if outcome.expired}
 
 
-def require_known(complete: Complete) -> None:
+def require_known(complete: CompletedCheckpoint) -> None:
     """Raises `InDoubtError` if, after all sinks have answered, an outcome is unknown, or HELD beside none that is
     lost."""
     named, outcomes = complete.named, complete.outcomes
@@ -268,7 +270,9 @@ def require_known(complete: Complete) -> None:
         )
 
 
-def still_in_doubt_error(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
+def still_in_doubt_error(
+    complete: CompletedCheckpoint, errors: Mapping[Participant, Exception], waited: float
+) -> InDoubtError:
     return _in_doubt(
         f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
         "visible:",
@@ -332,7 +336,7 @@ def refused_again_error(checkpoint: int, error: Exception) -> Exception:
     )
 
 
-def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str) -> tuple[Acceptance, ...]:
+def accept(complete: CompletedCheckpoint, chosen: Iterable[Participant], who: str, why: str) -> tuple[Acceptance, ...]:
     """Give up participants whose transactions are lost or unknown. Raises `CheckpointError` for any other."""
     accepted = []
     for participant in chosen:
@@ -367,7 +371,7 @@ def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
         )
 
 
-def require_own_transactions(complete: Complete, sinks: Mapping[str, Sink]) -> None:
+def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, Sink]) -> None:
     """Raises `CorruptRecord` where a record names what is no transaction of this library, job and sink: a commit by
     name would end somebody else's."""
     for participant, committable in complete.named.items():
@@ -413,7 +417,7 @@ def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once
     )
 
 
-def require_visible(complete: Complete) -> None:
+def require_visible(complete: CompletedCheckpoint) -> None:
     """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
     hidden = [p for p in complete.named if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
     if hidden:
@@ -480,7 +484,9 @@ def require_none_later(
     )
 
 
-def replayed_already_error(sink: str, unexpected: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
+def replayed_already_error(
+    sink: str, unexpected: Sequence[str], complete: CompletedCheckpoint, storage: str
+) -> StorageBehind:
     """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
     return StorageBehind(
@@ -493,7 +499,7 @@ def replayed_already_error(sink: str, unexpected: Sequence[str], complete: Compl
     )
 
 
-def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> Mapping[str, int]:
+def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage: str) -> Mapping[str, int]:
     """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
     if newest and newest.record.predecessors is not None:
@@ -532,8 +538,8 @@ def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str
 
 
 def in_doubt_again(
-    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[Complete]
-) -> list[tuple[str, Complete]]:
+    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[CompletedCheckpoint]
+) -> list[tuple[str, CompletedCheckpoint]]:
     """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
     has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor in doubt: nobody
     has its rows any more."""
@@ -550,7 +556,7 @@ def in_doubt_again(
     return parts
 
 
-def newest_rows(visible: Complete | None) -> Mapping[str, int]:
+def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
     """As in `Record`, up to this checkpoint."""
     if visible is None or visible.record.restored_from:
         return {}
@@ -559,7 +565,7 @@ def newest_rows(visible: Complete | None) -> Mapping[str, int]:
 
 
 def require_records(
-    memories: Memories, newest_rows: Mapping[str, int], lineage: str, visible: Sequence[tuple[int, int]]
+    memories: Memories, newest_rows: Mapping[str, int], lineage: str, visible: Sequence[RecordKey]
 ) -> None:
     """Raises `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
     for sink, memory in memories.items():
@@ -568,7 +574,7 @@ def require_records(
             raise external_system_behind_error(sink, newest, n)
 
 
-def external_system_behind_error(sink: str, newest: int, lost: Complete | int) -> ExternalSystemBehind:
+def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoint | int) -> ExternalSystemBehind:
     """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
     id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.named.values()))
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
@@ -588,12 +594,12 @@ def beyond(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tupl
     return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
 
 
-def missing(memory: Mapping[str, int], part: Complete) -> bool:
+def missing(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.named.values())
     return remembered and newest_of(memory, part) < part.checkpoint_id
 
 
-def newest_of(memory: Mapping[str, int] | None, complete: Complete) -> int:
+def newest_of(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
     """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
     return (memory or {}).get(complete.record.lineage, -1)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.errors import StorageBehind, Superseded
-from coordinator.protocol.decisions import Complete, Participant
-from coordinator.protocol.records import CheckpointStore, Listing
+from coordinator.protocol.decisions import CompletedCheckpoint, Participant
+from coordinator.protocol.records import JobStore, Listing
 from sinks.transaction import CommitOutcome
 
 
@@ -16,7 +16,7 @@ class CommitPermit:
     """The right to commit what has been decided of one checkpoint. A commit takes it and no checkpoint, and only
     `Fence.permit` gives it, for records that were put or read before (R14)."""
 
-    complete: Complete
+    complete: CompletedCheckpoint
 
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CommitPermit:
         return replace(self, complete=self.complete.with_outcomes(outcomes))
@@ -26,7 +26,7 @@ class CommitPermit:
 class Fence:
     """One generation, which newer ones shut out. 0: none has been claimed."""
 
-    store: CheckpointStore
+    store: JobStore
     generation: int = 0
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
@@ -48,7 +48,7 @@ class Fence:
             "and start the query again."
         )
 
-    def permit(self, complete: Complete, listing: Listing | None = None) -> CommitPermit:
+    def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:
         """R14: fence after the put or the load, before the first commit. `listing` was made after it."""
         self.require_newest("commit", listing)
         return CommitPermit(complete)

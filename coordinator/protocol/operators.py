@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol import decisions
-from coordinator.protocol.decisions import Complete, Participant
+from coordinator.protocol.decisions import CompletedCheckpoint, Participant
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.transaction import CommitState
@@ -16,7 +16,7 @@ from sinks.transaction import CommitState
 logger = logging.getLogger(__package__)
 
 
-def ask(protocol: CheckpointProtocol) -> tuple[Complete | None, Mapping[Participant, Exception]]:
+def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:
     """Ask once what became of each participant of the newest complete checkpoint, which commits what can be. Returns
     the checkpoint, and an error for each participant that could not answer. Claims no generation, so a driver that runs
     is not disturbed. Only in the middle of a restore it claims one: that has stopped all drivers, and may have read the
@@ -40,7 +40,9 @@ def ask(protocol: CheckpointProtocol) -> tuple[Complete | None, Mapping[Particip
     return permit.complete, errors
 
 
-def accept_loss(protocol: CheckpointProtocol, participants: Sequence[Participant], *, who: str, why: str) -> Complete:
+def accept_loss(
+    protocol: CheckpointProtocol, participants: Sequence[Participant], *, who: str, why: str
+) -> CompletedCheckpoint:
     """Give up participants of the newest complete checkpoint that are lost or unknown, so that the job goes on
     without them: a replay record names them, who and why, and no replacement. Those that were held for them are
     committed. Claims a generation, so a driver of this job that runs stops.

@@ -29,12 +29,12 @@ from coordinator.errors import (
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
-from coordinator.protocol.decisions import Action, AfterFailure, Complete, Participant
+from coordinator.protocol.clock import Clock, Outages, deadline
+from coordinator.protocol.decisions import Action, AfterFailure, CompletedCheckpoint, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
-from coordinator.protocol.records import CheckpointStore, Listing, Record
+from coordinator.protocol.records import JobStore, Listing, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
-from coordinator.protocol.waiting import Clock, Outages, deadline
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
@@ -58,7 +58,7 @@ class CheckpointProtocol:
         self,
         job: str,
         sinks: dict[str, Sink],
-        store: CheckpointStore,
+        store: JobStore,
         config: CheckpointConfig,
         listeners: Listeners,
         clock: Clock,
@@ -73,7 +73,7 @@ class CheckpointProtocol:
         self.clock = clock
         self.guarantee = guarantee.promise(job, config, store.storage, sinks)
         self.fence = Fence(store)
-        self.newest: Complete | None = None
+        self.newest: CompletedCheckpoint | None = None
         """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
         self._spool = spool
         self.run_id: str | None = None
@@ -136,7 +136,7 @@ class CheckpointProtocol:
             batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
         self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
 
-    def _settle(self, visible: Complete) -> None:
+    def _settle(self, visible: CompletedCheckpoint) -> None:
         """Remember what is visible, and let its sinks purge older proofs. A sink without rows in it is not asked: its
         newest proof may be all by which it remembers the job (R15)."""
         self.newest = visible
@@ -179,7 +179,7 @@ class CheckpointProtocol:
         if self.newest:
             self.sweep()
 
-    def claim_and_commit_newest(self) -> Complete | None:
+    def claim_and_commit_newest(self) -> CompletedCheckpoint | None:
         """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
         if self.newest is None:
             self.claim_generation()
@@ -225,7 +225,7 @@ class CheckpointProtocol:
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         newest = self.load()
-        retained = self.store.ids() if newest else []
+        retained = self.store.retained() if newest else []
         self._compare_memories(remembered, newest, retained, batch)
         action = (
             decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True) if batch else Action.SKIP
@@ -233,7 +233,7 @@ class CheckpointProtocol:
         if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
             decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
         if newest and remembered and not newest.record.restored_from:
-            older = [at for at in retained if at[0] < newest.checkpoint_id]
+            older = [key for key in retained if key.checkpoint_id < newest.checkpoint_id]
             self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         record = newest.record if newest else None
@@ -253,11 +253,11 @@ class CheckpointProtocol:
     def _compare_memories(
         self,
         remembered: decisions.Memories,
-        newest: Complete | None,
-        retained: Sequence[tuple[int, int]],
+        newest: CompletedCheckpoint | None,
+        retained: Sequence[RecordKey],
         batch: MicroBatch | None,
     ) -> None:
-        """R15: raise if storage or a sink was set back. `retained`: ids and rounds of the records in storage."""
+        """R15: raise if storage or a sink was set back. `retained`: the records in storage."""
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
             self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
@@ -267,7 +267,7 @@ class CheckpointProtocol:
             same_mode = newest.record.mode == self.config.mode.value
             for name, memory in remembered.items():
                 self._require_none_later(name, memory, newest.checkpoint_id if same_mode else math.inf)
-            base = self.store.get(retained[0][0], 0) if retained else None
+            base = self.store.get(retained[0].checkpoint_id, 0) if retained else None
             decisions.require_restored(remembered, base or newest.record, place)
         else:
             before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
@@ -286,19 +286,19 @@ class CheckpointProtocol:
     def _commit_what_is_back(
         self,
         remembered: decisions.Memories,
-        visible: Sequence[tuple[int, int]],
+        visible: Sequence[RecordKey],
         newest_rows: Mapping[str, int],
         batch: MicroBatch | None,
     ) -> None:
         """Commit again what was visible, and is in doubt because its system was set back to before the commit.
-        `visible`: ids and rounds of records in storage; `newest_rows`: as in `Record`, up to the last of them. Raises
+        `visible`: records in storage; `newest_rows`: as in `Record`, up to the last of them. Raises
         `ExternalSystemBehind` for what is gone."""
         decisions.require_records(remembered, newest_rows, self.store.lineage, visible)
         if not visible:
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
         wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
-        decided = map(Complete, self.store.read([at for at in visible if wanted(at[0])]))
+        decided = map(CompletedCheckpoint, self.store.read([key for key in visible if wanted(key.checkpoint_id)]))
         for name, part in decisions.in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
@@ -330,10 +330,10 @@ class CheckpointProtocol:
                         raise decisions.still_in_doubt_error(pending, unanswered, waited) from error
         return answers
 
-    def load(self) -> Complete | None:
+    def load(self) -> CompletedCheckpoint | None:
         rounds = self.store.load_newest()
         decisions.require_sinks(rounds, self.sinks)
-        return Complete(rounds) if rounds else None
+        return CompletedCheckpoint(rounds) if rounds else None
 
     # ------------------------------------------------------------------ 2. what is asked
     def _choose_action(self, batch: MicroBatch) -> Action:
@@ -513,7 +513,7 @@ class CheckpointProtocol:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
             if remembered is not None and remembered.get(self.store.lineage, -1) < newest_rows.get(name, -1):
-                visible = [at for at in self.store.ids() if at[0] < batch.facts.checkpoint_id]
+                visible = [key for key in self.store.retained() if key.checkpoint_id < batch.facts.checkpoint_id]
                 self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)
 
     def _record(
@@ -558,7 +558,7 @@ class CheckpointProtocol:
         return now
 
     # ------------------------------------------------------------------ 6.-7. the commit point
-    def decide(self, record: Record, before: Complete | None = None) -> CommitPermit:
+    def decide(self, record: Record, before: CompletedCheckpoint | None = None) -> CommitPermit:
         """Put the record, or adopt another driver's that is there; then look whether this driver may commit what is
         decided. `before`: the checkpoint that the record adds a round to."""
         try:
@@ -584,7 +584,7 @@ class CheckpointProtocol:
                 f"checkpoint {listing.newest_complete} of job {self.job!r} is complete already while this driver was "
                 f"at {record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
-        complete = before.with_round(decided) if before else Complete((decided,))
+        complete = before.with_round(decided) if before else CompletedCheckpoint((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
         if known and (known.checkpoint_id, 0) not in listing.records:  # wiped: our number is now a new driver's
@@ -602,7 +602,7 @@ class CheckpointProtocol:
             logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
 
     # ------------------------------------------------------------------ 8. phase two
-    def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> Complete:
+    def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> CompletedCheckpoint:
         """Commit what is not final, and ask again until the commit timeout, or for `STOP_GRACE_PERIOD` if the query of
         `batch` is being stopped: the next start goes on. What is lost is left to the caller."""
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
@@ -628,7 +628,7 @@ class CheckpointProtocol:
         self._require_not_replayed(permit.complete)
         return permit.complete
 
-    def _require_not_replayed(self, complete: Complete) -> None:
+    def _require_not_replayed(self, complete: CompletedCheckpoint) -> None:
         """R15: raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is
         no longer in storage."""
         for name in dict.fromkeys(sink for sink, _ in complete.lost()):
@@ -691,14 +691,14 @@ class CheckpointProtocol:
         return permit.with_outcomes(outcomes), errors
 
     # ------------------------------------------------------------------ replay
-    def _replay_lost(self, complete: Complete, batch: MicroBatch) -> Complete:
+    def _replay_lost(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CompletedCheckpoint:
         """Write again what the external system has lost, until all of the checkpoint is visible."""
         while complete.lost():
             complete = self.commit(self._replay(complete, batch), batch)
         self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._commit_times)
         return complete
 
-    def _replay(self, complete: Complete, batch: MicroBatch) -> CommitPermit:
+    def _replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
         n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost()
         self.fence.require_newest("replay")  # R6: only the newest driver does
@@ -730,7 +730,7 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, round), complete)
 
-    def _require_alone(self, complete: Complete) -> None:
+    def _require_alone(self, complete: CompletedCheckpoint) -> None:
         """R15: raise `StorageBehind` if another driver, with a copy of this storage, has committed a later
         checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
@@ -739,7 +739,7 @@ class CheckpointProtocol:
             own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
             self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
 
-    def _lost_rows(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
+    def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
         """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
         those that were given up."""
         lost, lost_rows = complete.lost(), dict[str, LostRows]()
@@ -753,7 +753,9 @@ class CheckpointProtocol:
                 lost_rows[name] = LostRows(own, letters, refused, whole, spooled.get(name))
         return lost_rows
 
-    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, lost_rows: Mapping[str, LostRows]) -> Acks:
+    def _pre_commit_again(
+        self, batch: MicroBatch, complete: CompletedCheckpoint, lost_rows: Mapping[str, LostRows]
+    ) -> Acks:
         """Run the tasks of a replay, again where a lock blocked one (R8)."""
         blocked, lost = list[Exception](), complete.lost()
         while True:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded, WrongJob
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
@@ -153,12 +153,19 @@ class Claim:
     sign: SignOfLife = SignOfLife()
 
 
+class RecordKey(NamedTuple):
+    """Which record of a lineage."""
+
+    checkpoint_id: int
+    round: int
+
+
 @dataclass(frozen=True)
 class Listing:
-    """What storage holds of a job: its generations, and id and round of each record of the lineage."""
+    """What storage holds of a job: its generations, and the records of the lineage."""
 
     generations: Sequence[int]
-    records: Sequence[tuple[int, int]]
+    records: Sequence[RecordKey]
 
     @property
     def newest_generation(self) -> int:
@@ -167,7 +174,7 @@ class Listing:
     @property
     def newest_complete(self) -> int:
         """Id of the newest complete checkpoint, -1 if there is none."""
-        return max((id for id, round in self.records if round == 0), default=-1)
+        return max((key.checkpoint_id for key in self.records if key.round == 0), default=-1)
 
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
@@ -184,8 +191,8 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
     return sorted(names)
 
 
-class CheckpointStore:
-    """The records of one job, in its current lineage (that of the newest claim it has seen) or in the one given."""
+class JobStore:
+    """What storage holds of one job, in its current lineage (that of the newest claim seen) or in the one given."""
 
     def __init__(
         self,
@@ -214,7 +221,7 @@ class CheckpointStore:
             pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
             return Listing(
                 [int(key.removeprefix(claims)) for key in keys if key.startswith(claims)],
-                [(int(id), int(round)) for id, round in pairs],
+                [RecordKey(int(id), int(round)) for id, round in pairs],
             )
         except ValueError as error:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
@@ -432,40 +439,42 @@ class CheckpointStore:
         """Retained complete checkpoints with their replay records, oldest first: the newest, and those before it whose
         id is `wanted`. A reader need not claim."""
         newest = self.load_newest()
-        before = [at for at in self.ids() if at[0] < newest[0].checkpoint_id and wanted(at[0])] if newest else []
-        return [*self.read(before), newest] if newest else []
+        if not newest:
+            return []
+        older = [key for key in self.retained() if key.checkpoint_id < newest[0].checkpoint_id]
+        return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
 
     def rounds_of(self, checkpoint_id: int) -> tuple[Record, ...]:
         """The records of one retained checkpoint; () if it is none. A reader need not claim."""
-        return next(iter(self.read([at for at in self.ids() if at[0] == checkpoint_id])), ())
+        return next(iter(self.read([key for key in self.retained() if key.checkpoint_id == checkpoint_id])), ())
 
-    def read(self, before: Sequence[tuple[int, int]]) -> list[tuple[Record, ...]]:
-        """The checkpoints of the current lineage that `before` lists, which is a part of `ids`; else as `history`."""
+    def read(self, keys: Sequence[RecordKey]) -> list[tuple[Record, ...]]:
+        """The checkpoints of some of the `retained` records; else as `history`."""
         by_id: dict[int, list[Record]] = {}
-        with progress("read the records", len(before), "records") as advance:
-            for id, round in before:
-                if record := self.get(id, round):  # None: retention was quicker
-                    by_id.setdefault(id, []).append(record)
+        with progress("read the records", len(keys), "records") as advance:
+            for key in keys:
+                if record := self.get(*key):  # None: retention was quicker
+                    by_id.setdefault(key.checkpoint_id, []).append(record)
                 advance(1)
         return [tuple(rounds) for rounds in by_id.values() if rounds[0].round == 0]
 
-    def ids(self) -> list[tuple[int, int]]:
-        """Id and round of each retained record, oldest first. A reader need not claim."""
+    def retained(self) -> list[RecordKey]:
+        """The keys of all records, oldest first. A reader need not claim."""
         return sorted(self.look().records) if self.lineage or self.follow_newest_claim().lineage else []
 
     # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
-        for id, round in listing.records:
-            if id < checkpoint_id:
-                if round and (replay := self.get(id, round)):  # who put it may have died before it kept the loss
+        for key in listing.records:
+            if key.checkpoint_id < checkpoint_id:
+                if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
                     self._keep_loss(replay)
-                self._calls.delete(self._record_key(id, round))
+                self._calls.delete(self._record_key(*key))
 
     def losses(self, bad: list[str]) -> list[Record]:
         """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that
         cannot be read."""
         losses = {}
-        replays = [self._record_key(id, round) for id, round in self.ids() if round]
+        replays = [self._record_key(*key) for key in self.retained() if key.round]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
                 record = self._record_at(key)

@@ -23,7 +23,7 @@ from itertools import chain, count
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.protocol.decisions import Complete, Participant
+from coordinator.protocol.decisions import CompletedCheckpoint, Participant
 from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.stream import Cut, Joined
 from sinks.threads import side_by_side
@@ -104,7 +104,7 @@ class Spool:
         return SpoolingRows(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")
 
     def rows_of(
-        self, complete: Complete, lost: Iterable[Participant], writers: Mapping[str, str]
+        self, complete: CompletedCheckpoint, lost: Iterable[Participant], writers: Mapping[str, str]
     ) -> dict[str, SpooledRows]:
         """By sink, the rows of participants that are lost; none unless all of them are there. Those of `writers`, which
         tasks of another sink write, are among the rows of that one, also if they were given up since."""

@@ -10,9 +10,9 @@ from typing import Any
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import Complete, worth_reading
+from coordinator.protocol.clock import Clock, Outages
+from coordinator.protocol.decisions import CompletedCheckpoint, worth_reading
 from coordinator.protocol.fence import Fence
-from coordinator.protocol.waiting import Clock, Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
 from sinks.progress import progress
@@ -75,7 +75,7 @@ class Sweeper:
                 self.make_due()
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
-            named = [c.transaction for rounds in history for c in Complete(rounds).named.values()]  # R16
+            named = [c.transaction for rounds in history for c in CompletedCheckpoint(rounds).named.values()]  # R16
             orphans = not_among(listed, named)
             with progress(f"sink {name}: abort", len(orphans), "orphans") as advance:
                 for orphan in orphans:

@@ -15,9 +15,9 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
-from coordinator.protocol.decisions import Complete
+from coordinator.protocol.decisions import CompletedCheckpoint
 from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.records import JobStore, Record
 from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at, storage_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
@@ -56,7 +56,7 @@ def restore_savepoint(
         savepoint = load(source, id)
         _verify(source, savepoint)
         required = _required_sinks(savepoint, sinks, allow_non_restored)
-        store = CheckpointStore(target, job or savepoint.job)
+        store = JobStore(target, job or savepoint.job)
         location = open_location(checkpoint_location)
         lineage = _marked(location, savepoint, store)
 
@@ -69,7 +69,7 @@ def restore_savepoint(
             lineage = secrets.token_hex(4)
             mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
             location.write(MARK, [seal(mark)])
-        elif CheckpointStore(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
+        elif JobStore(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
@@ -88,7 +88,9 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     have rows of any lineage and checkpoint."""
     record = savepoint.record
     remembered = {
-        committable.sink for committable in Complete(savepoint.records).named.values() if committable.remembered
+        committable.sink
+        for committable in CompletedCheckpoint(savepoint.records).named.values()
+        if committable.remembered
     }
     return replace(
         record,
@@ -166,7 +168,7 @@ def _required_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non
     return sorted(set(savepoint.sinks) - set(missing))
 
 
-def _marked(location: CheckpointLocation, savepoint: Savepoint, store: CheckpointStore) -> str:
+def _marked(location: CheckpointLocation, savepoint: Savepoint, store: JobStore) -> str:
     """The lineage of this same restore if it was begun before, "" if the checkpointLocation is empty."""
     files = location.files()
     if not files:
@@ -182,13 +184,13 @@ def _marked(location: CheckpointLocation, savepoint: Savepoint, store: Checkpoin
     return str(lineage)
 
 
-def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) -> None:
+def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None:
     """Raises SavepointError if the storage shows that input after the savepoint was written already."""
     n = savepoint.checkpoint_id
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
-        records = CheckpointStore(store.storage, job, lineage).load_newest()
+        records = JobStore(store.storage, job, lineage).load_newest()
         newest = records[0].checkpoint_id if records else -1
         untouched = lineage == savepoint.lineage or all(record.restored_from for record in records)
         if newest > n or not untouched:

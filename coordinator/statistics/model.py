@@ -16,7 +16,7 @@ from coordinator.errors import CheckpointError
 from coordinator.heartbeat import Driver, State
 from coordinator.operate.text import by_sink, duration
 from coordinator.protocol.encoding import fitting
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import StorageError
 
 _TOGETHER = 100
@@ -218,7 +218,7 @@ class CheckpointHistory:
     """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is lost. `size`: of so
     many checkpoints, more or less; of none if it is 0."""
 
-    def __init__(self, store: CheckpointStore, size: int) -> None:
+    def __init__(self, store: JobStore, size: int) -> None:
         self._store, self._size = store, size
         self._new: deque[CheckpointStatistics] = deque(maxlen=size)
         self._flushing = threading.Lock()
@@ -241,7 +241,7 @@ class CheckpointHistory:
 
 
 def load_history(
-    store: CheckpointStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
+    store: JobStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
     """In the order of their ends. `bad`: gets a sentence on what cannot be read. `known`: what calls before
     have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
@@ -259,7 +259,7 @@ def load_history(
     return sorted(unique.values(), key=lambda statistics: statistics.ended_at)
 
 
-def _understood(store: CheckpointStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
+def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
     try:
         for value in store.statistics_in(key):
             try:

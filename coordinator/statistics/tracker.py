@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from coordinator.errors import reason
 from coordinator.listener import CheckpointListener, Step
 from coordinator.operate.balance import Balance
-from coordinator.protocol.waiting import Clock
+from coordinator.protocol.clock import Clock
 from coordinator.statistics.model import CheckpointStatistics, Status
 from sinks.progress import under_way
 

@@ -23,7 +23,7 @@ from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.records import Acceptance, CheckpointStore, Record, jobs_in
+from coordinator.protocol.records import Acceptance, JobStore, Record, jobs_in
 from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError
@@ -92,9 +92,9 @@ class JobView:
         self._tries: dict[str, list[CheckpointStatistics]] = {}
 
     @property
-    def store(self) -> CheckpointStore:
+    def store(self) -> JobStore:
         """Of its own: one in use follows the lineage of what was claimed last."""
-        return CheckpointStore(self.storage, self.job)
+        return JobStore(self.storage, self.job)
 
     # ------------------------------------------------------------------ answers
     def answer(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> Answer:

@@ -20,6 +20,7 @@ from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
+from sinks.idle_connections import put_back, take
 from sinks.kafka import columns, dead_letters
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Cluster, Mark, newest_marks
@@ -46,7 +47,6 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
-from sinks.resting import rest, rested
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -284,7 +284,7 @@ class KafkaSink(
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = rested(self._place) if self._in_task and self._place else None
+            self._cluster = take(self._place) if self._in_task and self._place else None
         if self._cluster is None:
             configured = client_options(self.bootstrap_servers, self._options, self._client_options)
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
@@ -521,7 +521,7 @@ class KafkaSink(
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None and self._in_task and self._place:
-            rest(self._place, cluster)
+            put_back(self._place, cluster)
         elif cluster is not None:
             cluster.close()
 

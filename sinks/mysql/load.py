@@ -25,9 +25,9 @@ from pymysql.protocol import OKPacketWrapper
 
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
+from sinks.idle_connections import disconnect
 from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
-from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
 from sinks.sql.names import target_named
 from sinks.sql.server import Fault, explained

@@ -200,7 +200,7 @@ class MySQLBackend(Pool, Backend):
     DELETE = "DELETE target FROM {target} AS target JOIN {rows} WHERE {condition}"
     TWO_PHASE = "xa"
     IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
-    RESTS = True
+    KEEPS_IDLE = True
     SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
 

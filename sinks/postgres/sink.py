@@ -125,7 +125,7 @@ class PostgresBackend(Pool, Backend):
     dialect = "postgresql"
     # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
     DROPPED_TOGETHER = MOVED_TOGETHER = 100
-    RESTS = True
+    KEEPS_IDLE = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
     UNSEEN = " (a name with capitals needs double quotes)"

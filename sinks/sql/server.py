@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
-from sinks.resting import disconnect, rest, rested
+from sinks.idle_connections import disconnect, put_back, take
 from sinks.sql.names import target_named
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,9 @@ class Pool(ABC):
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
-    RESTS: ClassVar[bool] = False  # whether the next task of a process may take a connection that one has given back
+    KEEPS_IDLE: ClassVar[bool] = (
+        False  # whether the next task of a process may take a connection that one has given back
+    )
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
 
     def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
@@ -82,7 +84,7 @@ class Pool(ABC):
         for connection, since in self._pooled():
             if self._answers(connection, time.monotonic() - since):
                 return connection
-        while self.RESTS and (connection := rested(self._place)) is not None:
+        while self.KEEPS_IDLE and (connection := take(self._place)) is not None:
             if self._answers(connection, 0):
                 return connection
         return self.connect()
@@ -109,8 +111,8 @@ class Pool(ABC):
 
     def close(self) -> None:
         for connection, _ in self._pooled():
-            if self.RESTS and self._in_task:
-                rest(self._place, connection)
+            if self.KEEPS_IDLE and self._in_task:
+                put_back(self._place, connection)
             else:
                 disconnect(connection)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.protocol import decisions
-from coordinator.protocol.decisions import Complete
+from coordinator.protocol.decisions import CompletedCheckpoint
 from coordinator.protocol.fence import CommitPermit
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import Record
@@ -21,8 +21,10 @@ from coordinator.storage.files import FileStorage
 def commit_before_complete() -> None:
     decide = CheckpointProtocol.decide
 
-    def commit_then_decide(self: CheckpointProtocol, record: Record, before: Complete | None = None) -> CommitPermit:
-        self.commit_once(CommitPermit(before.with_round(record) if before else Complete((record,))))
+    def commit_then_decide(
+        self: CheckpointProtocol, record: Record, before: CompletedCheckpoint | None = None
+    ) -> CommitPermit:
+        self.commit_once(CommitPermit(before.with_round(record) if before else CompletedCheckpoint((record,))))
         return decide(self, record, before)
 
     _replace(CheckpointProtocol, "decide", commit_then_decide)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import StorageError, open_storage
 from tests.chaos.driver import CHECKPOINT, PARTITIONS, Input
 from tests.chaos.rigs import UNREADABLE, Row, Target
@@ -32,7 +32,7 @@ class Reader(threading.Thread):
     def __init__(self, targets: Sequence[Target], job: str, storage: str, input: Input) -> None:
         super().__init__(daemon=True)
         self._targets, self._expected = targets, [set(ids) for ids in input.ids()]
-        self._store = CheckpointStore(open_storage(storage), job)
+        self._store = JobStore(open_storage(storage), job)
         self._complete = -1
         self._hottest: dict[str, float] = defaultdict(lambda: -1.0)
         self._over = threading.Event()
@@ -120,7 +120,7 @@ class Verdict:
 
     def ask_storage(self, job: str, uri: str, last: int, retained: int) -> None:
         storage = open_storage(uri)
-        store = CheckpointStore(storage, job)
+        store = JobStore(storage, job)
         rounds = store.load_newest()
         newest = rounds[0].checkpoint_id if rounds else -1
         if newest != last:

@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 
 from coordinator.listener import Step
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.testing.servers.kafka import KafkaService
 from tests.cli.play import Job, cli, ids
@@ -67,7 +67,7 @@ def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, 
 
 def test_reading_claims_no_generation(pg_job: Job) -> None:
     pg_job.run(crash=(Step.COMPLETE, 0))
-    store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
+    store = JobStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
     assert store.newest_generation() == 1
     pg_job.cli("in-doubt", "list", code=1)
     pg_job.cli("checkpoints", "show")

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from coordinator.ui.job import JobView
 from coordinator.ui.page import page_of
@@ -177,7 +177,7 @@ def test_what_was_given_up_is_told_for_ever(pg_job: Job, pg_database: str) -> No
         connection.execute(f"ROLLBACK PREPARED '{one['transaction']['gid']}'")
     pg_job.cli("resolve", "--accept-loss", "orders/0", "--why", "gone", "--who", "ann", "--yes")
     assert re.search(r"Round 1, by generation \d+: 1 given up\.", pg_job.cli("checkpoints", "show").stdout)
-    store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
+    store = JobStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
     (key,) = store.storage.list(f"{store._root}/loss")
     store.storage.delete(key)  # whoever accepted it died in between
     assert len(pg_job.json("status", code=1)["losses"]) == 1

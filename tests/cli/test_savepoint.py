@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 
 from coordinator import Step
 from coordinator.jobfile import load_job
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.testing import LocalQuery
 from sinks.testing.table import eventually
@@ -121,7 +121,7 @@ def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.Mo
         file_job.wait_until("running")
 
         def kill_when_asked() -> None:
-            store = CheckpointStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
+            store = JobStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
             eventually(lambda: bool(store.notes("request")))
             process.kill()
 

@@ -19,8 +19,8 @@ from coordinator.errors import Superseded
 from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from coordinator.operate.balance import Balance, take_balance
-from coordinator.protocol.decisions import Complete
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.decisions import CompletedCheckpoint
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from coordinator.verifier import Verifier
 from sinks.audit import Part
@@ -88,12 +88,12 @@ def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path
         zombie = CheckpointCoordinator("orders", [*old.sinks.values()], storage, old.config)
         with pytest.raises(Superseded):
             LocalQuery(job.folder / "query", job.input[:1]).run(zombie)
-    assert [id for id, _ in CheckpointStore(storage.inner, "orders").ids()] == [0, 2, 3, 4]
+    assert [id for id, _ in JobStore(storage.inner, "orders").retained()] == [0, 2, 3, 4]
     told = job.json("verify")
     assert [line["checkpoint"] for line in told["checkpoints"]] == [2, 3, 4]
     found: list[Balance] = []
     verifier = Verifier(
-        CheckpointStore(storage.inner, "orders"), old.sinks, replace(old.config, verify_interval=0.1), found.append
+        JobStore(storage.inner, "orders"), old.sinks, replace(old.config, verify_interval=0.1), found.append
     )
     verifier.begin(QuietQuery(job.folder / "query", []))
     eventually(lambda: bool(found))
@@ -196,8 +196,8 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypa
     sink = load_job(str(job.file)).sinks[kafka_topic]
     assert isinstance(sink, KafkaSink)
     sink.timeout = 5
-    rounds = CheckpointStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0]
-    part = Complete(rounds).part(sink.name)
+    rounds = JobStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0]
+    part = CompletedCheckpoint(rounds).part(sink.name)
     other = sink_of(kafka, kafka_topic)
     transactions = [pre_commit(other, texts("another", "two"), subtask=n) for n in range(2)]
     other.abort(transactions[0].transaction)

@@ -13,7 +13,7 @@ from coordinator import describe_savepoint, restore_savepoint
 from coordinator.heartbeat import look_for_driver
 from coordinator.operate.balance import take_balance
 from coordinator.protocol.encoding import FORMAT
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.savepoints.model import list_savepoints
 from coordinator.statistics.model import load_history
 from coordinator.storage import open_storage
@@ -57,7 +57,7 @@ def test_what_an_older_format_has_in_doubt_is_finished(world: World) -> None:
 
 
 def test_what_an_older_format_says_to_operators(world: World) -> None:
-    store = CheckpointStore(open_storage(world.storage), "job")
+    store = JobStore(open_storage(world.storage), "job")
     driver = look_for_driver(store)
     assert driver
     assert driver.sign.who.startswith("host host, process ")

@@ -19,7 +19,7 @@ from kafka.errors import KafkaError
 from kafka.protocol.admin.topics import ElectionType
 from kafka.protocol.metadata import CoordinatorType
 
-from sinks import resting
+from sinks import idle_connections
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NotYetKnown, patiently
@@ -37,11 +37,11 @@ Answer = TypeVar("Answer")
 
 @pytest.fixture(autouse=True)
 def _long_rests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resting, "REST_SECONDS", 120.0)
+    monkeypatch.setattr(idle_connections, "IDLE_SECONDS", 120.0)
     yield
-    for place in list(resting._resting):
-        while (connection := resting.rested(place[1:])) is not None:
-            resting.disconnect(connection)
+    for place in list(idle_connections._idle):
+        while (connection := idle_connections.take(place[1:])) is not None:
+            idle_connections.disconnect(connection)
 
 
 def in_a_task(sink: KafkaSink, value: str, subtask: int = 0) -> tuple[Cluster, Committable]:
@@ -88,7 +88,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
 
 
 def test_a_connection_that_no_task_takes_is_closed(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(idle_connections, "IDLE_SECONDS", 0.2)
     cluster, committable = in_a_task(sink, "1")
     eventually(lambda: cluster._client is None)
     assert in_a_task(sink, "1")[0] is not cluster

@@ -245,7 +245,8 @@ MUTANTS = (
         "commit before the decision is put",
         "coordinator",
         "            permit = self.decide(record)",
-        "            self.commit(self.fence.permit(Complete((record,))))\n            permit = self.decide(record)",
+        "            self.commit(self.fence.permit(CompletedCheckpoint((record,))))\n"
+        "            permit = self.decide(record)",
         PROTOCOL,
     ),
     Mutant(

@@ -16,7 +16,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import InDoubtError
-from coordinator.protocol import waiting
+from coordinator.protocol import clock
 from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
@@ -115,7 +115,7 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
     tmp_path: Path, strategy: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It crashes when a checkpoint is complete, and comes back some time later."""
-    monkeypatch.setattr(waiting, "_FIRST_REMINDER", 0.5)
+    monkeypatch.setattr(clock, "_FIRST_REMINDER", 0.5)
     with PostgresServer({"max_prepared_transactions": "8"}) as server:
         restarts: list[threading.Timer] = []
 

@@ -14,8 +14,8 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.protocol.batch import TopicIds
-from coordinator.protocol.records import CheckpointStore
-from coordinator.protocol.waiting import Clock
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -182,6 +182,6 @@ class Locking(FileSink):
 
 def decided(job: Job) -> list[str]:
     """Hidden files that a record in storage names."""
-    records = CheckpointStore(job.storage, "job").load_newest()
+    records = JobStore(job.storage, "job").load_newest()
     named = {committable.transaction["file"] for record in records for committable in record.committables}
     return sorted(identity["file"] for identity in job.sink.in_doubt("job") if identity["file"] in named)

@@ -10,8 +10,8 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
-from coordinator.protocol.records import CheckpointStore
-from coordinator.protocol.waiting import Clock
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked
@@ -47,7 +47,7 @@ def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
     assert isinstance(error.value.__cause__, CheckpointExpired)
     assert not job.visible()
     assert list(job.sink.in_doubt("job")) == []
-    assert CheckpointStore(job.storage, "job").load_newest() == ()
+    assert JobStore(job.storage, "job").load_newest() == ()
     job.run()
     job.assert_exactly_once()
 
@@ -112,7 +112,7 @@ def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
         query = job.query()
         query.run(coordinator)
         coordinator.cancel(query)
-        assert bool(CheckpointStore(job.storage, "job").load_newest()) is kept
+        assert bool(JobStore(job.storage, "job").load_newest()) is kept
         job.assert_exactly_once()
     with pytest.raises(QueryNotAdopted, match="holds no checkpoint of this job"):
         job.coordinator().process(job.query().batch(1, "later"))
@@ -155,7 +155,7 @@ def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_req
     sink = Leaky(job.sink.folder)
     coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s")
     job.query(1).run(coordinator)
-    [record] = CheckpointStore(coordinator.protocol.store.storage, "job").load_newest()
+    [record] = JobStore(coordinator.protocol.store.storage, "job").load_newest()
     assert record.guarantee == str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the disk forgets"
     strict = CheckpointConfig(require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):

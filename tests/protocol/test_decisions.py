@@ -19,7 +19,7 @@ from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
     Action,
     AfterFailure,
-    Complete,
+    CompletedCheckpoint,
     action_for,
     after_failure,
     refused_again_error,
@@ -56,7 +56,9 @@ def batch(n: int, query: str = "query", offsets: str = "7") -> BatchFacts:
     return BatchFacts(n, query, (offsets,))
 
 
-def call(n: int, newest: Complete | None, *, adopt: bool = False, reloaded: bool = True, **facts: str) -> Action:
+def call(
+    n: int, newest: CompletedCheckpoint | None, *, adopt: bool = False, reloaded: bool = True, **facts: str
+) -> Action:
     return action_for(batch(n, **facts), newest, adopt=adopt, reloaded=reloaded)
 
 
@@ -79,37 +81,37 @@ def test_adopt_starts_at_whatever_batch_spark_is_at():
 
 def test_adopt_does_not_excuse_a_gap():
     with pytest.raises(CheckpointGap):
-        call(5, Complete((record(3),)), adopt=True)
+        call(5, CompletedCheckpoint((record(3),)), adopt=True)
 
 
 def test_the_successor_is_written():
-    assert call(4, Complete((record(3),))) is Action.WRITE
+    assert call(4, CompletedCheckpoint((record(3),))) is Action.WRITE
 
 
 def test_a_complete_batch_is_finished_not_written():
-    assert call(3, Complete((record(3),))) is Action.FINISH
+    assert call(3, CompletedCheckpoint((record(3),))) is Action.FINISH
 
 
 def test_an_older_batch_is_skipped():
-    assert call(2, Complete((record(3),))) is Action.SKIP
+    assert call(2, CompletedCheckpoint((record(3),))) is Action.SKIP
 
 
 def test_a_gap_is_read_again_first_then_an_error():
     """R9: the newest that was loaded may be stale, so a gap is only believed after a second look."""
-    assert call(5, Complete((record(3),)), reloaded=False) is Action.RELOAD
+    assert call(5, CompletedCheckpoint((record(3),)), reloaded=False) is Action.RELOAD
     with pytest.raises(CheckpointGap, match=r"batch 5.*newest complete checkpoint in storage is 3: 1 checkpoint"):
-        call(5, Complete((record(3),)))
+        call(5, CompletedCheckpoint((record(3),)))
 
 
 def test_another_query_id_is_an_error():
     with pytest.raises(CheckpointLocationMismatch, match="checkpointLocation was replaced"):
-        call(0, Complete((record(3),)), query="other")
+        call(0, CompletedCheckpoint((record(3),)), query="other")
 
 
 def test_a_complete_batch_with_other_offsets_is_an_error():
     """R12"""
     with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
-        call(3, Complete((record(3),)), offsets="8")
+        call(3, CompletedCheckpoint((record(3),)), offsets="8")
 
 
 def test_an_older_batch_whose_record_is_gone_cannot_be_compared():
@@ -120,9 +122,9 @@ def test_an_older_batch_whose_record_is_gone_cannot_be_compared():
 
 def test_lost_transactions_of_c_when_spark_is_past_it_are_read_again_first():
     """Somebody else has replayed them, or Spark could not have moved on."""
-    newest = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
+    newest = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
     assert call(4, newest, reloaded=False) is Action.RELOAD
-    assert call(4, Complete(newest.rounds)) is Action.WRITE, "its outcomes are asked for before it is"
+    assert call(4, CompletedCheckpoint(newest.rounds)) is Action.WRITE, "its outcomes are asked for before it is"
     with pytest.raises(InDoubtError, match="Spark has moved on"):
         require_none_lost(newest)
 
@@ -153,7 +155,7 @@ def test_a_batch_that_was_planned_anew_is_another_batch(offset: str):
 
 
 def test_a_replay_record_replaces_lost_participants_only():
-    complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
+    complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
     replayed = complete.with_round(record(3, 1, (0,)))
     assert replayed.named == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
     assert replayed.pending() == [("s", 0)]
@@ -161,7 +163,7 @@ def test_a_replay_record_replaces_lost_participants_only():
 
 def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced():
     """Or an atomic sink would make the rest of the checkpoint visible without it."""
-    complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
+    complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
     assert complete.pending() == []
     require_known(complete)
     assert list(complete.lost()) == [("s", 0)]
@@ -169,7 +171,7 @@ def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced()
 
 
 def test_an_unknown_outcome_halts_and_names_the_transaction():
-    complete = Complete((record(3),), {("s", 0): UNKNOWN, ("s", 1): LOST})
+    complete = CompletedCheckpoint((record(3),), {("s", 0): UNKNOWN, ("s", 1): LOST})
     with pytest.raises(InDoubtError, match=r"s-0-0.*permission denied") as error:
         require_known(complete)
     assert error.value.transactions == [{"id": "s-0-0"}]
@@ -177,7 +179,9 @@ def test_an_unknown_outcome_halts_and_names_the_transaction():
 
 def test_held_without_a_lost_sibling_halts():
     with pytest.raises(InDoubtError, match="defect of the sink"):
-        require_known(Complete((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED}))
+        require_known(
+            CompletedCheckpoint((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED})
+        )
 
 
 def test_a_sink_that_is_ahead_is_told_by_whole_numbers():
@@ -187,7 +191,7 @@ def test_a_sink_that_is_ahead_is_told_by_whole_numbers():
 
 
 def test_running_out_of_time_names_the_transactions_and_their_causes():
-    error = still_in_doubt_error(Complete((record(3),)), {("s", 1): OSError("connection refused")}, 600)
+    error = still_in_doubt_error(CompletedCheckpoint((record(3),)), {("s", 1): OSError("connection refused")}, 600)
     assert "connection refused" in str(error)
     assert error.transactions == [{"id": "s-1-0"}]
 
@@ -212,7 +216,7 @@ def test_blocked_tasks_and_tolerable_failures_are_counted_apart(errors: list[Exc
 
 def test_a_checkpoint_of_many_participants_is_read_once_for_all():
     """Or the driver's time grows with the square of their number."""
-    complete = Complete((record(3),))
+    complete = CompletedCheckpoint((record(3),))
     assert complete.named is complete.named
 
 

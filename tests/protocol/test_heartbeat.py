@@ -11,7 +11,7 @@ from coordinator.errors import CheckpointError, CheckpointFailed
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.text import of_driver
-from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.protocol.records import JobStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
 from sinks.testing import Hooked, LocalQuery
@@ -39,14 +39,14 @@ class Signs(WrappedStorage):
 
 
 def signs(job: Job) -> list[str]:
-    return job.storage.list(f"{CheckpointStore(job.storage, 'job')._root}/alive")
+    return job.storage.list(f"{JobStore(job.storage, 'job')._root}/alive")
 
 
 def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:
     seen: list[tuple[Driver | None, int]] = []
 
     def runs() -> bool:
-        driver = look_for_driver(CheckpointStore(storage, "job"))
+        driver = look_for_driver(JobStore(storage, "job"))
         seen[:] = [(driver, len(signs(job)))]
         return storage.put > 5 and driver is not None and driver.state is State.RUNNING
 
@@ -59,7 +59,7 @@ def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Jo
     assert (driver.state, driver.generation, driver.clock) == (State.RUNNING, 1, "the storage's")
     assert -1 < driver.age < 100, "the clock of this machine plays no part"
     assert kept in (1, 2)  # put, and the one before not yet deleted
-    ended = look_for_driver(CheckpointStore(storage, "job"))
+    ended = look_for_driver(JobStore(storage, "job"))
     assert ended
     assert (ended.state, ended.sign.ended) == (State.ENDED, "the coordinator was closed")
     with job.coordinator(config=FAST) as again:
@@ -70,7 +70,7 @@ def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Jo
 def test_the_last_sign_says_what_the_query_ended_with(job: Job) -> None:
     with pytest.raises(CheckpointFailed):
         job.run(sink=Hooked(job.sink, "write", hook=fail))
-    driver = look_for_driver(CheckpointStore(job.storage, "job"))
+    driver = look_for_driver(JobStore(job.storage, "job"))
     assert driver
     assert driver.state is State.ENDED
     assert "CheckpointFailed: checkpoint 0" in driver.sign.ended
@@ -80,7 +80,7 @@ def test_the_last_sign_says_what_the_query_ended_with(job: Job) -> None:
 def test_a_query_that_ends_outside_of_the_coordinator(job: Job) -> None:
     coordinator = job.coordinator(config=FAST)
     job.query(1).run(coordinator)
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     eventually(lambda: (driver := look_for_driver(store)) is not None and driver.state is State.ENDED)
     driver = look_for_driver(store)
     assert driver
@@ -92,7 +92,7 @@ def test_a_driver_that_gives_no_more_signs_is_silent_and_its_query_goes_on(job: 
     storage.broken = True
 
     def silent() -> bool:
-        driver = look_for_driver(CheckpointStore(storage, "job"))
+        driver = look_for_driver(JobStore(storage, "job"))
         return driver is not None and driver.state is State.SILENT
 
     with job.coordinator(
@@ -103,7 +103,7 @@ def test_a_driver_that_gives_no_more_signs_is_silent_and_its_query_goes_on(job: 
 
 
 def test_an_operators_claim_is_no_driver(job: Job) -> None:
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     assert look_for_driver(store) is None
     job.run(1)
     job.coordinator().recover()
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
     """Else a driver would be told silent for longer than its newest checkpoint is old."""
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     [record] = store.load_newest()
     later = replace(record, completed_at=time.time_ns() // 1_000_000)
     time.sleep(0.01)
@@ -148,7 +148,7 @@ def test_a_second_query_of_one_coordinator_is_refused_and_the_first_goes_on_with
             second.run(coordinator)
         first.input = job.input
         first.run(coordinator)
-        driver = look_for_driver(CheckpointStore(job.storage, "job"))
+        driver = look_for_driver(JobStore(job.storage, "job"))
         assert driver
         assert (driver.state, coordinator.query) == (State.RUNNING, first)
     job.assert_exactly_once()

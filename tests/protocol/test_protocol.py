@@ -24,7 +24,7 @@ from coordinator.errors import (
     WrongJob,
 )
 from coordinator.protocol.encoding import seal
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -99,7 +99,7 @@ def test_r6_a_driver_that_is_no_longer_the_newest_does_not_replay(job: Job) -> N
     class OtherDriverStarts(CheckpointListener):
         def on_step(self, step, checkpoint_id, facts) -> None:
             if step is Step.SWEPT:
-                CheckpointStore(job.storage, "job").claim_generation()
+                JobStore(job.storage, "job").claim_generation()
 
     with pytest.raises(Superseded, match="may not replay"):
         job.run(listeners=[steps, OtherDriverStarts()])
@@ -292,7 +292,7 @@ def test_records_copied_from_another_job_are_refused(job: Job) -> None:
     for key in job.storage.list(""):
         data = job.storage.get(key)
         assert data
-        job.storage.put_if_absent(key.replace(key.split("/")[0], CheckpointStore(job.storage, "job 2")._root), data)
+        job.storage.put_if_absent(key.replace(key.split("/")[0], JobStore(job.storage, "job 2")._root), data)
     with pytest.raises(WrongJob, match="belongs to job 'job', not to 'job 2'"):
         CheckpointCoordinator("job 2", [job.sink], job.storage).recover()
 

@@ -23,7 +23,7 @@ from coordinator.errors import (
 from coordinator.protocol import protocol
 from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -155,7 +155,7 @@ def test_r12_a_record_that_another_query_put_first_is_not_adopted(job: Job) -> N
 
     def other_query() -> None:
         other = LocalQuery(job.folder / "other-query", [[rows(5000, 2)]])
-        store = CheckpointStore(job.storage, "job")
+        store = JobStore(job.storage, "job")
         coordinator = job.coordinator()
         coordinator.process(other.batch(0, "other"))
         # it passed its generation check before ours was claimed
@@ -231,7 +231,7 @@ def test_a_replay_that_hashes_rows_in_another_way_is_refused_before_it_writes(
             job.run(sink=Recording(job.sink.folder))
     assert Recording.names == []
     job.run(batches=2)
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     store.follow_newest_claim()
     assert store.load_newest()[0].row_hash == "local"
     assert job.visible() == Counter(ids(job.input[:2]))
@@ -368,21 +368,21 @@ def test_a_sweep_that_failed_is_tried_again_with_the_next_batch(job: Job, method
 
 def test_a_generation_that_was_claimed_by_another_at_the_same_moment_is_not_shared(job: Job) -> None:
     """generation claim not needed"""
-    other = CheckpointStore(job.storage, "job")
+    other = JobStore(job.storage, "job")
     storage = HookedStorage(job.storage, "put_if_absent", "/generation/", other.claim_generation)
-    assert CheckpointStore(storage, "job").claim_generation() == 2
+    assert JobStore(storage, "job").claim_generation() == 2
 
 
 def test_a_generation_whose_key_was_deleted_while_it_was_claimed_is_claimed_anew(job: Job) -> None:
     """generation claim not confirmed"""
-    other = CheckpointStore(job.storage, "job")
+    other = JobStore(job.storage, "job")
 
     def many() -> None:
         for _ in range(15):
             other.claim_generation()
 
     storage = HookedStorage(job.storage, "put_if_absent", "/generation/", many)
-    assert CheckpointStore(storage, "job").claim_generation() == 16
+    assert JobStore(storage, "job").claim_generation() == 16
 
 
 class Stale(WrappedStorage):
@@ -398,17 +398,17 @@ class Stale(WrappedStorage):
 
 def test_a_storage_whose_listings_are_stale_is_an_error(job: Job) -> None:
     """claim not bounded"""
-    stale = CheckpointStore(Stale(job.storage), "job")
-    CheckpointStore(job.storage, "job").claim_generation()
+    stale = JobStore(Stale(job.storage), "job")
+    JobStore(job.storage, "job").claim_generation()
     with pytest.raises(StorageError, match="listings in a row show no generation after 0"):
         stale.claim_generation()
 
 
 def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> None:
     """newest claim not bounded"""
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     store.claim_generation()
-    stale = CheckpointStore(Stale(job.storage), "job")
+    stale = JobStore(Stale(job.storage), "job")
     [key] = job.storage.list("")
     job.storage.delete(key)
     with pytest.raises(StorageError, match="listings in a row show it, but it is not there"):
@@ -418,7 +418,7 @@ def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> No
 def test_a_storage_that_still_lists_a_deleted_record_is_an_error(job: Job) -> None:
     """load of the newest not bounded"""
     job.run(batches=1)
-    stale = CheckpointStore(Stale(job.storage), "job")
+    stale = JobStore(Stale(job.storage), "job")
     [key] = [key for key in job.storage.list("") if "/checkpoint/" in key]
     job.storage.delete(key)
     with pytest.raises(StorageError, match="listings in a row show it as the newest record, but it is not there"):

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener
 from coordinator.errors import CheckpointError
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
@@ -244,7 +244,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def only_decided_rows_are_visible(self) -> None:
-        store = CheckpointStore(self.storage, "job")
+        store = JobStore(self.storage, "job")
         records = store.load_newest()
         newest = records[0].checkpoint_id if records else -1
         named = {c.transaction["name"] for record in records for c in record.committables}

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, InDoubtError
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
@@ -195,13 +195,13 @@ def test_a_reporter_that_fails_changes_nothing(job: Job) -> None:
         coordinator.statistics.reporters.insert(0, Broken())
         job.query().run(coordinator)
     job.assert_exactly_once()
-    assert len(load_history(CheckpointStore(job.storage, "job"), [])) == len(job.input)
+    assert len(load_history(JobStore(job.storage, "job"), [])) == len(job.input)
 
 
 # ---------------------------------------------------------------------- the history in storage
 def test_the_history_outlives_its_drivers(job: Job) -> None:
     first, second = followed(job, 1), followed(job)
-    assert load_history(CheckpointStore(job.storage, "job"), []) == first + second
+    assert load_history(JobStore(job.storage, "job"), []) == first + second
     assert len(statistics_keys(job)) == 1
 
 
@@ -214,7 +214,7 @@ def numbered(n: int) -> CheckpointStatistics:
 
 
 def test_the_history_is_bounded_and_takes_few_objects(job: Job) -> None:
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     history = CheckpointHistory(store, 250)
     for n in range(1000):
         history.report(numbered(n))
@@ -225,13 +225,13 @@ def test_the_history_is_bounded_and_takes_few_objects(job: Job) -> None:
     assert found == list(range(found[0], 1000))
     assert 250 <= len(found) <= 360
     assert len(statistics_keys(job)) <= 4
-    none = CheckpointHistory(CheckpointStore(open_storage(f"memory:{uuid.uuid4().hex}"), "job"), 0)
+    none = CheckpointHistory(JobStore(open_storage(f"memory:{uuid.uuid4().hex}"), "job"), 0)
     none.report(numbered(1))
     none.flush()
 
 
 def test_two_drivers_that_flush_at_once_lose_nothing(job: Job) -> None:
-    histories = [CheckpointHistory(CheckpointStore(job.storage, "job"), 1000) for _ in range(2)]
+    histories = [CheckpointHistory(JobStore(job.storage, "job"), 1000) for _ in range(2)]
 
     def flush(generation: int) -> None:
         for n in range(40):
@@ -243,7 +243,7 @@ def test_two_drivers_that_flush_at_once_lose_nothing(job: Job) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = load_history(CheckpointStore(job.storage, "job"), [])
+    found = load_history(JobStore(job.storage, "job"), [])
     assert Counter(one.generation for one in found) == {0: 40, 1: 40}
 
 
@@ -257,13 +257,13 @@ def test_a_storage_that_refuses_statistics_is_asked_again(job: Job) -> None:
                 raise StorageError(self.uri, key, "not today")
             return super().put_if_absent(key, value)
 
-    history = CheckpointHistory(CheckpointStore(Refuses(job.storage), "job"), 10)
+    history = CheckpointHistory(JobStore(Refuses(job.storage), "job"), 10)
     for n in range(2):
         history.report(numbered(n))
         with pytest.raises(StorageError):
             history.flush()
     history.flush()
-    assert [one.checkpoint_id for one in load_history(CheckpointStore(job.storage, "job"), [])] == [0, 1]
+    assert [one.checkpoint_id for one in load_history(JobStore(job.storage, "job"), [])] == [0, 1]
 
 
 def test_an_altered_history_is_named_and_stops_no_query(job: Job) -> None:
@@ -274,19 +274,19 @@ def test_an_altered_history_is_named_and_stops_no_query(job: Job) -> None:
     job.storage.delete(key)
     job.storage.put_if_absent(key, data.replace(b'"completed"', b'"failed"   '))
     bad: list[str] = []
-    assert load_history(CheckpointStore(job.storage, "job"), bad) == []
+    assert load_history(JobStore(job.storage, "job"), bad) == []
     [told] = bad
     assert key in told
     assert "changed after it was written" in told
     went_on = followed(job)
     job.assert_exactly_once()
     job.storage.delete(key)
-    assert load_history(CheckpointStore(job.storage, "job"), []) == went_on
+    assert load_history(JobStore(job.storage, "job"), []) == went_on
 
 
 def test_a_history_that_is_none_and_a_foreign_key(job: Job) -> None:
     first = followed(job, 1)
-    store, [key] = CheckpointStore(job.storage, "job"), statistics_keys(job)
+    store, [key] = JobStore(job.storage, "job"), statistics_keys(job)
     store.add_statistics([numbered(1).to_json() | {"status": "unheard of"}], together=100, keep=100)
     bad: list[str] = []
     assert load_history(store, bad) == first

@@ -17,7 +17,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointError
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import StorageError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
@@ -76,7 +76,7 @@ class More(Histories):
         self.target = 1
 
     def named(self) -> set[str]:
-        records = CheckpointStore(self.storage, "job").load_newest()
+        records = JobStore(self.storage, "job").load_newest()
         return {committable.transaction["name"] for record in records for committable in record.committables}
 
     def coordinator(self) -> CheckpointCoordinator:

@@ -18,7 +18,7 @@ from coordinator import CheckpointCoordinator, CheckpointListener, list_savepoin
 from coordinator.errors import SavepointError
 from coordinator.listener import Step
 from coordinator.protocol.encoding import seal
-from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.protocol.records import JobStore, SignOfLife
 from coordinator.requests import Request, ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
@@ -57,8 +57,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return open_storage(uris[request.param])
 
 
-def store_of(storage: CheckpointStorage) -> CheckpointStore:
-    return CheckpointStore(storage, "job")
+def store_of(storage: CheckpointStorage) -> JobStore:
+    return JobStore(storage, "job")
 
 
 def notes(storage: CheckpointStorage) -> list[str]:
@@ -198,9 +198,7 @@ def test_what_a_driver_began_before_it_died_does_not_stop_the_next_one(job: Job,
     assert list_savepoints(target) == []
 
 
-def asked(
-    store: CheckpointStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s
-) -> str:
+def asked(store: JobStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s) -> str:
     """A request that nobody waits for."""
     id, sign = store.note_of_now()
     store.put_note("request", id, Request(how, change(sign)).to_json())
@@ -289,7 +287,7 @@ def amid_a_batch(
     running.join(120)
 
 
-def answer_to(store: CheckpointStore, id: str) -> Mapping[str, Any]:
+def answer_to(store: JobStore, id: str) -> Mapping[str, Any]:
     eventually(lambda: store.note("answer", id) is not None)
     return store.note("answer", id) or {}
 

@@ -11,7 +11,7 @@ import pytest
 from coordinator import Step
 from coordinator.errors import Superseded
 from coordinator.protocol import operators
-from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
 from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at
@@ -23,7 +23,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def base_of(job: Job) -> Record:
-    [record] = CheckpointStore(job.storage, "job").load_newest()
+    [record] = JobStore(job.storage, "job").load_newest()
     return replace(record, lineage="restored", committables=(), restored_from="a savepoint")
 
 
@@ -31,14 +31,14 @@ class Later(Exception):
     pass
 
 
-def refuse_later(store: CheckpointStore, lineage: str, n: int) -> None:
-    old = CheckpointStore(store.storage, "job", lineage)
+def refuse_later(store: JobStore, lineage: str, n: int) -> None:
+    old = JobStore(store.storage, "job", lineage)
     if old.look().newest_complete > n:
         raise Later
 
 
-def restore(job: Job, base: Record, storage: CheckpointStorage | None = None) -> CheckpointStore:
-    store = CheckpointStore(storage or job.storage, "job")
+def restore(job: Job, base: Record, storage: CheckpointStorage | None = None) -> JobStore:
+    store = JobStore(storage or job.storage, "job")
     old = store.newest_claim().lineage
     store.begin_lineage(base, lambda: refuse_later(store, old, base.checkpoint_id))
     return store
@@ -117,11 +117,11 @@ def test_r14_a_restore_sees_the_record_of_a_driver_that_commits_it(job: Job) -> 
 def test_a_driver_of_the_old_lineage_that_starts_during_a_restore_stops_it(job: Job) -> None:
     job.run(batches=1)
     base = base_of(job)
-    old = CheckpointStore(job.storage, "job").newest_claim().lineage
+    old = JobStore(job.storage, "job").newest_claim().lineage
     hooked = HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", lambda: job.run(batches=2))
     with pytest.raises(Superseded, match="has started during the restore"):
         restore(job, base, hooked)
-    assert CheckpointStore(job.storage, "job").newest_claim().lineage == old
+    assert JobStore(job.storage, "job").newest_claim().lineage == old
     with pytest.raises(Later):
         restore(job, base)
     job.run()
@@ -138,7 +138,7 @@ def test_of_two_restores_at_once_the_later_one_wins(job: Job) -> None:
 
     with pytest.raises(Superseded, match="has started during the restore"):
         restore(job, base, HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", restore_too))
-    assert CheckpointStore(job.storage, "job").newest_claim().lineage == "later"
+    assert JobStore(job.storage, "job").newest_claim().lineage == "later"
     job.run()
     job.assert_exactly_once()
 
@@ -148,4 +148,4 @@ def test_a_restore_that_is_done_can_be_done_again(job: Job) -> None:
     base = base_of(job)
     first = restore(job, base)
     assert first.newest_generation() == restore(job, base).newest_generation()
-    assert CheckpointStore(job.storage, "job").load_newest() == (base,)
+    assert JobStore(job.storage, "job").load_newest() == (base,)

@@ -34,7 +34,7 @@ from coordinator import (
 )
 from coordinator.errors import CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.savepoints.model import savepoint_at
 from coordinator.savepoints.restore import _files
 from coordinator.savepoints.take import require_own_location
@@ -175,7 +175,7 @@ def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
 def test_a_location_that_planned_the_batch_anew_is_not_saved(job: Job) -> None:
     """As Spark's file source does in an older checkpointLocation."""
     job.run(batches=1)
-    [record] = CheckpointStore(job.storage, "job").load_newest()
+    [record] = JobStore(job.storage, "job").load_newest()
     record = replace(record, offsets=('{"logOffset":0}',), planned_at=1000)
     for planned_at, own in ((1000, True), (2000, False)):
         log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
@@ -201,7 +201,7 @@ def test_a_driver_is_not_stopped_where_no_savepoint_can_be_taken(job: Job, targe
     def refused(kind: type[Exception], location: str | None) -> None:
         with pytest.raises(kind):
             job.coordinator(config={"checkpoint_location": f"{job.folder}/query"}).trigger_savepoint(target, location)
-        assert CheckpointStore(job.storage, "job").newest_generation() == 1
+        assert JobStore(job.storage, "job").newest_generation() == 1
 
     refused(SavepointError, f"{job.folder}/nowhere")
     refused(SavepointError, None)
@@ -214,7 +214,7 @@ def test_a_driver_is_not_stopped_where_no_savepoint_can_be_taken(job: Job, targe
 def test_a_superseded_driver_takes_no_savepoint(job: Job, target: str) -> None:
     old = job.coordinator()
     job.query(2).run(old)
-    CheckpointStore(job.storage, "job").claim_generation()
+    JobStore(job.storage, "job").claim_generation()
     with pytest.raises(Superseded):
         old.trigger_savepoint(target)
     assert open_storage(target).list("") == []
@@ -317,7 +317,7 @@ def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, targe
     savepoint = coordinator.stop_with_savepoint(running.query, target)
     running.join()
     n = savepoint.checkpoint_id
-    assert CheckpointStore(job.storage, "job").load_newest()[0].checkpoint_id == n < 3
+    assert JobStore(job.storage, "job").load_newest()[0].checkpoint_id == n < 3
     job.assert_exactly_once(batches=n + 1)
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
@@ -340,7 +340,7 @@ def test_a_query_is_cancelled_with_a_savepoint_that_outlives_its_checkpoints(job
     coordinator = job.coordinator(config={"externalized_cleanup": "delete_on_cancellation"})
     job.query(2).run(coordinator)
     savepoint = coordinator.cancel_with_savepoint(job.query(2), target)
-    assert CheckpointStore(job.storage, "job").load_newest() == ()
+    assert JobStore(job.storage, "job").load_newest() == ()
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
 
@@ -353,7 +353,7 @@ def test_a_driver_that_was_superseded_cancels_nothing_of_the_newer_one(job: Job)
     query.run(new)
     with pytest.raises(Superseded, match="may not cancel the job any more"):
         old.cancel(job.query())
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     assert (store.newest_generation(), store.load_newest()[0].checkpoint_id) == (2, 1)
 
 
@@ -387,7 +387,7 @@ def test_a_query_is_stopped_though_the_target_of_its_savepoint_cannot_be_closed(
 def test_a_restored_query_begins_a_lineage_without_committables(job: Job, target: str) -> None:
     savepoint = save(job, target)
     restored(job, savepoint)
-    [base] = CheckpointStore(job.storage, "job").load_newest()
+    [base] = JobStore(job.storage, "job").load_newest()
     assert base.lineage != savepoint.lineage
     assert (base.checkpoint_id, base.committables, base.restored_from) == (1, (), savepoint.id)
 
@@ -444,7 +444,7 @@ def test_another_job_name_and_another_storage(job: Job, target: str, tmp_path: P
     query = restored(job, savepoint, storage=storage, job="renamed")
     query.run(CheckpointCoordinator("renamed", [job.sink], storage))
     job.assert_exactly_once()
-    assert [record.job for record in CheckpointStore(storage, "renamed").load_newest()] == ["renamed"]
+    assert [record.job for record in JobStore(storage, "renamed").load_newest()] == ["renamed"]
 
 
 def test_a_sink_that_was_added_gets_the_batches_from_there_on(job: Job, target: str, tmp_path: Path) -> None:

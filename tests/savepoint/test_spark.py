@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Savepoint, list_savepoints, restore_savepoint
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.requests import ask_driver
 from coordinator.spark.checkpoint_location import _Directory, _HadoopDirectory, open_location
 from coordinator.storage import open_storage
@@ -142,7 +142,7 @@ def test_asked_for_through_storage(spark: SparkSession, pg_database: str, tmp_pa
     with ThreadPoolExecutor(1) as operator, CheckpointCoordinator("job", [sink], place, config) as coordinator:
         query = play.start(play.numbers(), coordinator)
         wait_for(lambda: batches(query) >= 1)
-        asked = operator.submit(ask_driver, CheckpointStore(open_storage(place), "job"), how)
+        asked = operator.submit(ask_driver, JobStore(open_storage(place), "job"), how)
         assert query.awaitTermination(120)
     taken = asked.result(120)
     assert query.exception() is None

@@ -29,8 +29,8 @@ from coordinator import (
 from coordinator.errors import QueryNotAdopted
 from coordinator.heartbeat import look_for_driver
 from coordinator.listener import Step
-from coordinator.protocol.records import CheckpointStore
-from coordinator.protocol.waiting import Clock
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.records import JobStore
 from coordinator.requests import ask_driver
 from coordinator.savepoints.model import storage_at
 from coordinator.storage import CheckpointStorage, open_storage
@@ -118,7 +118,7 @@ def test_interval_gives_the_trigger_and_cancel_ends_it_all(spark: SparkSession, 
 
 
 def records(folder: Path) -> list[Any]:
-    store = CheckpointStore(open_storage(f"file://{folder}/storage"), "spark-job")
+    store = JobStore(open_storage(f"file://{folder}/storage"), "spark-job")
     newest = store.load_newest()
     return [
         record for n in range(newest[0].checkpoint_id + 1 if newest else 0) if (record := store.get(n, 0)) is not None
@@ -252,7 +252,7 @@ def test_the_last_sign_names_what_the_query_failed_with_outside_of_the_coordinat
     coordinator = CheckpointCoordinator("numbers", [sink], storage)
     with pytest.raises(StreamingQueryException, match="the disk of the driver is full"):
         run()
-    driver = look_for_driver(CheckpointStore(open_storage(storage), "numbers"))
+    driver = look_for_driver(JobStore(open_storage(storage), "numbers"))
     assert driver
     assert "the disk of the driver is full" in driver.sign.ended
 
@@ -328,7 +328,7 @@ def test_a_savepoint_is_asked_for_while_batches_follow_each_other(
     with CheckpointCoordinator("spark-job", [sink], place, config, [steps]) as coordinator:
         start(coordinator, numbers(spark), tmp_path)
         wait_for(lambda: (Step.DONE, 0) in steps.seen)
-        assert ask_driver(CheckpointStore(open_storage(place), "spark-job"), "stop")["checkpoint"] > 0
+        assert ask_driver(JobStore(open_storage(place), "spark-job"), "stop")["checkpoint"] > 0
 
 
 def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:

@@ -23,7 +23,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.operate.balance import Verdict, take_balance
 from coordinator.protocol.batch import with_dead_letters
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
@@ -395,7 +395,7 @@ def test_killed_twice_and_restarted(
                 query.alone(partial(job, folder, query))
             assert query.found() == query.expected(ids), folder.name
             assert in_doubt(query, folder.name) == 0, folder.name
-            store = CheckpointStore(open_storage(f"file://{folder / 'storage'}"), folder.name)
+            store = JobStore(open_storage(f"file://{folder / 'storage'}"), folder.name)
             books = take_balance(store, with_dead_letters(query.sinks))
             asked = not any(isinstance(sink, FileSink) for sink in query.sinks)
             assert books.verdict is (Verdict.BALANCED if asked else Verdict.UNKNOWN), books.to_json()

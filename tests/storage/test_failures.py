@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -282,7 +281,7 @@ class TestFile:
         amid = storage_writer.Writer(os.environ, writer.put_amid, storage.uri, "a/1")
         assert amid.connection.recv() == "amid"
         if killed:
-            os.kill(amid.process.pid, signal.SIGKILL)
+            amid.process.kill()
             amid.process.join()
         [left] = (tmp_path / "root" / "a").iterdir()
         open_storage(storage.uri)

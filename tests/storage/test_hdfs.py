@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.requests import ask_driver
 from coordinator.storage import CheckpointStorage, MissingStorage, StorageError, existing_storages, open_storage
 from sinks.testing.servers.hdfs import HdfsServer
@@ -108,7 +108,7 @@ class TestHdfs(ProcessConformance):
         job, options = Job(tmp_path, batches=2), {"savepoint_dir": f"file://{tmp_path}/savepoints"}
         with job.coordinator(storage=storage, config=options | {"request_poll_interval": 0.2}) as coordinator:
             job.quiet(2).run(coordinator)
-            taken = ask_driver(CheckpointStore(storage, "job"), "trigger")
+            taken = ask_driver(JobStore(storage, "job"), "trigger")
         assert taken["checkpoint"] == 1
 
     def test_a_key_below_a_key(self, storage):

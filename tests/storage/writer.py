@@ -43,7 +43,7 @@ def put_amid(connection: Connection, uri: str, key: str) -> None:
         connection.recv()
         fsync(descriptor)
 
-    os.fsync = waiting
+    os.fsync = waiting  # type: ignore[assignment]
     connection.send(storage.put_if_absent(key, b"1"))
 
 

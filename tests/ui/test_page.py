@@ -23,7 +23,7 @@ from coordinator.heartbeat import State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.balance import Balance
 from coordinator.protocol import encoding
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import JobStore
 from coordinator.statistics.model import CheckpointStatistics, Status, load_history
 from coordinator.storage.base import WrappedStorage
 from coordinator.ui import job as job_view
@@ -174,7 +174,7 @@ def test_a_job_whose_driver_ended(job: Job) -> None:
 
 def test_all_jobs_of_the_storage(job: Job) -> None:
     job.run(2)
-    CheckpointStore(job.storage, "broken").claim_generation()
+    JobStore(job.storage, "broken").claim_generation()
     key = next(key for key in job.storage.list("") if key.startswith("broken") and "generation" in key)
     job.storage.delete(key)
     job.storage.put_if_absent(key, b"evil")
@@ -279,7 +279,7 @@ def test_what_a_killed_driver_left_in_doubt(job: Job) -> None:
         assert all(file in text for file in decided)
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.LOADED, -1)], config={"heartbeat_interval": 0.1})
-    store = CheckpointStore(job.storage, "job")
+    store = JobStore(job.storage, "job")
     eventually(lambda: (driver := look_for_driver(store)) is not None and driver.state is not State.RUNNING)
     with seen_from_outside(job) as browser:
         assert f"{len(decided)} transactions in doubt: commit" in browser.see("/")
@@ -299,7 +299,7 @@ def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
     with monkeypatch.context() as later:
         later.setattr(encoding, "FORMAT", encoding.FORMAT + 1)
-        CheckpointStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
+        JobStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
     with seen_from_outside(job) as browser:
         pages = see_all(browser)
     assert "The history cannot be read" in pages[""]
@@ -321,7 +321,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         offsets_from=(HOSTILE,),
         offsets_to=(f'{{"x": "{HOSTILE}"}}',),
     )
-    CheckpointStore(job.storage, HOSTILE).add_statistics([told.to_json()], together=100, keep=100)
+    JobStore(job.storage, HOSTILE).add_statistics([told.to_json()], together=100, keep=100)
     sink = FileSink(job.sink.folder / HOSTILE.replace("/", ""), name=HOSTILE)
     with CheckpointCoordinator(HOSTILE, [sink], job.storage) as coordinator:
         browser = Browser(coordinator)

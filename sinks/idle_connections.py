@@ -1,4 +1,4 @@
-"""Connections between two tasks of one process: each rests for some seconds, and is closed unless somebody takes it.
+"""Connections between two tasks of one process: each is idle for some seconds, and closed unless somebody takes it.
 
 Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
 """
@@ -15,33 +15,33 @@ class Closable(Protocol):
     def close(self) -> object: ...
 
 
-REST_SECONDS = 5.0
+IDLE_SECONDS = 5.0
 
-_resting: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
+_idle: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
 
 
-def rest(place: tuple[object, ...], connection: Closable) -> None:
+def put_back(place: tuple[object, ...], connection: Closable) -> None:
     """Keep the connection for the next task that asks for one of this `place`: what they lead to, and as whom. A forked
     process has none of its parent's."""
 
     def end() -> None:
         with contextlib.suppress(ValueError):  # somebody has taken it
-            resting.remove(entry)
+            idle.remove(entry)
             disconnect(connection)
 
-    timer = threading.Timer(REST_SECONDS, end)
+    timer = threading.Timer(IDLE_SECONDS, end)
     timer.daemon = True
     entry = connection, timer
-    resting = _resting.setdefault((os.getpid(), *place), [])
-    resting.append(entry)
+    idle = _idle.setdefault((os.getpid(), *place), [])
+    idle.append(entry)
     timer.start()
 
 
-def rested(place: tuple[object, ...]) -> Any | None:
+def take(place: tuple[object, ...]) -> Any | None:
     """Take the connection of this `place` that was left last; None if there is none."""
     alike = os.getpid(), *place
     with contextlib.suppress(KeyError, IndexError):
-        connection, timer = _resting[alike].pop()
+        connection, timer = _idle[alike].pop()
         timer.cancel()
         return connection
     return None

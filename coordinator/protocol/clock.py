@@ -1,4 +1,4 @@
-"""What a driver waits with: its clock, the deadline of a checkpoint, and the log of those who do not answer."""
+"""A driver's clock, the deadline of a checkpoint, and the log of those who do not answer."""
 
 from __future__ import annotations
 
