@@ -65,10 +65,8 @@ class Validating(TwoPhaseCommitSink[Transaction]):
 class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
     """Alters its target for rows with other columns."""
 
-    @property
-    def evolves(self) -> bool:
-        """Whether `evolve` is to be called. Default: yes."""
-        return True
+    evolves: bool = True
+    """Whether `evolve` is to be called."""
 
     @abstractmethod
     def evolve(self, schema: pa.Schema) -> None:

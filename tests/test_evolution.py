@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sinks.sql.sink import lacking
+from sinks.arrow.types import lacking
 
 
 def test_a_column_that_comes_twice_but_for_capitals_is_lacking_once() -> None:

@@ -229,23 +229,24 @@ def same(array: pa.Array) -> pa.Array:
     return array
 
 
-def in_utf8(texts: pa.Array) -> pa.Array:
+def in_utf8(array: pa.Array) -> pa.Array:
     """The same array. Spark makes any bytes a text that is cast so."""
     try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        raise RefusedValue(first_unreadable(texts), "the text is not UTF-8") from None
-    return texts
+        array.validate(full=True)
+    except pa.ArrowInvalid:  # perhaps of values outside this slice, if they are nested
+        if (index := first_refused(array, lambda one: one.validate(full=True))) is not None:
+            raise RefusedValue(index, "the text is not UTF-8") from None
+    return array
 
 
-def first_unreadable(array: pa.Array) -> int:
-    """The place of the first value that Python has none for."""
-    for index, value in enumerate(array):
+def first_refused(array: pa.Array, call: Callable[[pa.Array], object]) -> int | None:
+    """The place of the first value that, by itself, a call to Arrow refuses, or Python has no such value."""
+    for index in range(len(array)):
         try:
-            value.as_py()
+            call(array.take(pa.array([index])))
         except (ValueError, OverflowError):
             return index
-    return 0
+    return None
 
 
 def as_json(arrow: pa.DataType) -> Convert:
@@ -295,13 +296,10 @@ def _cast(array: pa.Array, to: pa.DataType, complaint: str, given: pa.Array | No
     try:
         return array.cast(to)
     except pa.ArrowInvalid:
+        if (index := first_refused(array, lambda one: one.cast(to))) is None:
+            raise
         given = array if given is None else given
-        for index in range(len(array)):
-            try:
-                array.slice(index, 1).cast(to)
-            except pa.ArrowInvalid:
-                raise RefusedValue(index, f"{short(given[index])} {complaint}") from None
-        raise
+        raise RefusedValue(index, f"{short(given[index])} {complaint}") from None
 
 
 def would_be_rounded(name: str) -> str:

@@ -1,6 +1,8 @@
-"""Types of Arrow by what they hold, whatever the width of their offsets is; and the bytes of their values."""
+"""Types of Arrow by what they hold, whatever the width of their offsets is; the bytes of their values; and fields."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -55,3 +57,13 @@ def bytes_of(texts: pa.Array) -> np.ndarray:
         return np.zeros(0, np.uint8)
     bounds = np.frombuffer(offsets, np.int64 if at.is_large_string(texts.type) else np.int32)
     return np.frombuffer(data, np.uint8)[bounds[texts.offset] : bounds[texts.offset + len(texts)]]
+
+
+def lacking(batch: Iterable[pa.Field], table: Iterable[str]) -> Iterator[pa.Field]:
+    """Fields that the table has no column for. One that differs from a column by capitals alone is a mistake more often
+    than not, and left to be told."""
+    known = {name.lower() for name in table}
+    for field in batch:
+        if field.name.lower() not in known:
+            known.add(field.name.lower())
+            yield field

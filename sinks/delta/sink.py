@@ -33,10 +33,10 @@ _FEATURES = {
     *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
 """Features that a table may have: deltalake supports them, and an append can ignore them or `_problems` looks."""
-_KEPT_BY_WRITERS = (
-    *("delta.generationExpression", "delta.identity.start", "delta.invariants"),
-    "__CHAR_VARCHAR_TYPE_STRING",  # Spark's char(n) and varchar(n)
-)
+_RULES = {
+    **dict.fromkeys(("delta.generationExpression", "delta.identity.start", "delta.invariants"), "use a table without"),
+    "__CHAR_VARCHAR_TYPE_STRING": "make it a string, by ALTER COLUMN … TYPE STRING in Spark",
+}
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
 """So many columns of a file get statistics, as by Delta's own writers."""
@@ -118,35 +118,31 @@ class DeltaSink(LakeSink):
             if name.startswith("delta.constraints."):
                 yield f"it has a CHECK constraint, {name[18:]!r}, which nobody would ask: drop it"
         if settings.get("delta.columnMapping.mode", "none") != "none":
-            yield "its columns are mapped (delta.columnMapping.mode): files of this sink have them by their names"
+            yield "its columns are mapped (delta.columnMapping.mode), which this sink cannot do: use a table without"
         if _FORGETS in settings:
             yield f"{_FORGETS} lets its log forget what was committed: unset it"
         protocol = table.protocol()
         implied = ["identityColumns"] if protocol.min_writer_version == 6 else []
         if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
-            yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}"
+            yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}: DROP FEATURE in Spark"
         for field in json.loads(table.schema().to_json())["fields"]:
-            if kept := [key for key in _KEPT_BY_WRITERS if key in field["metadata"]]:
-                yield f"column {field['name']!r} has {kept[0]}, which the table's writers have to keep"
+            for rule in _RULES.keys() & field["metadata"]:
+                yield f"column {field['name']!r} has {rule}, which writers keep and this sink cannot: {_RULES[rule]}"
         columns, parts = _arrow(table.schema()), table.metadata().partition_columns
         for name in parts:
             kind = columns.field(name).type
             if not (is_text(kind) or at.is_integer(kind) or at.is_date(kind) or at.is_boolean(kind)):
-                yield f"partition column {name!r} is neither a text, an integer, a date nor a boolean"
+                yield f"partition column {name!r} is no text, integer, date or boolean: partition by another one"
         if self._partition_by and self._partition_by != parts:
-            yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}"
+            yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}: leave that out"
 
     def _add_columns(self, columns: pa.Schema) -> None:
         self._handle.alter.add_columns(Schema.from_arrow(columns).fields)
 
     def weaknesses(self) -> Sequence[str]:
-        if "://" not in self._uri:
-            return (
-                f"{self._uri} is a local folder, whose log deltalake does not fsync: a power failure may lose rows",
-            )
-        if not self._open_files().puts_once(f"_tpc/probe-{time.time_ns()}"):
+        if "://" in self._uri and not self._open_files().puts_once(f"_tpc/probe-{time.time_ns()}"):
             return (f"the store of {self._uri} ignores the condition of a put: two writers may overwrite each other",)
-        return ()
+        return super().weaknesses()
 
     # ------------------------------------------------------------------ in the task
     def _open_files(self) -> ObjectFiles:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as fs
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.resolver import construct_writer, resolve_reader
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor as Visitor
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partition
 from pyiceberg.schema import Schema
@@ -25,15 +27,33 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import StructType
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
-from sinks.threads import side_by_side
+from sinks.threads import Pool, side_by_side
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
+_FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
+
+
+def _with_nulls(build: Callable[..., Any]) -> Callable[..., Any]:
+    """pyiceberg makes a list, or a map, of structs that is NULL an empty one."""
+
+    def built(visitor: Visitor, kind: object, given: Any, *parts: object) -> Any:
+        made = build(visitor, kind, given, *parts)
+        if made is not None and given.null_count:
+            made = pc.if_else(given.is_valid(), made, None).cast(made.type)  # which has field ids
+        return made
+
+    return built
+
+
+for _name in ("list", "map"):
+    setattr(Visitor, _name, _with_nulls(getattr(Visitor, _name)))
 
 
 class TableFiles(Files):
@@ -116,6 +136,8 @@ class IcebergSink(LakeSink):
         super().close()
 
     def _look(self) -> LakeTable | None:
+        if not isinstance(ExecutorFactory.get_or_create(), Pool):
+            ExecutorFactory._instance = Pool(ExecutorFactory.max_workers())
         catalog = self._handle.catalog if self._handle is not None else self._open_catalog()
         try:
             self._handle = catalog.load_table(self.table)
@@ -148,29 +170,24 @@ class IcebergSink(LakeSink):
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
         if (version := table.metadata.format_version) != 2:
-            yield f"it has format version {version}, and this sink writes version 2"
+            yield f"it has format version {version}, and this sink writes version 2: use a table of that"
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
-            yield f"its files are {kind} (write.format.default), and this sink writes parquet"
+            yield f"its files are {kind}, and this sink writes parquet: set write.format.default to that"
         for part in table.spec().fields:
             by, kind = str(part.transform), str(table.schema().find_type(part.source_id))
-            if (by == "identity" and kind in ("float", "double")) or (by.startswith("truncate") and kind == "binary"):
-                yield f"it is partitioned by {part.name!r}, {by} of a {kind}, where pyiceberg doubles rows or fails"
+            if (by.partition("[")[0], kind) in _FAILS:
+                yield f"it is partitioned by {part.name!r}, {by} of a {kind}, where pyiceberg fails: use another"
         ref = table.metadata.refs.get(self._branch)
         if ref is None and self._branch != "main":
             yield f"it has no branch {self._branch!r}: create it"
         if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
             yield f"{self._branch!r} is a tag there, which takes no commits: name a branch"
         if ":memory:" in str(table.catalog.properties.get("uri")):
-            yield "its catalog is in the memory of this process: no other can see it"
+            yield "its catalog is in the memory of this process, where no other sees it: use a file or a server"
 
     def _add_columns(self, columns: pa.Schema) -> None:
         with self._handle.update_schema() as update:
             update.union_by_name(columns)
-
-    def weaknesses(self) -> Sequence[str]:
-        local = self._look() is not None and self._location().startswith(("/", "file:"))
-        why = f"{self.table} is in a local folder, where pyiceberg does not fsync: a power failure may lose rows"
-        return (why,) if local else ()
 
     # ------------------------------------------------------------------ in the task
     def _open_files(self) -> Files:
@@ -179,7 +196,9 @@ class IcebergSink(LakeSink):
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         text, location, properties = table.details
         metadata, unique = TableMetadataUtil.parse_raw(text), uuid.uuid5(uuid.NAMESPACE_OID, name)
-        files = list(_dataframe_to_data_files(metadata, rows, _recording(properties, begun), unique))
+        recording = Recording(dict(properties))
+        recording.begun = begun
+        files = list(_dataframe_to_data_files(metadata, rows, recording, unique))
         TableFiles(location, properties).settle([file.file_path for file in files])
         return [_to_json(file, metadata) for file in files]
 
@@ -239,14 +258,11 @@ def _fields(table: TableMetadata) -> StructType:
     return data_file_with_partition(table.spec().partition_type(table.schema()), table.format_version)
 
 
-def _recording(properties: Mapping[str, str], begun: list[str]) -> PyArrowFileIO:
-    """pyiceberg's way to write files, which adds each path to `begun` before the file is there."""
-    files = PyArrowFileIO(dict(properties))
-    create = files.new_output
+class Recording(PyArrowFileIO):
+    """Each path is in `begun` before the file is there."""
 
-    def new_output(location: str) -> PyArrowFile:
-        begun.append(location)
-        return create(location)
+    begun: list[str]
 
-    files.__dict__["new_output"] = new_output
-    return files
+    def new_output(self, location: str) -> PyArrowFile:
+        self.begun.append(location)
+        return super().new_output(location)

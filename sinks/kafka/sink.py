@@ -167,6 +167,7 @@ class KafkaSink(
             evolution=schema_evolution,
             timeout=timeout,
         )
+        self.evolves = bool(self._schemas)
         problems += self._schemas.problems
         if value_format == "avro" and value_serializer:
             problems.append("values are written by value_format='avro' or by a value_serializer, not by both")
@@ -200,10 +201,6 @@ class KafkaSink(
         self._schemas.check(schema, self._written_last)
         if self.topic and (limit := self._brokers.largest_batch(self.topic)):
             self._limits = {self.topic: limit}
-
-    @property
-    def evolves(self) -> bool:
-        return bool(self._schemas)
 
     def evolve(self, schema: pa.Schema) -> None:
         self._schemas.evolve(schema)

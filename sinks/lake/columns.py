@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks.arrow.convert import RefusedValue, in_utf8
 from sinks.arrow.types import is_bytes, is_list, is_moment, is_text, spark_name
 from sinks.errors import BadValue
 
@@ -32,12 +33,6 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
     for field in table:
         if not field.nullable and field.name not in batch.names:
             yield f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it in Spark"
-
-
-def additions(batch: pa.Schema, table: pa.Schema) -> list[pa.Field]:
-    """The columns that the table lacks, as it can get them."""
-    known = {name.lower() for name in table.names}
-    return [field.with_nullable(True) for field in batch if field.name.lower() not in known]
 
 
 def of_table(kind: pa.DataType) -> pa.DataType:
@@ -89,21 +84,12 @@ def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBat
     for field in table:
         at_place = batch.schema.get_field_index(field.name)
         array = batch.column(at_place) if at_place >= 0 else pa.nulls(batch.num_rows, field.type)
-        if array.null_count and not field.nullable:
-            row = array.is_null().index(True).as_py()
-            why = f"column {field.name!r} is NOT NULL in the table"
-            raise BadValue(f"{who}: NULL in row {row} of a batch, and {why}").because(f"NULL, and {why}")
         try:
-            _validate(array)
-        except pa.ArrowInvalid as error:
-            why = f"column {field.name!r}: {error}"
-            raise BadValue(f"{who}: {why}").because(why) from error
+            if array.null_count and not field.nullable:
+                raise RefusedValue(array.is_null().index(True).as_py(), "NULL, and it is NOT NULL in the table")
+            in_utf8(array)
+        except RefusedValue as refused:
+            why = f"column {field.name!r}: {refused}"
+            raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(why) from None
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=table)
-
-
-def _validate(array: pa.Array) -> None:
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:  # perhaps of values outside this slice, if they are nested
-        array.take(pa.array(range(len(array)))).validate(full=True)

@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sinks.arrow.types import spark_name
+from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
-from sinks.lake.columns import additions, converted, mismatches, of_table
+from sinks.lake.columns import converted, mismatches, of_table
 from sinks.lake.files import Files
 from sinks.optional import (
     Auditable,
@@ -174,7 +174,7 @@ class LakeSink(
         super().__init__(name=name, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
         if schema_evolution not in ("none", "add"):
             raise ConfigurationError(f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}')
-        self._evolution, self._create_table = schema_evolution, create_table
+        self.evolves, self._create_table = schema_evolution != "none", create_table
         self._table: LakeTable | None = None
         self._handle: Any = None
         self._store: Files | None = None
@@ -247,14 +247,10 @@ class LakeSink(
             raise kind(f"sink {self.name!r} cannot write to {table.target}:{reasons}")
         self._table = table
 
-    @property
-    def evolves(self) -> bool:
-        return self._evolution == "add"
-
     def evolve(self, schema: pa.Schema) -> None:
         """New columns take NULL."""
         table = self._require_table()
-        if added := additions(schema, table.columns):
+        if added := [field.with_nullable(True) for field in lacking(schema, table.columns.names)]:
             logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
             self._add_columns(_plain(added))
         self.check(schema)
@@ -265,7 +261,7 @@ class LakeSink(
             SchemaChange(
                 field.name, f"add column {field.name}: {spark_name(field.type)}", "add", "nothing", self.evolves
             )
-            for field in additions(schema, columns)
+            for field in lacking(schema, columns.names)
         ]
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
@@ -284,6 +280,11 @@ class LakeSink(
             yield Finding.ok(f"there is no table {self} yet; the first batch creates it")
         else:
             yield Finding.error(f"there is no table {self}", "create it, or set create_table=True")
+
+    def weaknesses(self) -> Sequence[str]:
+        local = self._look() is not None and self._location().startswith(("/", "file:"))
+        why = f"{self} is in a local folder, whose metadata nobody syncs to disk: a power failure may lose rows"
+        return (why,) if local else ()
 
     def describe_writing(self, written: Identity | None = None) -> str:
         return "append; one commit of the table a checkpoint"

@@ -43,12 +43,10 @@ _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"
 class MySQLColumn(tables.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
-    `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
-    those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text. `members` are those of
-    an ENUM.
+    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of a second, `length`
+    is in bytes. `collation` is "" for what is no text. `members` are those of an ENUM.
     """
 
-    counter: bool = False
     precision: int = 0
     scale: int | None = None
     digits: int = 0
@@ -382,7 +380,8 @@ _TABLE = (
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
     " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
-    " coalesce(generation_expression, '') <> '', extra LIKE '%%auto_increment%%',"
+    " coalesce(generation_expression, '') <> '',"
+    " extra LIKE '%%auto_increment%%' OR coalesce(column_default, '') REGEXP '(uuid|rand|nextval)[(]',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
     " coalesce(character_octet_length, 0), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"

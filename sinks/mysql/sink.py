@@ -48,7 +48,7 @@ from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_tabl
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
 from sinks.sql.names import of_sink, staging_table
-from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, is_trusted
+from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, batches, is_trusted, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode
@@ -267,10 +267,6 @@ class MySQLBackend(Pool, Backend):
         connection.may_take(ANSWER_SECONDS + self._lock_timeout)
         return connection
 
-    def give(self, connection: Connection) -> None:
-        connection.flush()
-        super().give(connection)
-
     def _configure(self, connection: Connection) -> None:
         mariadb = is_mariadb(connection)
         settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
@@ -375,16 +371,15 @@ class MySQLBackend(Pool, Backend):
 
     def no_two_phase(self, connection: Connection) -> str | None:
         if setting(connection, "wsrep_on") in ("1", "ON"):
-            return "the server is part of a Galera cluster, which has no XA transactions"
+            return "a Galera cluster has no XA transactions"
         if recovered(connection) is None:
-            return "the user lacks the right XA_RECOVER_ADMIN, which is needed to list prepared transactions"
+            return "the user lacks XA_RECOVER_ADMIN: grant it, prepared transactions are listed with it"
         return None
 
     def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:
         ((local,),) = query(connection, "SELECT @@local_infile")
-        slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
         strategy, reason = super().choose(connection, target)
-        return strategy, f"{reason}, with {'LOAD DATA LOCAL' if local else slow}"
+        return strategy, f"{reason}; by {'LOAD DATA' if local else 'INSERT, since local_infile is OFF'}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         ((version,),) = query(connection, "SELECT VERSION()")
@@ -633,10 +628,6 @@ class MySQLBackend(Pool, Backend):
                 f"table {target.label}: somebody else changed rows of the batch while it was moved"
             )
 
-    def _same(self) -> str:
-        """Whether a change replaces a row of the target."""
-        return f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
-
     def _update(self, move: Move, last: str) -> str:
         """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
         target, keys = move.target, self.merge.keys
@@ -645,8 +636,8 @@ class MySQLBackend(Pool, Backend):
         changes += [(column, "target") for column in own]
         sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
         return (
-            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last ON {self._same()}"
-            f" SET {sets} WHERE {self.stays('last')}"
+            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
+            f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE {self.stays('last')}"
         )
 
     def _insert(self, move: Move, last: str) -> str:
@@ -664,9 +655,8 @@ class MySQLBackend(Pool, Backend):
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """Those that are there: a drop of many may have ended in the middle."""
-        for start in range(0, len(names), self.DROPPED_TOGETHER):
-            tables = ", ".join(quoted(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
-            execute(connection, f"DROP TABLE IF EXISTS {tables}")
+        for some in batches(names, self.DROPPED_TOGETHER):
+            execute(connection, f"DROP TABLE IF EXISTS {', '.join(quoted(schema, name) for name in some)}")
 
     def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """The server flushes its log for each table that it drops: several connections share the flushes. What somebody
@@ -698,12 +688,12 @@ class MySQLBackend(Pool, Backend):
         """The type of a text with its collation."""
         if not tables:
             return {}
-        marks = ", ".join(["%s"] * len(tables))
         rows = query(
             connection,
             "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
-            f" WHERE table_schema = %s AND table_name IN ({marks}) AND column_name <> %s ORDER BY ordinal_position",
-            [schema, *tables, _ROW],
+            f" WHERE table_schema = %s AND column_name <> %s AND table_name IN ({marks(tables)})"
+            " ORDER BY ordinal_position",
+            [schema, _ROW, *tables],
         )
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
 

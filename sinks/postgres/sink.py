@@ -207,10 +207,6 @@ class PostgresBackend(Pool, Backend):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
 
-    def give(self, connection: Connection) -> None:
-        connection.flush()
-        super().give(connection)
-
     @contextmanager
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
         connection.flush()
@@ -294,10 +290,7 @@ class PostgresBackend(Pool, Backend):
     def no_two_phase(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
             return None
-        return (
-            "strategy prepared needs max_prepared_transactions above the number of partitions, and the server has 0, "
-            "which switches it off: set it (and restart the server)"
-        )
+        return "max_prepared_transactions is 0: set it above the number of partitions and restart the server"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         version, limit, used = row(

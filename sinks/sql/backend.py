@@ -286,18 +286,20 @@ class Backend(ABC):
         yield from self.missing_rights(connection, target, self.rights(target, strategy), ledgers, create)
 
     def choose(self, connection: Any, target: Any) -> tuple[str, str]:
-        """The strategy and the reason for it."""
+        """The strategy and, in a few words, the reason for it."""
+        if not self.TWO_PHASE:
+            return "staged", "the only one for this database"
         if self.merge.mode == "upsert":
             return "staged", "upserts need it"
         if self.strategy != "auto":
             return self.strategy, "as configured"
-        obstacle = self.no_two_phase(connection)
-        return ("staged", obstacle) if obstacle else (self.TWO_PHASE, "the server and the user's rights allow it")
+        obstacle, _, _ = (self.no_two_phase(connection) or "").partition(": ")
+        return ("staged", obstacle) if obstacle else (self.TWO_PHASE, "server and rights allow it")
 
     def no_two_phase(self, connection: Any) -> str | None:
-        """Why there can be no prepared transactions here, and behind a colon what to do. Default: this sink knows
-        none."""
-        return "the database has no prepared transactions that this sink knows"
+        """Why there can be no prepared transactions here, in a few words, and behind a colon what to do. Default: of a
+        database that has none, which is never asked."""
+        return None
 
     def unfit_server(self, connection: Any) -> str | None:
         """Why the sink cannot work with this server at all. Default: it can with any."""
@@ -506,16 +508,15 @@ class Backend(ABC):
 
     def constraints(self, move: Move) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
-        target = move.target
+        target, written, upsert = move.target, set(move.written), self.merge.mode == "upsert"
+        differing = {c.name for c in target.columns if c.counter or (c.nullable and not c.has_default)} - written
         reasons = list(target.constraints)
         for unique in target.uniques:
-            known = set(unique.columns) & set(move.written)
-            if self.merge.mode == "append":
-                if known and not known >= set(unique.columns):
-                    reasons.append(f"index {unique.name}")
-            elif known and set(unique.columns) != set(self.merge.keys):
+            columns = set(unique.columns)
+            is_judged = columns == set(self.merge.keys) if upsert else columns <= written
+            if not is_judged and (not columns & differing or (upsert and columns & written)):
                 reasons.append(f"index {unique.name}")
-        return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
+        return reasons + (list(target.referenced_by) if upsert else [])
 
     # ------------------------------------------------------------------ parts of statements
     def quote(self, *names: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks.arrow.types import lacking
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
@@ -101,11 +102,12 @@ class TableSink(
         self.table = table
         self.strategy = backend.strategy
         self._backend = backend
-        self._create_table, self._ledger, self._evolution = create_table, ledger, schema_evolution
+        self._create_table, self._ledger, self.evolves = create_table, ledger, schema_evolution != "none"
         self._home: tuple[str, str] | None = None  # schema and name of the table as they were at first, which stay
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
         self._plan: Plan | None = None
+        self._told = ""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -195,8 +197,10 @@ class TableSink(
     def _plan_for(self, connection: Any, target: Target) -> Plan:
         strategy, reason = self._backend.choose(connection, target)
         ledger = Ledger.ensure(self._backend, connection, target.schema, self._ledger)
-        log = logging.getLogger(type(self._backend).__module__)
-        log.info("sink %r writes to %s by strategy %s: %s", self.name, target.label, strategy, reason)
+        told = f"sink {self.name!r} writes to {target.label} by strategy {strategy}: {reason}"
+        if told != self._told:
+            logging.getLogger(type(self._backend).__module__).info(told)
+        self._told = told
         triggers = self._backend.triggers(connection, target.schema, target.name)
         self._plan = Plan(replace(target, triggers=triggers), ledger, strategy)
         self._home = target.schema, target.name
@@ -222,10 +226,6 @@ class TableSink(
             return weaknesses(self._backend.dialect, ask, *self._locate(connection))
 
     # ------------------------------------------------------------------ changes of the table
-    @property
-    def evolves(self) -> bool:
-        return self._evolution != "none"
-
     def evolve(self, schema: pa.Schema) -> None:
         with self._backend.lend() as connection:
             self._evolve(connection, schema)
@@ -479,6 +479,7 @@ class TableSink(
         return f"{self._backend.merge}; strategy {taken}{chosen}"
 
     def close(self) -> None:
+        self._told = ""
         self._backend.close()
 
     def __repr__(self) -> str:
@@ -488,13 +489,3 @@ class TableSink(
 
 def _is_staged(identity: Identity) -> bool:
     return "transaction_id" in identity
-
-
-def lacking(batch: Iterable[pa.Field], table: Iterable[str]) -> Iterator[pa.Field]:
-    """Fields that the table has no column for. One that differs from a column by capitals alone is a mistake more often
-    than not, and left to be told."""
-    known = {name.lower() for name in table}
-    for field in batch:
-        if field.name.lower() not in known:
-            known.add(field.name.lower())
-            yield field

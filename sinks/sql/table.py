@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow.convert import Convert, RefusedValue, Unfit, first_unreadable, short
+from sinks.arrow.convert import Convert, RefusedValue, Unfit, first_refused, short
 from sinks.arrow.types import spark_name
 from sinks.errors import BadValue, SchemaMismatch, TargetChanged
 from sinks.sql.names import label
@@ -22,7 +22,7 @@ Mode = Literal["append", "upsert"]
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """`declared`, or else `type`, is its type in SQL."""
+    """`declared`, or else `type`, is its type in SQL. `counter`: the table gives each row another value by itself."""
 
     name: str
     type: str
@@ -30,6 +30,7 @@ class Column(ABC):
     nullable: bool = True
     has_default: bool = False
     generated: bool = False
+    counter: bool = False
 
     @property
     def in_sql(self) -> str:
@@ -274,9 +275,9 @@ class Values(Encoder):
             try:
                 columns.append(array.to_pylist())
             except (ValueError, OverflowError) as error:
-                text = isinstance(error, UnicodeDecodeError)
+                text, index = isinstance(error, UnicodeDecodeError), first_refused(array, pa.Array.to_pylist) or 0
                 reason = "the text is not UTF-8" if text else "Python has no such value"
-                raise self.bad_value(batch, column.name, RefusedValue(first_unreadable(array), reason)) from None
+                raise self.bad_value(batch, column.name, RefusedValue(index, reason)) from None
         return list(zip(*columns, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -59,6 +60,21 @@ class TableSuite:
         assert db.pending() == 0
         sink.close()
         eventually(lambda: self.sessions(db) == 0)
+
+    def test_a_start_tells_the_strategy_once(self, db: Database, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "sinks")
+        sink = self.make(db)
+        sink.probe_schema()
+        sink.check(rows_of(1).schema)
+
+        def told() -> list[str]:
+            return [text for record in caplog.records if " writes to " in (text := record.getMessage())]
+
+        assert len(told()) == 1
+        assert len(told()[0]) < 130
+        sink.close()
+        sink.check(rows_of(1).schema)
+        assert told() == told()[:1] * 2
 
     def test_recovery_commits_what_the_other_strategy_wrote(self, db: Database) -> None:
         by_name, by_table = self.make(db, strategy=self.two_phase), self.make(db, strategy="staged")
@@ -403,6 +419,18 @@ class TableSuite:
             sink.validate_all(checkpoint(), twice)
         with pytest.raises(BadValue, match=r'"orders_once": \(id\) = \(7\) is in the table already'):
             sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(7))])
+
+    @pytest.mark.parametrize("mode", ["append", "upsert"])
+    def test_a_unique_index_over_defaults_that_are_the_same_in_each_row(self, keyed: Database, mode: Any) -> None:
+        """The batch has none of its columns, so that the second row clashes, before the decision."""
+        keyed.run("ALTER TABLE orders ADD COLUMN region int DEFAULT 7")
+        keyed.run("CREATE UNIQUE INDEX orders_regions ON orders (region)")
+        sink = self.make(keyed, strategy="staged", mode=mode, keys=["id"] * (mode == "upsert"))
+        first = pre_commit(sink, rows_of(1))
+        sink.validate_all(checkpoint(), [first])
+        assert sink.commit_all(checkpoint(), [first]) == [COMMITTED]
+        with pytest.raises(BadValue):
+            sink.validate_all(checkpoint(1), [pre_commit(sink, rows_of(2), checkpoint=1)])
 
     def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(self, keyed: Database) -> None:
         sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")

@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.postgres import PostgresSink
+from sinks.sql.backend import Move
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import (
     CHANGES,
@@ -799,6 +800,28 @@ def test_an_identity_column_that_is_written(db: Observer, strategy: str) -> None
 def keyed(db: Observer) -> Observer:
     db.run("DROP TABLE orders; CREATE TABLE orders (id bigint PRIMARY KEY, name text NOT NULL)")
     return db
+
+
+@pytest.mark.parametrize(
+    ("column", "tried"),
+    [
+        ("number bigserial", False),
+        ("number bigint GENERATED ALWAYS AS IDENTITY", False),
+        ("number uuid DEFAULT gen_random_uuid()", False),
+        ("number int", False),
+        ("number int DEFAULT 7", True),
+        ("number timestamptz DEFAULT now()", True),
+    ],
+)
+def test_a_move_is_tried_for_an_index_over_defaults_only_where_they_may_clash(
+    keyed: Observer, column: str, tried: bool
+) -> None:
+    """It would cost a second move, and numbers of sequences."""
+    keyed.run(f"ALTER TABLE orders ADD COLUMN {column} UNIQUE")
+    sink = make(keyed, strategy="staged")
+    with sink._backend.lend() as connection:
+        target = sink._backend.describe(connection, "public", "orders")
+    assert sink._backend.constraints(Move(None, target, [], [], SCHEMA.names)) == ["index orders_number_key"] * tried
 
 
 def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: Observer) -> None:
