@@ -384,29 +384,18 @@ def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, 
             )
 
 
-class AfterFailure(Enum):
-    """What to do when a try to pre-commit has failed."""
-
-    RETRY = auto()  # read the newest again, sweep, and write the batch under new names
-    FAIL = auto()  # the checkpoint has failed, and the query stops
-    STOP = auto()  # the query is being stopped: the next start hands the batch over again
-
-
 RETRIES_WHEN_BLOCKED = 2
 
 
-def after_failure(errors: Sequence[Exception], *, tolerable: int, active: bool = True) -> AfterFailure:
-    """What to do when a try to pre-commit has failed. `errors`: of all tries so far. A task that was blocked is tried
-    again, since an orphan may hold its lock (R8: sweep, then try again); other errors of a sink are not."""
+def may_try_again(errors: Sequence[Exception], *, tolerable: int) -> bool:
+    """Whether to write the batch again, under new names, when a try to pre-commit has failed. `errors`: of all tries so
+    far. A task that was blocked is tried again, since an orphan may hold its lock (R8: read the newest again, sweep,
+    then try again); other errors of a sink are not."""
     *earlier, error = errors
     blocked = sum(isinstance(e, SinkError) for e in earlier)
-    if not active:
-        return AfterFailure.STOP
     if isinstance(error, SinkError):
-        again = error.retryable and blocked < RETRIES_WHEN_BLOCKED
-    else:
-        again = len(earlier) - blocked < tolerable
-    return AfterFailure.RETRY if again else AfterFailure.FAIL
+        return error.retryable and blocked < RETRIES_WHEN_BLOCKED
+    return len(earlier) - blocked < tolerable
 
 
 def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once: bool) -> CheckpointFailed:

@@ -30,7 +30,7 @@ from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
 from coordinator.protocol.clock import Clock, Outages, deadline
-from coordinator.protocol.decisions import Action, AfterFailure, CompletedCheckpoint, Participant
+from coordinator.protocol.decisions import Action, CompletedCheckpoint, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.records import JobStore, Listing, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
@@ -430,11 +430,9 @@ class CheckpointProtocol:
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         """Get ready for another try of the batch, or raise what stops the query. `errors`: of all its tries so far."""
         n, error = batch.facts.checkpoint_id, errors[-1]
-        tolerable = self.config.tolerable_failed_checkpoints
-        then = decisions.after_failure(errors, tolerable=tolerable, active=batch.active)
-        if then is AfterFailure.STOP:
+        if not batch.active:  # the next start hands the batch over again
             raise error
-        if then is AfterFailure.FAIL:
+        if not decisions.may_try_again(errors, tolerable=self.config.tolerable_failed_checkpoints):
             with suppress(CheckpointError):
                 self.sweep()
             if isinstance(error, SinkError):
@@ -765,7 +763,7 @@ class CheckpointProtocol:
                 return acks
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
-            if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:
+            if not decisions.may_try_again(blocked, tolerable=0):
                 raise decisions.refused_again_error(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
 

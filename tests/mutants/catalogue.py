@@ -379,8 +379,8 @@ MUTANTS = (
     Mutant(
         "a lock of an orphan fails the checkpoint (R8)",
         "coordinator",
-        "again = error.retryable and blocked < RETRIES_WHEN_BLOCKED",
-        "again = False",
+        "return error.retryable and blocked < RETRIES_WHEN_BLOCKED",
+        "return False",
         PROTOCOL,
     ),
     Mutant(

@@ -18,10 +18,9 @@ from coordinator.errors import (
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
     Action,
-    AfterFailure,
     CompletedCheckpoint,
     action_for,
-    after_failure,
+    may_try_again,
     refused_again_error,
     require_known,
     require_none_later,
@@ -197,21 +196,20 @@ def test_running_out_of_time_names_the_transactions_and_their_causes():
 
 
 @pytest.mark.parametrize(
-    ("errors", "then"),
+    ("errors", "again"),
     [
-        ([TransactionBlocked("lock")], AfterFailure.RETRY),
-        ([TransactionBlocked("lock")] * 2, AfterFailure.RETRY),
-        ([TransactionBlocked("lock")] * 3, AfterFailure.FAIL),
-        ([BadValue("row 3")], AfterFailure.FAIL),
-        ([OSError()], AfterFailure.RETRY),
-        ([OSError()] * 2, AfterFailure.FAIL),
-        ([TransactionBlocked("lock"), OSError(), TransactionBlocked("lock")], AfterFailure.RETRY),
+        ([TransactionBlocked("lock")], True),
+        ([TransactionBlocked("lock")] * 2, True),
+        ([TransactionBlocked("lock")] * 3, False),
+        ([BadValue("row 3")], False),
+        ([OSError()], True),
+        ([OSError()] * 2, False),
+        ([TransactionBlocked("lock"), OSError(), TransactionBlocked("lock")], True),
     ],
 )
-def test_blocked_tasks_and_tolerable_failures_are_counted_apart(errors: list[Exception], then: AfterFailure):
+def test_blocked_tasks_and_tolerable_failures_are_counted_apart(errors: list[Exception], again: bool):
     """R8"""
-    assert after_failure(errors, tolerable=1) is then
-    assert after_failure(errors, tolerable=1, active=False) is AfterFailure.STOP
+    assert may_try_again(errors, tolerable=1) is again
 
 
 def test_a_checkpoint_of_many_participants_is_read_once_for_all():
