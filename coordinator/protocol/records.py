@@ -206,12 +206,8 @@ class JobStore:
         self._calls = TimedStorage(storage, on_call) if on_call else storage
         self.job = job
         self._root = token(job)
-        self._lineage = lineage
-
-    @property
-    def lineage(self) -> str:
+        self.lineage = lineage
         """ "" before the first claim."""
-        return self._lineage
 
     def look(self, folder: str = "") -> Listing:
         """One listing of the job, or of one of its folders; nothing in it is older than this call."""
@@ -235,7 +231,7 @@ class JobStore:
             lineage = newest.lineage or secrets.token_hex(4)
             claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign))
             if self._claim(claim):
-                self._lineage = claim.lineage
+                self.lineage = claim.lineage
                 return claim.generation
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
@@ -252,7 +248,7 @@ class JobStore:
         if self.newest_claim().lineage != base.lineage:
             fence = self.claim_generation()
             allow()
-            self._lineage = base.lineage
+            self.lineage = base.lineage
             if not self.put(base):
                 raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
             if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
@@ -260,7 +256,7 @@ class JobStore:
                     f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                     "restore. See that nothing else runs, and restore again."
                 )
-        self._lineage = base.lineage
+        self.lineage = base.lineage
 
     def newest_generation(self) -> int:
         return self.look("generation/").newest_generation
@@ -279,7 +275,7 @@ class JobStore:
     def follow_newest_claim(self) -> Claim:
         """The newest claim, whose lineage is read from now on. Claims nothing."""
         claim = self.newest_claim()
-        self._lineage = claim.lineage
+        self.lineage = claim.lineage
         return claim
 
     def _claim(self, claim: Claim) -> bool:
@@ -497,7 +493,11 @@ class JobStore:
         if data is None:
             return None
         body = unseal(data, self._where(key))
-        self._require_own_job(body, key)
+        if (job := body.get("job")) != self.job:
+            raise WrongJob(
+                f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
+                "do not copy records between jobs."
+            )
         return body
 
     def _stale(self, key: str, what: str) -> StorageError:
@@ -506,10 +506,3 @@ class JobStore:
 
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"
-
-    def _require_own_job(self, body: Mapping[str, Any], key: str) -> None:
-        if (job := body.get("job")) != self.job:
-            raise WrongJob(
-                f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
-                "do not copy records between jobs."
-            )

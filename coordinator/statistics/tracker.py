@@ -84,21 +84,14 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """How long the current checkpoint has been under way; 0 between two."""
         return self._clock.monotonic() - self._started if self._current else 0.0
 
-    @property
-    def under_way(self) -> CheckpointStatistics | None:
-        """A copy of the current one, as far as it has come."""
-        current = self._current
-        if current is None:
-            return None
-        return replace(current, phases=dict(current.phases), duration=self._clock.monotonic() - self._started)
-
     def now(self, seconds: float) -> dict[str, Any]:
         """What no ended try tells, for who looks from elsewhere: the current one and what is in doubt, if they have
         been for so many seconds, and books that do not balance. JSON values."""
         activity: dict[str, Any] = {}
-        current, since_when = self.under_way, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
-        if current and current.duration >= seconds:
-            activity |= {"checkpoint": replace(current, duration=0.0).to_json(), "doing": under_way()}
+        current, since_when = self._current, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
+        if current and self.under_way_seconds >= seconds:
+            copied = replace(current, phases=dict(current.phases), spans=dict(current.spans))
+            activity |= {"checkpoint": copied.to_json(), "doing": under_way()}
         if self.in_doubt and self.in_doubt_seconds >= seconds:
             activity |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
         if self.balance and self.balance.findings:

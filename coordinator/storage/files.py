@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from coordinator.storage.base import (
@@ -74,8 +75,21 @@ class FileStorage(CheckpointStorage):
                 with suppress(PermissionError):  # not ours to read, so not made by us
                     fsync_directory(parent)
         self._require_hard_links()
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """What killed writers have left, as far as that is found in a second: there may be much else in the folder."""
+        end = time.monotonic() + 1
         with suppress(OSError), _directory(self._root) as root:
-            _remove_abandoned(root)
+            for folder, path in takewhile(lambda _: time.monotonic() < end, _files_below(root)):
+                name = _name(path)
+                with suppress(OSError):  # locked, gone, or no file
+                    if _STAGED.fullmatch(name):
+                        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                        with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            if time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED:
+                                os.unlink(name, dir_fd=folder)
 
     def _require_hard_links(self) -> None:
         staged = self._root / f".link-{uuid.uuid4().hex}"
@@ -135,7 +149,7 @@ class FileStorage(CheckpointStorage):
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
         with self._errors(f"cannot list {folder!r}"), suppress(FileNotFoundError), self._folders(folder) as folders:
-            return sorted(_below(folders[-1], folder))
+            return sorted(key for _, key in _files_below(folders[-1], folder) if is_key(key))
         return []
 
     def delete(self, key: str) -> None:
@@ -184,33 +198,18 @@ def _directory(path: Path | str, within: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _below(folder: int, prefix: str) -> Iterator[str]:
+def _files_below(folder: int, prefix: str = "") -> Iterator[tuple[int, str]]:
+    """Each file's path, with the descriptor of the folder that it is in."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not is_key(key := prefix + entry.name):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                if not prefix and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+            path = prefix + entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                yield folder, path
+            elif is_key(path):
+                if not prefix and not os.access(path, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True):
                     continue  # another account's job or savepoint
                 with suppress(FileNotFoundError), _directory(entry.name, folder) as below:
-                    yield from _below(below, f"{key}/")
-            else:
-                yield key
-
-
-def _remove_abandoned(folder: int) -> None:
-    """What killed writers have left in a folder and below it."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):  # locked, gone, or another account's
-                if entry.is_dir(follow_symlinks=False):
-                    with _directory(entry.name, folder) as below:
-                        _remove_abandoned(below)
-                elif _STAGED.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
-                    descriptor = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-                    with open(descriptor, "rb"):
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(entry.name, dir_fd=folder)
+                    yield from _files_below(below, f"{path}/")
 
 
 def _fsync(folders: Sequence[int]) -> None:

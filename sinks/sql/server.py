@@ -38,9 +38,7 @@ class Pool(ABC):
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
-    KEEPS_IDLE: ClassVar[bool] = (
-        False  # whether the next task of a process may take a connection that one has given back
-    )
+    KEEPS_IDLE: ClassVar[bool] = False  # whether the next task of a process may take one that was given back
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
 
     def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:

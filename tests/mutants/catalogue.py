@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "a driver tells of no checkpoint that takes long",
         "coordinator",
-        "if current and current.duration >= seconds:",
+        "if current and self.under_way_seconds >= seconds:",
         "if False:",
         ("tests/ui/test_page.py",),
     ),
@@ -572,8 +572,8 @@ MUTANTS = (
     Mutant(
         "file: half-written values are listed",
         "coordinator/storage",
-        "if not is_key(key := prefix + entry.name):",
-        "if (key := prefix + entry.name) is None:",
+        "_files_below(folders[-1], folder) if is_key(key))",
+        "_files_below(folders[-1], folder))",
         FILES,
     ),
     Mutant(
