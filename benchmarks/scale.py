@@ -49,9 +49,10 @@ def of_records(folder: Path, count: int) -> None:
     with job() as coordinator:
         query.run(coordinator)
         store = coordinator.protocol.store
-        [record] = store.load_newest()
+        newest = store.load_newest()
+        assert newest
         for id in range(1, count):
-            store.put(replace(record, checkpoint_id=id, committables=()))
+            store.put(replace(newest.record, checkpoint_id=id, committables=()))
     (folder / "job.toml").write_text(
         f'job = "scale"\nstorage = "{storage}"\n[checkpointing]\nretained_checkpoints = {count + 10}\n'
         f'[[sinks]]\ntype = "examples.custom_sink:FileSink"\nfolder = "{folder / "rows"}"\nname = "files"\n'

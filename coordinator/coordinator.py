@@ -365,8 +365,8 @@ class CheckpointCoordinator:
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
-        rounds = JobStore(self.protocol.store.storage, self.job).load_newest()
-        return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
+        newest = JobStore(self.protocol.store.storage, self.job).load_newest()
+        return {k: v for k, v in newest.record.to_json().items() if k != "committables"} if newest else {}
 
     # ------------------------------------------------------------------ life
     def stop(self, query: Query) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord
 from coordinator.protocol.batch import Query
-from coordinator.protocol.records import JobStore, Record, SignOfLife
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, SignOfLife
 from coordinator.storage import StorageError
 
 logger = logging.getLogger(__name__)
@@ -142,10 +142,12 @@ class Driver:
         return _MISSED * self.sign.next
 
 
-def look_for_driver(store: JobStore, bad: list[str] | None = None, newest: Sequence[Record] = ()) -> Driver | None:
+def look_for_driver(
+    store: JobStore, bad: list[str] | None = None, newest: CompletedCheckpoint | None = None
+) -> Driver | None:
     """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
-    last sign cannot be read: the claim tells then; without it, that raises. `newest`: the records of the newest
-    checkpoint, whose end is a sign of its driver, too."""
+    last sign cannot be read: the claim tells then; without it, that raises. `newest`: the newest checkpoint, whose end
+    is a sign of its driver, too."""
     claim = store.newest_claim()
     if not claim.generation:
         return None
@@ -158,9 +160,10 @@ def look_for_driver(store: JobStore, bad: list[str] | None = None, newest: Seque
         sign = claim.sign
     now = store.storage.clock() if sign.storage_at is not None else None
     age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
-    since = newest[0].completed_at - sign.at if newest and newest[0].generation == claim.generation else 0
+    record = newest.record if newest and newest.record.generation == claim.generation else None
+    since = record.completed_at - sign.at if record else 0
     if 0 < since <= age * 1000 and not sign.ended:
-        sign, age = replace(sign, at=newest[0].completed_at), age - since / 1000
+        sign, age = replace(sign, at=sign.at + since), age - since / 1000
     if not sign.next:
         state = State.NONE
     elif sign.ended:

@@ -102,7 +102,9 @@ def run(bootstrap: str, dsn: str, folder: Path, crash_at: int = 100) -> dict[str
 
 def in_storage(folder: Path) -> dict[str, Any]:
     """The newest complete checkpoint: source offsets and what was committed with them."""
-    record = JobStore(open_storage(_storage(folder)), JOB).load_newest()[0]
+    newest = JobStore(open_storage(_storage(folder)), JOB).load_newest()
+    assert newest
+    record = newest.record
     return {"checkpoint": record.checkpoint_id, "offsets": json.loads(record.offsets[0]), "rows": dict(record.rows)}
 
 

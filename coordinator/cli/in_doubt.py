@@ -35,8 +35,8 @@ from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import ago, duration, of_driver, of_newest
 from coordinator.protocol import operators
-from coordinator.protocol.decisions import CompletedCheckpoint, Participant
 from coordinator.protocol.protocol import CheckpointProtocol
+from coordinator.protocol.records import CompletedCheckpoint, Participant
 from sinks.audit import Part
 from sinks.optional import Auditable
 from sinks.progress import progress
@@ -58,7 +58,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     running driver will resolve itself (open)."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         seen = look(coordinator.protocol.store, coordinator.sinks)
-        about = {"job": coordinator.job} | state_of(seen.driver, seen.rounds)
+        about = {"job": coordinator.job} | state_of(seen.driver, seen.newest)
         about |= {"transactions": [pending.to_json() for pending in seen.pending], "errors": seen.errors}
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
@@ -69,7 +69,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         if missing:
             say(missing)
         else:
-            tell(f"{of_driver(seen.driver)}\n{of_newest(seen.rounds)}", as_json)
+            tell(f"{of_driver(seen.driver)}\n{of_newest(seen.newest)}", as_json)
         _tell_remedies(coordinator, seen, as_json)
         was_set_back = _tell_set_back(coordinator, as_json)
         left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
@@ -248,7 +248,7 @@ _TRANSACTIONS: output.Columns = {
 def _tell_remedies(coordinator: CheckpointCoordinator, seen: Seen, as_json: bool, before: str = "") -> None:
     """What becomes of each kind, and the command for it."""
     wrong = ""
-    if not seen.rounds:
+    if not seen.newest:
         wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""

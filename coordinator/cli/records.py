@@ -26,7 +26,7 @@ from coordinator.cli.output import (
 from coordinator.errors import CorruptRecord
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
-from coordinator.protocol.records import Record, jobs_in
+from coordinator.protocol.records import CompletedCheckpoint, Record, jobs_in
 from coordinator.statistics.model import PHASES, Activity, Status, load_history, summarized
 from sinks.transaction import shown
 
@@ -42,7 +42,7 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
-        newest: Sequence[Record] = ()
+        newest = None
         unreadable = ""
         try:
             newest = store.load_newest()
@@ -112,27 +112,27 @@ def show_(
     """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        rounds = store.load_newest() if checkpoint is None else store.rounds_of(checkpoint)
-        if not rounds:
+        found = store.load_newest() if checkpoint is None else store.find(checkpoint)
+        if found is None:
             keys = store.retained()
             there = f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}" if keys else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
-        about = rounds[0].to_json() | {
-            "checkpoint": rounds[0].checkpoint_id,
+        about = found.record.to_json() | {
+            "checkpoint": found.checkpoint_id,
             "committables": [
                 committable.to_json() | {"round": record.round}
-                for record in rounds
+                for record in found.rounds
                 for committable in record.committables
             ],
-            "accepted": losses_of(rounds),
+            "accepted": losses_of(found.rounds),
         }
         facts = {"checkpoint": about["checkpoint"]}
         facts |= {
             name: about[name] for name in about if name not in ("checkpoint_id", *_TABLES) and _tells(about[name])
         }
         show(about, as_json, facts=facts, **_TABLES)
-        for replay in rounds[1:]:
+        for replay in found.rounds[1:]:
             counts = {"written again": len(replay.committables), "given up": len(replay.accepted)}
             what = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
             tell(f"Round {replay.round}, by generation {replay.generation}: {what}.", as_json)
@@ -159,7 +159,7 @@ def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def state_of(driver: Driver | None, newest: Sequence[Record]) -> dict[str, Any]:
+def state_of(driver: Driver | None, newest: CompletedCheckpoint | None) -> dict[str, Any]:
     """JSON of the driver and of the newest checkpoint, which are None if there is none."""
     about: dict[str, Any] = {"driver": None, "newest_checkpoint": None}
     if driver:
@@ -173,9 +173,9 @@ def state_of(driver: Driver | None, newest: Sequence[Record]) -> dict[str, Any]:
             "ended": driver.sign.ended,
         }
     if newest:
-        at = newest[0].completed_at
+        at = newest.record.completed_at
         about["newest_checkpoint"] = {
-            "checkpoint": newest[0].checkpoint_id,
+            "checkpoint": newest.checkpoint_id,
             "completed_at": time_of(at),
             "age": time.time() - at / 1000,
         }

@@ -14,13 +14,12 @@ from typing import Any
 
 from coordinator.operate.memories import of_sink
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import CompletedCheckpoint
-from coordinator.protocol.records import JobStore, Record
+from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, not_among
 
-History = Sequence[tuple[Record, ...]]
+History = Sequence[CompletedCheckpoint]
 LOOKED_AT = 100
 """So many of the newest checkpoints are compared again and again by a driver, and on the page."""
 _TRIES = 3
@@ -144,8 +143,8 @@ class Answer:
 
     def beside(self, sink: str, before: History, after: History) -> Answer:
         """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
-        ahead = of_sink(sink, self.memory, [CompletedCheckpoint(rounds) for rounds in after])
-        behind = of_sink(sink, self.memory, [CompletedCheckpoint(rounds) for rounds in before])
+        ahead = of_sink(sink, self.memory, after)
+        behind = of_sink(sink, self.memory, before)
         deviating = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
         differences = (*self.audit.differences, *(f"its {memory.difference}" for memory in deviating))
         return replace(self, audit=replace(self.audit, differences=differences))
@@ -173,8 +172,8 @@ def take_balance(
         before, keys = keys, store.retained()
         later = history if keys == before else store.history(wanted)
         answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
-        now = {rounds[0].checkpoint_id: rounds for rounds in later}
-        if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
+        now = {complete.checkpoint_id: complete for complete in later}
+        if all(now.get(complete.checkpoint_id, complete) == complete for complete in history):
             break
     return balance(history, answers)
 
@@ -185,12 +184,12 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
         with closing(copy.deepcopy(sink)) as asked:
             asked.open()
             in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
-            for rounds in history:
-                number, part = rounds[0].checkpoint_id, CompletedCheckpoint(rounds).part(sink.name)
+            for complete in history:
+                number, part = complete.checkpoint_id, complete.part(sink.name)
                 named = [committable.transaction for committable in part.committables]
                 if len(not_among(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
-                elif not named and rounds[0].rows.get(sink.name):
+                elif not named and complete.record.rows.get(sink.name):
                     why[number] = _AT_LEAST_ONCE
                 else:
                     parts[number] = part
@@ -200,7 +199,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
-        return Answer({}, {rounds[0].checkpoint_id: reason for rounds in history}, Audit([]))
+        return Answer({}, {complete.checkpoint_id: reason for complete in history}, Audit([]))
 
 
 def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Audit:
@@ -213,10 +212,10 @@ def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Aud
 def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
     """Of each retained checkpoint, oldest first, and each sink that is asked or has rows in it."""
     lines = [
-        _line(name, rounds, answers.get(name))
-        for rounds in history
-        if not rounds[0].restored_from
-        for name in dict.fromkeys([*answers, *rounds[0].rows])
+        _line(name, complete, answers.get(name))
+        for complete in history
+        if not complete.record.restored_from
+        for name in dict.fromkeys([*answers, *complete.record.rows])
     ]
     audits = {name: answer.audit for name, answer in answers.items()}
     return Balance(
@@ -227,12 +226,12 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
     )
 
 
-def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
-    record, part = rounds[0], CompletedCheckpoint(rounds).part(sink)
+def _line(sink: str, complete: CompletedCheckpoint, answer: Answer | None) -> Line:
+    record, part = complete.record, complete.part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered
-    given_up = sum(loss.rows for record in rounds for loss in record.accepted if loss.sink == sink)
+    given_up = sum(loss.rows for loss in complete.given_up if loss.sink == sink)
     written = sum((committable.fingerprint for committable in part.committables), Fingerprint())
     holding = answer.holdings.get(record.checkpoint_id) if answer else None
     if answer is None:

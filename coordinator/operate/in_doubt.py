@@ -15,8 +15,8 @@ from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import CompletedCheckpoint, worth_reading
-from coordinator.protocol.records import JobStore, Record
+from coordinator.protocol.decisions import worth_reading
+from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
 from sinks.progress import progress
@@ -69,7 +69,7 @@ class Seen:
     pending: Sequence[Pending]
     errors: Mapping[str, str]
     driver: Driver | None
-    rounds: Sequence[Record]
+    newest: CompletedCheckpoint | None
 
 
 def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
@@ -83,8 +83,8 @@ def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None)
         seen = _look_once(store, sinks, claimed)
         left = {pending.id for pending in seen.pending}
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
-            newest = seen.rounds[0].checkpoint_id
-            others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != newest]
+            n = seen.newest.checkpoint_id if seen.newest else None
+            others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != n]
             return replace(seen, pending=others)
     return seen
 
@@ -107,14 +107,14 @@ def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None) 
     history = store.history(worth_reading({}, listed_transactions, store.lineage))
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
-    retained = [CompletedCheckpoint(rounds) for rounds in reversed(history)]
-    driver = look_for_driver(store, newest=history[-1] if history else ())
+    newest = history[-1] if history else None
+    driver = look_for_driver(store, newest=newest)
     judged = [
-        _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
+        _judged(sink, about, history[::-1], generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()
         for about in abouts
     ]
-    return Seen(judged, errors, driver, history[-1] if history else ())
+    return Seen(judged, errors, driver, newest)
 
 
 def _judged(
@@ -156,7 +156,7 @@ class Remedy:
 def remedies(seen: Seen) -> list[Remedy]:
     silence = duration(max(seen.driver.age, 0)) if seen.driver else ""
     ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
-    which = "--all-orphans" if seen.rounds else ids[0] if len(ids) == 1 else "ID"
+    which = "--all-orphans" if seen.newest else ids[0] if len(ids) == 1 else "ID"
     fenced = f"coordinator in-doubt abort {which} --fence"
     known = {
         Decision.COMMIT: (

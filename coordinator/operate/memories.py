@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import CompletedCheckpoint, beyond, missing, newest_of, worth_reading
-from coordinator.protocol.records import JobStore
+from coordinator.protocol.decisions import beyond, missing, newest_of, worth_reading
+from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
 SET_BACK = (
@@ -41,7 +41,7 @@ def compared(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
     memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
     store.follow_newest_claim()
-    history = [CompletedCheckpoint(rounds) for rounds in store.history(worth_reading(memories, (), store.lineage))]
+    history = store.history(worth_reading(memories, (), store.lineage))
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
     if location is not None:

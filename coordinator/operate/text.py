@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from coordinator.heartbeat import Driver, State
-from coordinator.protocol.records import Record
+from coordinator.protocol.records import CompletedCheckpoint
 
 
 def time_of(milliseconds: int) -> str:
@@ -69,10 +69,10 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     return f"Driver: none. {who[0].upper()}{who[1:]} was claimed by a command or a restore, {sign}."
 
 
-def of_newest(rounds: Sequence[Record]) -> str:
-    if not rounds:
+def of_newest(newest: CompletedCheckpoint | None) -> str:
+    if newest is None:
         return "Newest checkpoint: none is complete."
-    record = rounds[0]
+    record = newest.record
     return (
         f"Newest checkpoint: {record.checkpoint_id}, complete {ago(record.completed_at)}, rows: {by_sink(record.rows)}."
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import cached_property
 
 from coordinator.errors import (
     CheckpointError,
@@ -25,89 +23,11 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
-from coordinator.protocol.records import Acceptance, Record, RecordKey
-from sinks.audit import Part
+from coordinator.protocol.records import Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
 from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, Identity, not_among, shown
-
-Participant = tuple[str, int]
-"""Sink name and subtask."""
-
-
-@dataclass(frozen=True)
-class CompletedCheckpoint:
-    """A complete checkpoint as this driver knows it: the decision rounds it has evaluated, what they name together, and
-    the final outcomes seen so far."""
-
-    rounds: tuple[Record, ...]
-    outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
-
-    @property
-    def record(self) -> Record:
-        return self.rounds[0]
-
-    @property
-    def checkpoint_id(self) -> int:
-        return self.record.checkpoint_id
-
-    @property
-    def next_round(self) -> int:
-        """R3: the successor of the round whose outcomes are final here."""
-        return self.rounds[-1].round + 1
-
-    @cached_property
-    def named(self) -> Mapping[Participant, Committable]:
-        """The participants' current committables: those of round 0, replaced or given up round by round."""
-        current: dict[Participant, Committable] = {}
-        for record in self.rounds:
-            current |= {(c.sink, c.subtask): c for c in record.committables}
-            for given_up in record.accepted:
-                current.pop((given_up.sink, given_up.subtask), None)
-        return current
-
-    def pending(self) -> list[Participant]:
-        """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
-        waiting = {sink for sink, _ in self.lost()}
-        return [
-            p
-            for p in self.named
-            if self._state(p) is None or (self._state(p) is CommitState.HELD and p[0] not in waiting)
-        ]
-
-    def lost(self) -> dict[Participant, Committable]:
-        return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
-
-    def committed(self) -> int:
-        return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
-
-    def only(self, sink: str) -> CompletedCheckpoint:
-        """The part of one sink."""
-        return CompletedCheckpoint(
-            tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
-        )
-
-    def part(self, sink: str) -> Part:
-        """The part of one sink, as `Auditable.audit` gets it."""
-        given_up = [loss.transaction for record in self.rounds for loss in record.accepted if loss.sink == sink]
-        named = list(self.only(sink).named.values())
-        return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
-
-    def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CompletedCheckpoint:
-        return replace(self, outcomes={**self.outcomes, **outcomes})
-
-    def with_round(self, replay: Record) -> CompletedCheckpoint:
-        """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
-        again."""
-        fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
-        return CompletedCheckpoint(
-            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
-        )
-
-    def _state(self, participant: Participant) -> CommitState | None:
-        outcome = self.outcomes.get(participant)
-        return outcome.state if outcome else None
 
 
 class Action(Enum):
@@ -360,12 +280,12 @@ def accept(complete: CompletedCheckpoint, chosen: Iterable[Participant], who: st
     return tuple(accepted)
 
 
-def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
+def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> None:
     """Raises `UnknownSink` if one of the newest checkpoint's is missing, also if no rows came to it: its target would
     lack what the others get from here on, and what it has left in doubt would stay."""
-    if unknown := sorted(set(rounds[0].partitions if rounds else ()) - set(sinks)):
+    if newest and (unknown := sorted(set(newest.record.partitions) - set(sinks))):
         raise UnknownSink(
-            f"checkpoint {rounds[0].checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
+            f"checkpoint {newest.checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
             f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts. To take a "
             "sink out, or its dead_letters=, restore a savepoint with allow_non_restored=True."
         )

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.errors import StorageBehind, Superseded
-from coordinator.protocol.decisions import CompletedCheckpoint, Participant
-from coordinator.protocol.records import JobStore, Listing
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant
 from sinks.transaction import CommitOutcome
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol import decisions
-from coordinator.protocol.decisions import CompletedCheckpoint, Participant
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
+from coordinator.protocol.records import CompletedCheckpoint, Participant
 from sinks.transaction import CommitState
 
 logger = logging.getLogger(__package__)

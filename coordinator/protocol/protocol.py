@@ -30,9 +30,9 @@ from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
 from coordinator.protocol.clock import Clock, Outages, deadline
-from coordinator.protocol.decisions import Action, CompletedCheckpoint, Participant
+from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
-from coordinator.protocol.records import JobStore, Listing, Record, RecordKey
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
@@ -298,7 +298,7 @@ class CheckpointProtocol:
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
         wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
-        decided = map(CompletedCheckpoint, self.store.read([key for key in visible if wanted(key.checkpoint_id)]))
+        decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
         for name, part in decisions.in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
@@ -331,9 +331,9 @@ class CheckpointProtocol:
         return answers
 
     def load(self) -> CompletedCheckpoint | None:
-        rounds = self.store.load_newest()
-        decisions.require_sinks(rounds, self.sinks)
-        return CompletedCheckpoint(rounds) if rounds else None
+        newest = self.store.load_newest()
+        decisions.require_sinks(newest, self.sinks)
+        return newest
 
     # ------------------------------------------------------------------ 2. what is asked
     def _choose_action(self, batch: MicroBatch) -> Action:
@@ -734,7 +734,7 @@ class CheckpointProtocol:
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
             remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
-            own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
+            own = {sink for sink, _ in visible} | {loss.sink for loss in complete.given_up}
             self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
 
     def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:

@@ -20,15 +20,17 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded, WrongJob
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.base import TimedStorage
+from sinks.audit import Part
 from sinks.progress import progress
-from sinks.transaction import Committable, Identity, token
+from sinks.transaction import CommitOutcome, CommitState, Committable, Identity, token
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,88 @@ class Record:
                     }
                 )
             )
+
+
+Participant = tuple[str, int]
+"""Sink name and subtask."""
+
+
+@dataclass(frozen=True)
+class CompletedCheckpoint:
+    """A complete checkpoint as this process knows it: its records of all rounds, what they name together, and the final
+    outcomes seen so far."""
+
+    rounds: tuple[Record, ...]
+    outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
+
+    @property
+    def record(self) -> Record:
+        return self.rounds[0]
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.record.checkpoint_id
+
+    @property
+    def next_round(self) -> int:
+        """R3: the successor of the round whose outcomes are final here."""
+        return self.rounds[-1].round + 1
+
+    @cached_property
+    def named(self) -> Mapping[Participant, Committable]:
+        """The participants' current committables: those of round 0, replaced or given up round by round."""
+        current: dict[Participant, Committable] = {}
+        for record in self.rounds:
+            current |= {(c.sink, c.subtask): c for c in record.committables}
+            for given_up in record.accepted:
+                current.pop((given_up.sink, given_up.subtask), None)
+        return current
+
+    def pending(self) -> list[Participant]:
+        """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
+        waiting = {sink for sink, _ in self.lost()}
+        return [
+            p
+            for p in self.named
+            if self._state(p) is None or (self._state(p) is CommitState.HELD and p[0] not in waiting)
+        ]
+
+    def lost(self) -> dict[Participant, Committable]:
+        return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
+
+    def committed(self) -> int:
+        return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
+
+    def only(self, sink: str) -> CompletedCheckpoint:
+        """The part of one sink."""
+        return CompletedCheckpoint(
+            tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
+        )
+
+    @property
+    def given_up(self) -> list[Acceptance]:
+        return [loss for record in self.rounds for loss in record.accepted]
+
+    def part(self, sink: str) -> Part:
+        """The part of one sink, as `Auditable.audit` gets it."""
+        given_up = [loss.transaction for loss in self.given_up if loss.sink == sink]
+        named = list(self.only(sink).named.values())
+        return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
+
+    def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CompletedCheckpoint:
+        return replace(self, outcomes={**self.outcomes, **outcomes})
+
+    def with_round(self, replay: Record) -> CompletedCheckpoint:
+        """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
+        again."""
+        fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
+        return CompletedCheckpoint(
+            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
+        )
+
+    def _state(self, participant: Participant) -> CommitState | None:
+        outcome = self.outcomes.get(participant)
+        return outcome.state if outcome else None
 
 
 @dataclass(frozen=True)
@@ -412,39 +496,39 @@ class JobStore:
         body = self._read(key)
         return Record.from_json(body, self._where(key)) if body is not None else None
 
-    def load_newest(self) -> tuple[Record, ...]:
-        """The newest complete record and its replay records in order; () if there is none (R9: read again when
-        retention cut in). A reader need not claim a generation before."""
+    def load_newest(self) -> CompletedCheckpoint | None:
+        """The newest complete checkpoint; None if there is none (R9: read again when retention cut in). A reader need
+        not claim a generation before."""
         if not (self.lineage or self.follow_newest_claim().lineage):
-            return ()
+            return None
         highest, stale = -1, 0
         while stale < _STALE_LISTINGS:
             newest = self.look().newest_complete
             if newest < 0:
-                return ()
+                return None
             rounds: list[Record] = []
             while record := self.get(newest, len(rounds)):
                 rounds.append(record)
             if rounds and self.look().newest_complete == newest:
-                return tuple(rounds)
+                return CompletedCheckpoint(tuple(rounds))
             highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
         shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
         raise self._stale(self._record_key(newest, 0), shown)
 
-    def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[tuple[Record, ...]]:
-        """Retained complete checkpoints with their replay records, oldest first: the newest, and those before it whose
+    def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[CompletedCheckpoint]:
+        """Retained complete checkpoints, oldest first: the newest, and those before it whose
         id is `wanted`. A reader need not claim."""
         newest = self.load_newest()
         if not newest:
             return []
-        older = [key for key in self.retained() if key.checkpoint_id < newest[0].checkpoint_id]
+        older = [key for key in self.retained() if key.checkpoint_id < newest.checkpoint_id]
         return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
 
-    def rounds_of(self, checkpoint_id: int) -> tuple[Record, ...]:
-        """The records of one retained checkpoint; () if it is none. A reader need not claim."""
-        return next(iter(self.read([key for key in self.retained() if key.checkpoint_id == checkpoint_id])), ())
+    def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
+        """One retained checkpoint. A reader need not claim."""
+        return next(iter(self.read([key for key in self.retained() if key.checkpoint_id == checkpoint_id])), None)
 
-    def read(self, keys: Sequence[RecordKey]) -> list[tuple[Record, ...]]:
+    def read(self, keys: Sequence[RecordKey]) -> list[CompletedCheckpoint]:
         """The checkpoints of some of the `retained` records; else as `history`."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(keys), "records") as advance:
@@ -452,7 +536,7 @@ class JobStore:
                 if record := self.get(*key):  # None: retention was quicker
                     by_id.setdefault(key.checkpoint_id, []).append(record)
                 advance(1)
-        return [tuple(rounds) for rounds in by_id.values() if rounds[0].round == 0]
+        return [CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0]
 
     def retained(self) -> list[RecordKey]:
         """The keys of all records, oldest first. A reader need not claim."""

@@ -23,7 +23,7 @@ from itertools import chain, count
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.protocol.decisions import CompletedCheckpoint, Participant
+from coordinator.protocol.records import CompletedCheckpoint, Participant
 from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.stream import Cut, Joined
 from sinks.threads import side_by_side

@@ -11,7 +11,7 @@ from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.clock import Clock, Outages
-from coordinator.protocol.decisions import CompletedCheckpoint, worth_reading
+from coordinator.protocol.decisions import worth_reading
 from coordinator.protocol.fence import Fence
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
@@ -75,7 +75,7 @@ class Sweeper:
                 self.make_due()
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
-            named = [c.transaction for rounds in history for c in CompletedCheckpoint(rounds).named.values()]  # R16
+            named = [c.transaction for complete in history for c in complete.named.values()]  # R16
             orphans = not_among(listed, named)
             with progress(f"sink {name}: abort", len(orphans), "orphans") as advance:
                 for orphan in orphans:

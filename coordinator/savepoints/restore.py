@@ -15,9 +15,8 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
-from coordinator.protocol.decisions import CompletedCheckpoint
 from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import JobStore, Record
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, Record
 from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at, storage_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
@@ -190,9 +189,9 @@ def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
-        records = JobStore(store.storage, job, lineage).load_newest()
-        newest = records[0].checkpoint_id if records else -1
-        untouched = lineage == savepoint.lineage or all(record.restored_from for record in records)
+        found = JobStore(store.storage, job, lineage).load_newest()
+        newest = found.checkpoint_id if found else -1
+        untouched = lineage == savepoint.lineage or found is None or found.record.restored_from
         if newest > n or not untouched:
             raise SavepointError(
                 f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "

@@ -16,7 +16,7 @@ from coordinator.errors import CheckpointError
 from coordinator.heartbeat import Driver, State
 from coordinator.operate.text import by_sink, duration
 from coordinator.protocol.encoding import fitting
-from coordinator.protocol.records import JobStore, Record
+from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from coordinator.storage import StorageError
 
 _TOGETHER = 100
@@ -156,16 +156,16 @@ class Activity:
     is_past: bool = False
 
     @classmethod
-    def of(cls, driver: Driver | None, newest: Sequence[Record] = ()) -> Activity:
+    def of(cls, driver: Driver | None, newest: CompletedCheckpoint | None = None) -> Activity:
         """Nothing of a driver that has ended, or tells what this version does not understand; nor of a checkpoint that
-        its sign tells of as not decided yet, and that is complete by now: `newest`, the records of the newest one."""
+        its sign tells of as not decided yet, and that is complete by now: `newest`, or one before."""
         if driver and driver.state in (State.RUNNING, State.SILENT):
             with suppress(KeyError, TypeError, ValueError):
                 at = driver.sign.at + (max(driver.age, 0) * 1000 if driver.runs else 0)
                 activity = replace(cls.from_json(driver.sign.now), at=at, is_past=not driver.runs)
-                own = [record.checkpoint_id for record in newest[:1] if record.generation == driver.generation]
+                own = newest.checkpoint_id if newest and newest.record.generation == driver.generation else -2
                 checkpoint = activity.checkpoint
-                if checkpoint and "decide" not in checkpoint.phases and own and checkpoint.checkpoint_id <= own[0]:
+                if checkpoint and "decide" not in checkpoint.phases and checkpoint.checkpoint_id <= own:
                     activity = replace(activity, checkpoint=None, doing=(), in_doubt={})
                 if activity.checkpoint:
                     activity.checkpoint.duration = (at - activity.checkpoint.triggered_at) / 1000

@@ -23,7 +23,7 @@ from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.records import Acceptance, JobStore, Record, jobs_in
+from coordinator.protocol.records import Acceptance, CompletedCheckpoint, JobStore, jobs_in
 from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError
@@ -136,7 +136,7 @@ class JobView:
         return replace(history, value=history.value or [])
 
     def activity(self) -> Activity:
-        return Activity.of(self.driver().value, self.newest().value or ())
+        return Activity.of(self.driver().value, self.newest().value)
 
     def find(self, key: str) -> CheckpointStatistics | None:
         return next((each for each in self.tries().value if key_of(each) == key), None)
@@ -144,17 +144,17 @@ class JobView:
     @_good_for(5)
     def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
         """Its committables, with the round of each, as long as the record is retained."""
-        records = self.store.rounds_of(checkpoint_id)
-        return [(record.round, committable) for record in records for committable in record.committables]
+        found = self.store.find(checkpoint_id)
+        rounds = found.rounds if found else ()
+        return [(record.round, committable) for record in rounds for committable in record.committables]
 
     # ------------------------------------------------------------------ the job
     @_good_for(1)
     def driver(self, bad: list[str]) -> Driver | None:
-        return look_for_driver(self.store, bad, self.newest().value or ())
+        return look_for_driver(self.store, bad, self.newest().value)
 
     @_good_for(3)
-    def newest(self, _: list[str]) -> Sequence[Record]:
-        """The newest complete checkpoint's records."""
+    def newest(self, _: list[str]) -> CompletedCheckpoint | None:
         return self.store.load_newest()
 
     @_good_for(30)
@@ -266,8 +266,8 @@ class JobView:
 
     def how_sinks_write(self) -> dict[str, str]:
         """Of those that tell, by the transactions of the newest checkpoint."""
-        committables = [each for record in self.newest().value or () for each in record.committables]
-        written = {each.sink: each.transaction for each in committables}
+        newest: CompletedCheckpoint | None = self.newest().value
+        written = {each.sink: each.transaction for each in newest.named.values()} if newest else {}
         diagnosable = {name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)}
         return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
 

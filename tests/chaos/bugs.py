@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.protocol import decisions
-from coordinator.protocol.decisions import CompletedCheckpoint
 from coordinator.protocol.fence import CommitPermit
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import Record
+from coordinator.protocol.records import CompletedCheckpoint, Record
 from coordinator.storage.files import FileStorage
 
 # Private members are replaced, for want of any way to ask the product for a bug.

@@ -51,8 +51,8 @@ class Reader(threading.Thread):
     def remember(self) -> None:
         """What is complete now, before storage is set back or in the lineage that it is in since."""
         self._store.follow_newest_claim()
-        records = self._store.load_newest()
-        self._complete = max(self._complete, records[0].checkpoint_id if records else -1)
+        newest = self._store.load_newest()
+        self._complete = max(self._complete, newest.checkpoint_id if newest else -1)
 
     def stop(self) -> None:
         self._over.set()
@@ -121,8 +121,8 @@ class Verdict:
     def ask_storage(self, job: str, uri: str, last: int, retained: int) -> None:
         storage = open_storage(uri)
         store = JobStore(storage, job)
-        rounds = store.load_newest()
-        newest = rounds[0].checkpoint_id if rounds else -1
+        complete = store.load_newest()
+        newest = complete.checkpoint_id if complete else -1
         if newest != last:
             self.violations.append(f"storage: the newest checkpoint is {newest}, not {last}")
         records = [record for n in range(last + 1) if (record := store.get(n, 0))]

@@ -19,7 +19,6 @@ from coordinator.errors import Superseded
 from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from coordinator.operate.balance import Balance, take_balance
-from coordinator.protocol.decisions import CompletedCheckpoint
 from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from coordinator.verifier import Verifier
@@ -196,8 +195,8 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypa
     sink = load_job(str(job.file)).sinks[kafka_topic]
     assert isinstance(sink, KafkaSink)
     sink.timeout = 5
-    rounds = JobStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0]
-    part = CompletedCheckpoint(rounds).part(sink.name)
+    complete = JobStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0]
+    part = complete.part(sink.name)
     other = sink_of(kafka, kafka_topic)
     transactions = [pre_commit(other, texts("another", "two"), subtask=n) for n in range(2)]
     other.abort(transactions[0].transaction)

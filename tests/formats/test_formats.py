@@ -61,7 +61,7 @@ def test_what_an_older_format_says_to_operators(world: World) -> None:
     driver = look_for_driver(store)
     assert driver
     assert driver.sign.who.startswith("host host, process ")
-    assert [[each.round for each in rounds] for rounds in store.history()] == [[0], [0], [0, 1]]
+    assert [[each.round for each in complete.rounds] for complete in store.history()] == [[0], [0], [0, 1]]
     assert [(loss.accepted[0].who, loss.accepted[0].why) for loss in store.losses([])] == [("ann", "gone")]
     assert {one.checkpoint_id for one in load_history(store, [])} >= {0, 1, 2}
     lines = take_balance(store, {"orders": world.sink()}, quick=True).lines

@@ -201,8 +201,8 @@ MUTANTS = (
     Mutant(
         "a sink without rows in the newest checkpoint is not missed",
         "coordinator",
-        "set(rounds[0].partitions if rounds else ())",
-        "{c.sink for record in rounds for c in record.committables}",
+        "sorted(set(newest.record.partitions) - set(sinks))",
+        "sorted({sink for sink, _ in newest.named} - set(sinks))",
         PROTOCOL,
     ),
     Mutant(
@@ -323,7 +323,7 @@ MUTANTS = (
         "a sweep spares only what the newest record names (R16)",
         "coordinator",
         "history = fence.store.history(wanted) if listed else []",
-        "history = [fence.store.load_newest()] if listed else []",
+        "history = [complete] if listed and (complete := fence.store.load_newest()) else []",
         MEMORIES,
     ),
     Mutant(
@@ -400,8 +400,8 @@ MUTANTS = (
     Mutant(
         "sinks that are not there any more are passed over",
         "coordinator",
-        "if unknown := sorted(set(rounds[0].partitions if rounds else ()) - set(sinks)):",
-        "if unknown := []:",
+        "if newest and (unknown := sorted(set(newest.record.partitions) - set(sinks))):",
+        "if newest and (unknown := []):",
         PROTOCOL,
     ),
     Mutant(

@@ -15,7 +15,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.records import JobStore
+from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -180,8 +180,18 @@ class Locking(FileSink):
         return super().begin_transaction(context)
 
 
+def newest_record(storage: CheckpointStorage, job: str = "job") -> Record:
+    newest = JobStore(storage, job).load_newest()
+    assert newest
+    return newest.record
+
+
 def decided(job: Job) -> list[str]:
     """Hidden files that a record in storage names."""
-    records = JobStore(job.storage, "job").load_newest()
-    named = {committable.transaction["file"] for record in records for committable in record.committables}
+    newest = JobStore(job.storage, "job").load_newest()
+    named = (
+        {committable.transaction["file"] for record in newest.rounds for committable in record.committables}
+        if newest
+        else set()
+    )
     return sorted(identity["file"] for identity in job.sink.in_doubt("job") if identity["file"] in named)

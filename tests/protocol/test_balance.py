@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.operate.balance import Answer, Balance, Verdict, balance
-from coordinator.protocol.records import Acceptance, Record
+from coordinator.protocol.records import Acceptance, CompletedCheckpoint, Record
 from sinks.audit import Audit, Holding
 from sinks.transaction import Fingerprint
 from tests.protocol.test_decisions import committable, record
@@ -17,7 +17,7 @@ SIX = Fingerprint(6, 14)
 def books(*rounds: Record, holding: Holding | None = None, why: str = "", audit: Audit | None = None) -> Balance:
     number = rounds[0].checkpoint_id
     answer = Answer({number: holding} if holding else {}, {number: why} if why else {}, audit or Audit([]))
-    return balance([rounds], {"s": answer})
+    return balance([CompletedCheckpoint(rounds)], {"s": answer})
 
 
 def of(n: int = 4, **changed: Any) -> Record:
@@ -63,7 +63,7 @@ def test_what_nobody_can_tell_is_not_called_balanced() -> None:
     assert books(of(), why="in doubt").lines[0].remarks == ("in doubt",)
     assert books(of(), why="in doubt").verdict is Verdict.UNKNOWN
     assert balance([], {"s": Answer({}, {}, Audit([]))}).verdict is Verdict.UNKNOWN
-    without = balance([(of(),)], {})
+    without = balance([CompletedCheckpoint((of(),))], {})
     assert (without.verdict, without.lines[0].sink) == (Verdict.UNKNOWN, "s")
 
 

@@ -16,7 +16,7 @@ from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked
 from sinks.testing.local import QueryStopped
-from tests.protocol.play import Job, Steps, complete_but_one_lost
+from tests.protocol.play import Job, Steps, complete_but_one_lost, newest_record
 
 CLOCKS: list[Clock] = []  # global: hooks are pickled with the sink
 
@@ -47,7 +47,7 @@ def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
     assert isinstance(error.value.__cause__, CheckpointExpired)
     assert not job.visible()
     assert list(job.sink.in_doubt("job")) == []
-    assert JobStore(job.storage, "job").load_newest() == ()
+    assert JobStore(job.storage, "job").load_newest() is None
     job.run()
     job.assert_exactly_once()
 
@@ -155,7 +155,7 @@ def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_req
     sink = Leaky(job.sink.folder)
     coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s")
     job.query(1).run(coordinator)
-    [record] = JobStore(coordinator.protocol.store.storage, "job").load_newest()
+    record = newest_record(coordinator.protocol.store.storage)
     assert record.guarantee == str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the disk forgets"
     strict = CheckpointConfig(require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):

@@ -18,7 +18,6 @@ from coordinator.errors import (
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
     Action,
-    CompletedCheckpoint,
     action_for,
     may_try_again,
     refused_again_error,
@@ -31,7 +30,7 @@ from coordinator.protocol.decisions import (
     require_same_topics,
     still_in_doubt_error,
 )
-from coordinator.protocol.records import Record
+from coordinator.protocol.records import CompletedCheckpoint, Record
 from coordinator.spark.checkpoint_location import facts_in
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.task import Ack

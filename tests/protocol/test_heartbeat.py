@@ -11,12 +11,12 @@ from coordinator.errors import CheckpointError, CheckpointFailed
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.text import of_driver
-from coordinator.protocol.records import JobStore, SignOfLife
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, SignOfLife
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
-from tests.protocol.play import CrashError, Job, crash_at, fail
+from tests.protocol.play import CrashError, Job, crash_at, fail, newest_record
 
 FAST = {"heartbeat_interval": 0.1}
 
@@ -123,10 +123,10 @@ def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
     store = JobStore(job.storage, "job")
-    [record] = store.load_newest()
+    record = newest_record(store.storage, store.job)
     later = replace(record, completed_at=time.time_ns() // 1_000_000)
     time.sleep(0.01)
-    alone, both = look_for_driver(store), look_for_driver(store, newest=[later])
+    alone, both = look_for_driver(store), look_for_driver(store, newest=CompletedCheckpoint((later,)))
     assert alone
     assert both
     assert both.sign.at == later.completed_at > alone.sign.at
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
     of_another = replace(later, generation=2)
     ahead = replace(later, completed_at=later.completed_at + 3_600_000)
     for other in of_another, ahead:
-        told = look_for_driver(store, newest=[other])
+        told = look_for_driver(store, newest=CompletedCheckpoint((other,)))
         assert told
         assert told.sign == alone.sign
 

@@ -46,6 +46,7 @@ from tests.protocol.play import (
     crash_at,
     decided,
     fail,
+    newest_record,
 )
 from tests.protocol.test_decisions import batch, record
 
@@ -233,7 +234,7 @@ def test_a_replay_that_hashes_rows_in_another_way_is_refused_before_it_writes(
     job.run(batches=2)
     store = JobStore(job.storage, "job")
     store.follow_newest_claim()
-    assert store.load_newest()[0].row_hash == "local"
+    assert newest_record(store.storage).row_hash == "local"
     assert job.visible() == Counter(ids(job.input[:2]))
 
 

@@ -245,8 +245,8 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def only_decided_rows_are_visible(self) -> None:
         store = JobStore(self.storage, "job")
-        records = store.load_newest()
-        newest = records[0].checkpoint_id if records else -1
+        complete = store.load_newest()
+        newest, records = (complete.checkpoint_id, complete.rounds) if complete else (-1, ())
         named = {c.transaction["name"] for record in records for c in record.committables}
         for name in self.world.names("committed"):
             id = TransactionId.parse(name)

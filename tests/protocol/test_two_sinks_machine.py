@@ -76,8 +76,9 @@ class More(Histories):
         self.target = 1
 
     def named(self) -> set[str]:
-        records = JobStore(self.storage, "job").load_newest()
-        return {committable.transaction["name"] for record in records for committable in record.committables}
+        newest = JobStore(self.storage, "job").load_newest()
+        rounds = newest.rounds if newest else ()
+        return {committable.transaction["name"] for record in rounds for committable in record.committables}
 
     def coordinator(self) -> CheckpointCoordinator:
         return CheckpointCoordinator(

@@ -14,7 +14,7 @@ from coordinator.protocol import operators
 from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
-from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at
+from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at, newest_record
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def base_of(job: Job) -> Record:
-    [record] = JobStore(job.storage, "job").load_newest()
+    record = newest_record(job.storage)
     return replace(record, lineage="restored", committables=(), restored_from="a savepoint")
 
 
@@ -148,4 +148,4 @@ def test_a_restore_that_is_done_can_be_done_again(job: Job) -> None:
     base = base_of(job)
     first = restore(job, base)
     assert first.newest_generation() == restore(job, base).newest_generation()
-    assert JobStore(job.storage, "job").load_newest() == (base,)
+    assert newest_record(job.storage) == base

@@ -45,7 +45,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.table import eventually
-from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at
+from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at, newest_record
 
 
 def save(job: Job, target: str, batches: int = 2) -> Savepoint:
@@ -175,7 +175,7 @@ def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
 def test_a_location_that_planned_the_batch_anew_is_not_saved(job: Job) -> None:
     """As Spark's file source does in an older checkpointLocation."""
     job.run(batches=1)
-    [record] = JobStore(job.storage, "job").load_newest()
+    record = newest_record(job.storage)
     record = replace(record, offsets=('{"logOffset":0}',), planned_at=1000)
     for planned_at, own in ((1000, True), (2000, False)):
         log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
@@ -317,7 +317,7 @@ def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, targe
     savepoint = coordinator.stop_with_savepoint(running.query, target)
     running.join()
     n = savepoint.checkpoint_id
-    assert JobStore(job.storage, "job").load_newest()[0].checkpoint_id == n < 3
+    assert newest_record(job.storage).checkpoint_id == n < 3
     job.assert_exactly_once(batches=n + 1)
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
@@ -340,7 +340,7 @@ def test_a_query_is_cancelled_with_a_savepoint_that_outlives_its_checkpoints(job
     coordinator = job.coordinator(config={"externalized_cleanup": "delete_on_cancellation"})
     job.query(2).run(coordinator)
     savepoint = coordinator.cancel_with_savepoint(job.query(2), target)
-    assert JobStore(job.storage, "job").load_newest() == ()
+    assert JobStore(job.storage, "job").load_newest() is None
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
 
@@ -354,7 +354,7 @@ def test_a_driver_that_was_superseded_cancels_nothing_of_the_newer_one(job: Job)
     with pytest.raises(Superseded, match="may not cancel the job any more"):
         old.cancel(job.query())
     store = JobStore(job.storage, "job")
-    assert (store.newest_generation(), store.load_newest()[0].checkpoint_id) == (2, 1)
+    assert (store.newest_generation(), newest_record(store.storage).checkpoint_id) == (2, 1)
 
 
 def test_a_client_of_spark_connect_cancels_a_query_that_its_copy_on_the_server_serves(job: Job) -> None:
@@ -387,7 +387,7 @@ def test_a_query_is_stopped_though_the_target_of_its_savepoint_cannot_be_closed(
 def test_a_restored_query_begins_a_lineage_without_committables(job: Job, target: str) -> None:
     savepoint = save(job, target)
     restored(job, savepoint)
-    [base] = JobStore(job.storage, "job").load_newest()
+    base = newest_record(job.storage)
     assert base.lineage != savepoint.lineage
     assert (base.checkpoint_id, base.committables, base.restored_from) == (1, (), savepoint.id)
 
@@ -444,7 +444,7 @@ def test_another_job_name_and_another_storage(job: Job, target: str, tmp_path: P
     query = restored(job, savepoint, storage=storage, job="renamed")
     query.run(CheckpointCoordinator("renamed", [job.sink], storage))
     job.assert_exactly_once()
-    assert [record.job for record in JobStore(storage, "renamed").load_newest()] == ["renamed"]
+    assert newest_record(storage, "renamed").job == "renamed"
 
 
 def test_a_sink_that_was_added_gets_the_batches_from_there_on(job: Job, target: str, tmp_path: Path) -> None:

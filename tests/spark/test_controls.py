@@ -120,9 +120,7 @@ def test_interval_gives_the_trigger_and_cancel_ends_it_all(spark: SparkSession, 
 def records(folder: Path) -> list[Any]:
     store = JobStore(open_storage(f"file://{folder}/storage"), "spark-job")
     newest = store.load_newest()
-    return [
-        record for n in range(newest[0].checkpoint_id + 1 if newest else 0) if (record := store.get(n, 0)) is not None
-    ]
+    return [record for n in range(newest.checkpoint_id + 1 if newest else 0) if (record := store.get(n, 0)) is not None]
 
 
 @pytest.mark.parametrize("backend", list(StateBackend))
