@@ -122,7 +122,7 @@ SESSION = frozenset(
 )
 """What asks for the session `spark`."""
 
-JOBS = frozenset({"spark/test_killed", "spark/test_spark"})
+JOBS = frozenset({"spark/test_killed", "spark/test_mended_letters", "spark/test_spark"})
 """What runs jobs in a driver that goes on after them, besides each class `TestJobs`."""
 
 TOGETHER = ("the session", "jobs", "")

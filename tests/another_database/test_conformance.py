@@ -50,7 +50,7 @@ class Database:
         return [name for name in names if re.fullmatch("tpc_[0-9a-f]{20}", name)]
 
 
-@pytest.fixture(params=["delete", "wal"])
+@pytest.fixture(params=["delete", pytest.param("wal", marks=pytest.mark.large)])
 def db(tmp_path: Path, request: pytest.FixtureRequest) -> Database:
     db = Database(tmp_path / "shop.db")
     db.run(f"PRAGMA journal_mode = {request.param}")

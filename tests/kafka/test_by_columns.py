@@ -68,7 +68,7 @@ def same(writer: Writer, rows: pa.StructArray) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(structs(KINDS))
 def test_records_of_avro(rows: pa.StructArray) -> None:
     assert same(writer_of(rows.type), rows)

@@ -269,7 +269,7 @@ def test_what_is_under_way_is_bounded() -> None:
 def test_a_rare_partition_keeps_no_more_than_its_rows_in_memory() -> None:
     producer = made(Brokers(0), queue_buffering_max_kbytes=4096)
     before = pa.total_allocated_bytes()
-    for _ in range(60):
+    for _ in range(30):
         count = 20_000
         producer.write(
             pa.RecordBatch.from_pydict(

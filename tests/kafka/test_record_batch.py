@@ -57,7 +57,7 @@ def decoded(batch: bytes) -> list[Any]:
     cut=st.integers(0, 5),
     origin=st.none() | st.builds(Origin, st.integers(0, 2**62), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut: int, origin: Origin | None) -> None:
     keys, values, headers, moments = zip(*rows, strict=True)
     columns = {
@@ -143,7 +143,7 @@ def test_hashes_of_javas_own_test() -> None:
 
 
 @given(st.lists(st.binary(max_size=40) | st.binary(min_size=5000, max_size=5003)), st.integers(0, 3))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_hashes_of_any_keys(keys: list[bytes], cut: int) -> None:
     hashes = murmur2(pa.array(keys, pa.binary()).slice(cut))
     assert hashes.tolist() == [murmur2_of_key(key) & 0x7FFFFFFF for key in keys[cut:]]

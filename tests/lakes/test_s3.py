@@ -85,7 +85,7 @@ def _context(sink: Any, table: Any) -> Any:
     return TransactionId(JOB, "0badcafe", 5, sink.name, 0, 1, 0, 0, 0).context(table.schema)
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.large)])  # test_catalogs.py has it
 def test_drivers_that_commit_the_same_at_once(store: OnS3, kind: str) -> None:
     sink = getattr(store, kind)()
     made = [pre_committed(sink, rows(10 * n, 2), n) for n in range(6)]

@@ -261,7 +261,7 @@ PLAIN = NUMBERS | LETTERS.map(json.dumps) | st.sampled_from(["null", "true", "[]
 DOCUMENTS = st.recursive(PLAIN, nested, max_leaves=8)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=DOCUMENTS)
 @example('{"a": 1, "b": [18446744073709551615, -9223372036854775808, 0.30000000000000004, 1e22, -0.0]}')
 def test_any_json_comes_back_or_is_refused(db: Observer, json_sink: MySQLSink, text: str) -> None:
@@ -512,7 +512,7 @@ def wide(db: Observer) -> Iterator[MySQLSink]:
 
 
 @WAYS
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows_of_the_common_types(db: Observer, wide: MySQLSink, local: bool, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

@@ -113,8 +113,8 @@ def test_batches_of_attempts_that_failed_are_not_kept(tmp_path: Path) -> None:
 
     coordinator = job.coordinator(sink=Hooked(job.sink, "write", None, hook=fail))
     with pytest.raises(JobFailed) as failed:
-        run(start, FixedDelay(5, 0), coordinator)
-    assert len(failed.value.attempts) == len(kept) == 6
+        run(start, FixedDelay(4, 0), coordinator)
+    assert len(failed.value.attempts) == len(kept) == 5
     assert max(kept) - kept[0] <= 2  # there may be others, of other tests
 
 

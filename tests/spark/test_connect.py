@@ -58,19 +58,6 @@ def small_ids(df: Any) -> Any:
     return df.filter("id < 2000").selectExpr("id", "upper(name) AS name")
 
 
-def test_two_sinks_of_their_own_shape(tmp_path: Path, sink: FileSink, server: ConnectServer, pg_database: str) -> None:
-    ids = write_input(tmp_path / "input", batches=2)
-    table = PostgresSink(pg_database, "orders", create_table=True)
-    job = ConnectJob(tmp_path, [sink, table], url=server.url, transforms={table.name: small_ids})
-    assert job.run() == 0, job.output()
-    assert_exactly_once(sink, ids)
-    with closing(Observer(pg_database)) as observer:
-        assert Counter(observer.run("SELECT id, name = upper(name) FROM orders")) == Counter(
-            (id, True) for id in ids if id < 2000
-        )
-        assert observer.pending() == 0
-
-
 @dataclass
 class Blocked:
     """Tells that it was reached, and goes on when it is let go."""
@@ -95,37 +82,42 @@ class Standing:
         threading.Event().wait()
 
 
-def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str) -> None:
-    """SIGKILL to the server under two queries. The worker of one dies with it, after pre-commit. That of the other, a
-    zombie that has decided its checkpoint, goes on beside the next run."""
+@pytest.mark.parametrize("also_dead", [False, pytest.param(True, marks=pytest.mark.large)], ids=["zombie", "both"])
+def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str, also_dead: bool) -> None:
+    """SIGKILL to the server under one query or two. The worker of one is a zombie that has decided its checkpoint, and
+    goes on beside the next run. That of the other dies with the server, after pre-commit."""
     dead, zombie = tmp_path / "dead", tmp_path / "zombie"
-    ids = [write_input(folder / "input", batches=2) for folder in (dead, zombie)]
+    folders = [dead, zombie] if also_dead else [zombie]
+    ids = [write_input(folder / "input", batches=2) for folder in folders]
 
     def job(folder: Path, *listeners: CheckpointListener) -> ConnectJob:
         sink = PostgresSink(pg_database, folder.name, create_table=True)
         return ConnectJob(folder, [sink], folder.name, url=server.url, listeners=listeners)
 
-    clients = [job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start()]
-    group = server.process
+    clients, group = [], server.process
     try:
-        wait_for((dead / "worker").exists)
+        if also_dead:
+            clients.append(job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start())
+            wait_for((dead / "worker").exists)
         clients.append(job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
         wait_for((zombie / "reached").exists)
         server.process.kill()
-        os.kill(int((dead / "worker").read_text()), signal.SIGKILL)
+        if also_dead:
+            os.kill(int((dead / "worker").read_text()), signal.SIGKILL)
         for client in clients:
             end_group(client)
         with closing(Observer(pg_database)) as observer:
-            assert observer.pending() == 6
+            assert observer.pending() == 3 * len(folders)
         server.start()
-        for last in (job(dead), job(zombie, CallAt(Step.TRIGGERED, 1, (zombie / "let-go").touch))):
+        for folder in folders:
+            last = job(folder, *([CallAt(Step.TRIGGERED, 1, (zombie / "let-go").touch)] if folder is zombie else []))
             assert last.run() == 0, last.output()
         wait_for((zombie / "went-on").exists)
     finally:
         for process in (*clients, group):
             end_group(process)
     with closing(Observer(pg_database)) as observer:
-        assert [Counter(observer.ids(folder.name)) for folder in (dead, zombie)] == list(map(Counter, ids))
+        assert [Counter(observer.ids(folder.name)) for folder in folders] == list(map(Counter, ids))
         assert observer.pending() == 0
 
 
@@ -162,15 +154,29 @@ def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, s
     assert_exactly_once(sink, ids)
 
 
-def test_worker_killed_and_a_transaction_lost(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
-    """The replay under Connect: the layout is counted, the lost partition written again."""
+def test_worker_killed_and_a_transaction_lost(
+    tmp_path: Path, sink: FileSink, server: ConnectServer, pg_database: str
+) -> None:
+    """Under two sinks of their own shape. The replay under Connect: the layout is counted, the lost partition written
+    again."""
     ids = write_input(tmp_path / "input", batches=2)
-    assert ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 0, die)]).run() == 1
+    table = PostgresSink(pg_database, "orders", create_table=True)
+
+    def job(*listeners: CheckpointListener) -> ConnectJob:
+        transforms = {table.name: small_ids}
+        return ConnectJob(tmp_path, [sink, table], url=server.url, listeners=listeners, transforms=transforms)
+
+    assert job(CallAt(Step.COMPLETE, 0, die)).run() == 1
     assert visible(sink) == []
     withdraw_one(sink.folder)
-    job = ConnectJob(tmp_path, [sink], url=server.url)
-    assert job.run() == 0, job.output()
+    last = job()
+    assert last.run() == 0, last.output()
     assert_exactly_once(sink, ids)
+    with closing(Observer(pg_database)) as observer:
+        assert Counter(observer.run("SELECT id, name = upper(name) FROM orders")) == Counter(
+            (id, True) for id in ids if id < 2000
+        )
+        assert observer.pending() == 0
 
 
 @pytest.mark.large

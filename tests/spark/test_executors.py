@@ -18,30 +18,34 @@ from tests.spark.job import Once, SparkJob, cool, write_input
 from tests.spark.test_shared import two_sinks, with_random_id
 from tests.spark.test_spark import assert_exactly_once, linger, visible
 
-SPECULATION = {
+MEMORY = {"spark.executor.memory": "512m"}
+SPECULATION = MEMORY | {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.efficiency.enabled": "false",
     "spark.speculation.minTaskRuntime": "5s",  # of a task that lingers, and of no other
-    "spark.executor.memory": "512m",
 }
 
 
+EXECUTORS = "local-cluster[2,2,1024]"
+"""Two of two cores each; one driver runs all jobs."""
+
+
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of two executors of two cores each; one driver runs all jobs."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The master of two workers on two hosts."""
     with standalone_cluster(tmp_path_factory.mktemp("cluster"), cores=2) as master:
         yield master
         cool()
 
 
-def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path, master: str) -> None:
+def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
     """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
     write_input(tmp_path / "input", batches=2)
     sinks = two_sinks(tmp_path)
-    job = SparkJob(tmp_path, sinks, master=master, conf=SPECULATION, shape=with_random_id)
+    job = SparkJob(tmp_path, sinks, master=EXECUTORS, conf=MEMORY, shape=with_random_id)
     assert job.run() == 0, job.output()
     one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
     assert len(one) == 300
@@ -65,7 +69,7 @@ def by_chance(df: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", [pytest.param(round_robin, marks=pytest.mark.large), by_chance])
-def test_executor_dies_with_its_shuffle_files(tmp_path: Path, master: str, shape: Any) -> None:
+def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> None:
     """While a part of the sink's tasks has pre-committed. Spark computes the files again, and runs those tasks that it
     has not seen end; or, where that would mix rows of two computations, it fails the job, and the checkpoint is tried
     again as a whole."""
@@ -76,8 +80,8 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, master: str, shape
     job = SparkJob(
         tmp_path,
         [hooked],
-        master=master,
-        conf=SPECULATION,
+        master=EXECUTORS,
+        conf=MEMORY,
         shape=shape,
         files_per_batch=4,
         config=CheckpointConfig(tolerable_failed_checkpoints=3),
@@ -87,13 +91,14 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, master: str, shape
     assert_exactly_once(sink, ids)
 
 
-def test_speculative_loser(tmp_path: Path, master: str) -> None:
+@pytest.mark.large  # the kit has two attempts of one subtask, for each sink
+def test_speculative_loser(tmp_path: Path, cluster: str) -> None:
     """The copy wins, and the straggler's transaction never becomes visible."""
     (tmp_path / "rows").mkdir()
     sink = FileSink(tmp_path / "rows")
     ids = write_input(tmp_path / "input", batches=2)
     hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
+    job = SparkJob(tmp_path, [hooked], master=cluster, conf=SPECULATION)
     assert job.run() == 0, job.output()
     assert (tmp_path / "lingered").exists()
     assert_exactly_once(sink, ids)

@@ -84,8 +84,8 @@ def play(small: Path, folder: Path, full: Mapping[str, Sequence[int]]) -> None:
 
 
 # Into its location a batch writes an offset and a commit, each with a checksum.
-SHORT = {"location": (0, 2), "storage": (0, 1), "local": (0,)}
-FURTHER = {"location": (1, 3, 4)}
+SHORT = {"location": (2,), "storage": (0,), "local": (0,)}
+FURTHER = {"location": (0, 1, 3, 4), "storage": (1,)}
 
 
 @needs_mount

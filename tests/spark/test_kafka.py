@@ -13,18 +13,18 @@ from tests.spark.kafka import BATCHES, RECORDS, IntoKafka, IntoPostgres, KafkaSo
 from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
 from tests.spark.test_executors import SPECULATION
-from tests.spark.test_executors import master as master
+from tests.spark.test_executors import cluster as cluster
 from tests.spark.test_spark import linger
 
 pytestmark = pytest.mark.large
 
 
 def test_speculative_loser_on_pooled_ids(
-    tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka, master: str
+    tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka, cluster: str
 ) -> None:
     """The copy of a task neither fences the original nor is fenced by it, and the loser's records stay invisible."""
     sink = Hooked(into_kafka.sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    finish(reading(tmp_path, source, into_kafka, sink, master=master, conf=SPECULATION), into_kafka)
+    finish(reading(tmp_path, source, into_kafka, sink, master=cluster, conf=SPECULATION), into_kafka)
     assert (tmp_path / "lingered").exists()
     assert into_kafka.ids("read_uncommitted").total() > RECORDS, "there was no loser"
 

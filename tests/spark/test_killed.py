@@ -1,8 +1,8 @@
 """SIGKILL to driver, JVM and Python workers at once, under every sink and at every step.
 
 A start of Spark costs more than all that a query does here. So many queries run in one driver, each stands still where
-it is to be hit, and when all of them do, the whole process group is killed; twice. Then they go on to their ends. What
-needs Kafka as a source, and no kill of the driver, follows in the driver that is left.
+it is to be hit, and when all of them do, the whole process group is killed; in `make test-all` twice. Then they go on
+to their ends. What needs Kafka as a source, and no kill of the driver, follows in the driver that is left.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Query:
     found: Callable[[], Mapping[int, int]]
     """How often an id is visible, or how many ids were counted under a key."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    only: int = 1
+    """Which of the kills it is, if there is one."""
     worker_killed: bool = False
     """In the end, between pre-commit and ack."""
     after_the_first: Callable[[], None] = lambda: None
@@ -158,7 +160,8 @@ def state(place: Place, conf: Mapping[str, str] = ROCKSDB) -> Query:
         assert len(visible(sink)) == 10 * sum(found.values()) / 150, "each checkpoint emits each key once"
         return found
 
-    return Query([sink], (Kill(Step.DONE, 1, 0, 300), Kill(Step.COMPLETE, 2, 2, 300)), newest, {"conf": conf} | COUNTED)
+    kills = Kill(Step.DONE, 1, 0, 300), Kill(Step.COMPLETE, 2, 2, 300)
+    return Query([sink], kills, newest, {"conf": conf} | COUNTED, only=0)
 
 
 def default_state(place: Place) -> Query:
@@ -188,7 +191,7 @@ def spooled(place: Place) -> Query:
     def withdraw() -> None:
         sink.abort(next(iter(sink.in_doubt(place.name))))
 
-    return Query([sink], kills, lambda: place.in_table(place.postgres), options, after_the_first=withdraw)
+    return Query([sink], kills, lambda: place.in_table(place.postgres), options, only=0, after_the_first=withdraw)
 
 
 ONE_PARTITION = {"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"}
@@ -290,7 +293,7 @@ FROM_KAFKA = Kill(Step.PRE_COMMITTED, 0, 3, 0), Kill(Step.COMPLETE, 1, 3, 144)
 def kafka_to_kafka(place: Place) -> Query:
     sink = KafkaSink(place.kafka.bootstrap, place.topic)
     options = {"source": place.source, "shape": IntoKafka.shape}
-    return Query([sink], FROM_KAFKA, place.in_topic, options, worker_killed=True)
+    return Query([sink], FROM_KAFKA, place.in_topic, options, only=0, worker_killed=True)
 
 
 def kafka_to_postgres(place: Place) -> Query:
@@ -330,10 +333,10 @@ def projections(place: Place) -> Query:
     return Query(sinks, kills, found, {"transforms": transforms}, worker_killed=True)
 
 
-SHORT = state, spooled, other_layout, dead_letters, one_partition, kafka_to_kafka, projections
+SHORT = state, spooled, other_layout, dead_letters, kafka_to_kafka, projections
 """Into files, both databases and topics, and with each kind of replay."""
 
-FILES = one_sink, two_sinks, default_state, lost
+FILES = one_sink, two_sinks, default_state, lost, one_partition
 FURTHER_TABLES = sqlite, postgres, postgres_staged, postgres_upsert, mysql, mysql_staged, mysql_upsert
 FURTHER = (*FILES, *FURTHER_TABLES, kafka_to_postgres)
 
@@ -350,14 +353,22 @@ def in_doubt(query: Query, job: str) -> int:
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("queries", [SHORT, pytest.param(FURTHER, marks=pytest.mark.large)], ids=["short", "further"])
-def test_killed_twice_and_restarted(
+@pytest.mark.parametrize(
+    ("queries", "kills"),
+    [
+        pytest.param(SHORT, 1, id="once"),
+        pytest.param(SHORT, 2, id="twice", marks=pytest.mark.large),
+        pytest.param(FURTHER, 2, id="further", marks=pytest.mark.large),
+    ],
+)
+def test_killed_and_restarted(
     tmp_path: Path,
     postgres: PostgresService,
     mysql: MySQLService,
     kafka: KafkaService,
     source: KafkaSource,
     queries: Sequence[Callable[[Place], Query]],
+    kills: int,
 ) -> None:
     with ExitStack() as stack:
         running: dict[Path, Query] = {}
@@ -378,13 +389,14 @@ def test_killed_twice_and_restarted(
             places.append(place)
             running[folder] = make(place)
 
-        for number in (0, 1):
-            killed_together(running, number, tmp_path)
+        for number in range(kills):
+            hits = {folder: number if kills == 2 else query.only for folder, query in running.items()}
+            killed_together(running, hits, tmp_path / f"meeting{number}")
             for folder, query in running.items():
-                kill = query.kills[number]
+                kill = query.kills[hits[folder]]
                 assert in_doubt(query, folder.name) == kill.in_doubt, folder.name
                 assert sum(query.found().values()) == kill.rows, folder.name
-                if number == 0:
+                if hits[folder] == 0:
                     query.after_the_first()
 
         first, *others = (job(folder, query) for folder, query in running.items() if not query.alone)
@@ -404,13 +416,12 @@ def test_killed_twice_and_restarted(
             assert place.postgres.pending() == place.mysql.pending() == 0, place.name
 
 
-def killed_together(queries: Mapping[Path, Query], number: int, folder: Path) -> None:
-    meeting = folder / f"meeting{number}"
+def killed_together(queries: Mapping[Path, Query], hits: Mapping[Path, int], meeting: Path) -> None:
     meeting.mkdir()
     first, *others = (
         job(each, query, KillGroupTogether(kill.step, kill.checkpoint_id, meeting, len(queries), each.name))
         for each, query in queries.items()
-        for kill in [query.kills[number]]
+        for kill in [query.kills[hits[each]]]
     )
     first.beside = others
     assert first.run(500) == KILLED, first.output()

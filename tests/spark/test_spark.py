@@ -93,6 +93,7 @@ def withdraw_one(folder: Path) -> None:
     sink.abort(sorted(sink.in_doubt("spark-job"), key=str)[0])
 
 
+@pytest.mark.large  # test_killed.py has it with another sink
 def test_a_lost_transaction_is_written_again_from_the_spool(tmp_path: Path, sink: FileSink) -> None:
     ids = write_input(tmp_path / "input", batches=2)
     config = CheckpointConfig(replay=Replay.SPOOL)

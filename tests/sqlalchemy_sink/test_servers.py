@@ -410,7 +410,7 @@ def test_a_trigger_that_is_new_is_refused(numbers: Server) -> None:
 def test_drivers_that_start_for_the_first_time_at_once(pg: Server) -> None:
     sinks = [
         [pg.sink(f"t{n}", name=f"s{m}", create_table=True, ledger=f"tpc_ledger_{n}") for m in range(4)]
-        for n in range(8)
+        for n in range(4)
     ]
     with ThreadPoolExecutor(4) as pool:
         for together in sinks:

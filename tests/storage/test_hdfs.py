@@ -220,6 +220,7 @@ class TestHdfs(ProcessConformance):
         with pytest.raises(StorageError, match=r"it leads to file://, which has no atomic put-if-absent"):
             open_storage("viewfs://here/local/below")
 
+    @pytest.mark.large  # test_no_jvm is of a session that has none
     def test_the_jvm_is_gone(self, uri, environment):
         script = (
             "import os, sys; from pyspark import SparkContext; from coordinator.storage import *\n"
