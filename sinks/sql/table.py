@@ -18,6 +18,8 @@ from sinks.errors import BadValue, SchemaMismatch, TargetChanged
 from sinks.sql.names import label
 
 Mode = Literal["append", "upsert"]
+_OWN = {"tpc_place", "tpc_deletes", "tpc_row", "tpc row", "tpc_transaction"}
+"""Columns that the sinks' staging tables and statements have beside those of the rows."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class MergeOptions:
         ]:
             if column is not None and column not in schema.names:
                 yield f"{role} names column {column!r}, which the batch has not"
+        for name in sorted(_OWN.intersection(schema.names)):
+            yield f"column {name!r} has a name that the sink itself uses beside it: rename it in Spark"
         if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
             kind = schema.field(self.delete_marker).type
             yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"

@@ -300,6 +300,13 @@ class TableSuite:
         with pytest.raises(SchemaMismatch, match="surname"):
             self.make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
 
+    @pytest.mark.parametrize("name", ["tpc_place", "tpc_row"])
+    def test_a_column_with_a_name_of_the_sinks_own_is_refused(self, keyed: Database, name: str) -> None:
+        keyed.run(f"ALTER TABLE orders ADD COLUMN {name} int")
+        schema = pa.schema([*rows_of(1).schema, (name, pa.int32())])
+        with pytest.raises(ConfigurationError, match=f"column '{name}' has a name that the sink itself uses"):
+            self.make(keyed, check=schema, mode="upsert", keys=["id"])
+
     def test_a_key_twice_without_an_order_is_refused_before_the_decision(self, keyed: Database) -> None:
         sink = self.make(keyed, mode="upsert", keys=["id"])
         committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
