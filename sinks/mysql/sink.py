@@ -296,6 +296,7 @@ class MySQLBackend(Pool, Backend):
         return True
 
     def can_be_lent(self, connection: Connection) -> bool:
+        connection.flush()
         return connection.open
 
     @contextmanager

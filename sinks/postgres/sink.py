@@ -202,6 +202,7 @@ class PostgresBackend(Pool, Backend):
         return is_trusted(connection, rested) or bool(connection.execute("SELECT 1"))
 
     def can_be_lent(self, connection: Connection) -> bool:
+        connection.flush()
         return connection.idle and not connection.closed
 
     def __getstate__(self) -> dict[str, Any]:

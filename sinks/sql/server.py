@@ -101,8 +101,7 @@ class Pool(ABC):
         return False
 
     def give(self, connection: Any) -> None:
-        """Into the pool, when all is run, unless that is full or the connection cannot be lent again."""
-        connection.flush()
+        """Into the pool, unless that is full or the connection cannot be lent again."""
         if self.can_be_lent(connection) and len(self._idle) < self.IDLE:
             self._idle.append((connection, time.monotonic()))
         else:
