@@ -102,7 +102,6 @@ LONGEST = (
     "mysql/test_conformance",
     "postgres/test_messages",
     "kafka/test_memory",
-    "spark/test_full_disk",
 )
 """More than twelve seconds of processor time for each file, or class of a conformance kit; the longest first."""
 

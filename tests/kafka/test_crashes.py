@@ -92,10 +92,9 @@ def test_broker_killed_between_steps(kafka: KafkaService, sink: KafkaSink, tmp_p
     every_row_once(kafka, sink, example_input())
 
 
+@pytest.mark.large
 @pytest.mark.chaos
-@pytest.mark.parametrize(
-    "method", ["write", *(pytest.param(method, marks=pytest.mark.large) for method in ("pre_commit", "commit_all"))]
-)
+@pytest.mark.parametrize("method", ["write", "pre_commit", "commit_all"])
 def test_broker_killed_around_a_call(kafka: KafkaService, sink: KafkaSink, tmp_path: Path, method: str) -> None:
     hooked = Hooked(sink, method, nth=2, after=True, hook=_Crash.of(kafka))
     run(hooked, tmp_path, example_input())
