@@ -26,7 +26,7 @@ from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import JobStore
 from coordinator.protocol.spool import Spool
 from coordinator.requests import Requests
-from coordinator.savepoints.model import Savepoint, storage_at
+from coordinator.savepoints.model import Savepoint
 from coordinator.savepoints.take import require_own_location, take_savepoint
 from coordinator.spark.batch import RowTransfer
 from coordinator.spark.checkpoint_location import open_location
@@ -36,7 +36,7 @@ from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.statistics.metrics import open_telemetry, prometheus, serve
 from coordinator.statistics.model import CheckpointHistory
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, open_storage, storage_at
 from coordinator.verifier import Verifier
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink

@@ -466,11 +466,8 @@ def in_doubt_again(
 
 
 def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
-    """As in `Record`, up to this checkpoint."""
-    if visible is None or visible.record.restored_from:
-        return {}
-    remembered = {sink for (sink, _), committable in visible.named.items() if committable.remembered}
-    return {**visible.record.newest_rows, **dict.fromkeys(remembered, visible.checkpoint_id)}
+    """As in the next `Record`."""
+    return visible.newest_rows if visible and not visible.record.restored_from else {}
 
 
 def require_records(

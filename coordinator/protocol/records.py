@@ -159,6 +159,12 @@ class CompletedCheckpoint:
                 current.pop((given_up.sink, given_up.subtask), None)
         return current
 
+    @property
+    def newest_rows(self) -> Mapping[str, int]:
+        """As in `Record`, up to this checkpoint."""
+        remembered = {sink for (sink, _), committable in self.named.items() if committable.remembered}
+        return {**self.record.newest_rows, **dict.fromkeys(remembered, self.checkpoint_id)}
+
     def pending(self) -> list[Participant]:
         """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
         waiting = {sink for sink, _ in self.lost()}

@@ -16,7 +16,6 @@ import io
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.protocol.records import CompletedCheckpoint, Participant
-from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage, storage_at
 from coordinator.storage.stream import Cut, Joined
 from sinks.threads import side_by_side
 from sinks.transaction import Fingerprint, token
@@ -41,7 +40,7 @@ class SpooledRows:
 
     def __call__(self, subtask: int) -> Iterator[pa.RecordBatch]:
         """Raises `StorageError` if a chunk is gone, or not what was put."""
-        with closing(_in_task(self.uri)) as storage:
+        with storage_at(self.uri, existing=True) as storage:
             values = (_get(storage, key) for key in self.chunks[subtask])
             with pa.ipc.open_stream(io.BufferedReader(Joined(values))) as reader:
                 yield from reader
@@ -60,7 +59,7 @@ class SpoolingRows:
         first = next(iter(batches), None)
         if first is None:
             return
-        with closing(_in_task(self.uri)) as storage:
+        with storage_at(self.uri, existing=True) as storage:
             numbers = count()
 
             def put(data: bytes, end: str = "") -> None:
@@ -78,12 +77,6 @@ class SpoolingRows:
             writer.close()
             rows, text = fingerprint.stored()
             put(cut.rest, f".{rows}.{text}")
-
-
-def _in_task(uri: str) -> CheckpointStorage:
-    """The driver has made and tried it."""
-    with existing_storages():
-        return open_storage(uri)
 
 
 class Spool:

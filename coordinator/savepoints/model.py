@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.protocol.records import Record
-from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, storage_at
 
 logger = logging.getLogger(__package__)
 
@@ -165,18 +165,6 @@ def full_address(address: str, savepoint_dir: str | None) -> str:
         raise SavepointError("the URI is shown without its password: name the savepoint by its id, in savepoint_dir")
     _parts(address)
     return address
-
-
-@contextmanager
-def storage_at(uri: str | CheckpointStorage, *, existing: bool = False) -> Iterator[CheckpointStorage]:
-    """Closes what it opens. `existing`: makes nothing."""
-    with existing_storages() if existing else nullcontext():
-        storage = open_storage(uri)
-    try:
-        yield storage
-    finally:
-        if storage is not uri:
-            storage.close()
 
 
 @contextmanager

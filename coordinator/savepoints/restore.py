@@ -17,9 +17,9 @@ from typing import IO
 from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CompletedCheckpoint, JobStore, Record
-from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at, storage_at
+from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
-from coordinator.storage import CheckpointStorage
+from coordinator.storage import CheckpointStorage, storage_at
 from coordinator.storage.stream import Joined
 from sinks.progress import progress
 
@@ -86,11 +86,6 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
     have rows of any lineage and checkpoint."""
     record = savepoint.record
-    remembered = {
-        committable.sink
-        for committable in CompletedCheckpoint(savepoint.records).named.values()
-        if committable.remembered
-    }
     return replace(
         record,
         job=job,
@@ -101,7 +96,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         predecessors=None
         if later or record.predecessors is None
         else {**record.predecessors, record.lineage: record.checkpoint_id},
-        newest_rows={**record.newest_rows, **dict.fromkeys(remembered, record.checkpoint_id)},
+        newest_rows=CompletedCheckpoint(savepoint.records).newest_rows,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +17,7 @@ from coordinator.storage.base import (
     StorageError,
 )
 
-__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "existing_storages"]
+__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "existing_storages", "storage_at"]
 
 _make: ContextVar[bool] = ContextVar("make", default=True)
 
@@ -57,6 +57,18 @@ def existing_storages() -> Iterator[None]:
         yield
     finally:
         _make.reset(before)
+
+
+@contextmanager
+def storage_at(uri: str | CheckpointStorage, *, existing: bool = False) -> Iterator[CheckpointStorage]:
+    """Closes what it opens. `existing`: makes nothing."""
+    with existing_storages() if existing else nullcontext():
+        storage = open_storage(uri)
+    try:
+        yield storage
+    finally:
+        if storage is not uri:
+            storage.close()
 
 
 def _open(uri: str, *, make: bool) -> CheckpointStorage:

@@ -32,8 +32,7 @@ from coordinator.listener import Step
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import JobStore
 from coordinator.requests import ask_driver
-from coordinator.savepoints.model import storage_at
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, open_storage, storage_at
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
 from sinks.task import Ack, SinkTask
