@@ -191,12 +191,10 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            newest = self.protocol.newest
+            newest, then = self.protocol.newest, "not complete, and the next start writes it"
             if newest and newest.checkpoint_id >= batch_id:
-                then = "it is complete, and the next start makes visible what is not"
-            else:
-                then = "it is not complete, and the next start writes it"
-            logger.info("job %s: the query was stopped in the middle of batch %d: %s", self.job, batch_id, then)
+                then = "complete, and the next start makes visible what is not"
+            logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, then)
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweeper.is_alive():

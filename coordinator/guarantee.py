@@ -39,7 +39,9 @@ def promise(
 ) -> Guarantee:
     """What is known before the query runs; with its first batch, and the sinks open, also what these know. Raises
     `NotExactlyOnce` if the job requires more than it can have."""
-    reasons = of_mode(config)
+    reasons: list[str] = []
+    if not config.exactly_once:
+        reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
     asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
         reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
@@ -54,12 +56,6 @@ def promise(
     if config.require and reasons:
         raise NotExactlyOnce(f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}")
     return Guarantee(tuple(reasons))
-
-
-def of_mode(config: CheckpointConfig) -> list[str]:
-    if config.exactly_once:
-        return []
-    return ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
 
 
 def of_source(class_name: str, description: str) -> list[str]:

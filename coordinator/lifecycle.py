@@ -9,9 +9,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import CheckpointError, SavepointError
-from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query
 from coordinator.protocol.clock import Clock
+from coordinator.protocol.decisions import hand_over_again
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -136,7 +136,11 @@ class QueryLifecycle:
         """Raise if another query runs that this object serves: the two would end each other's signs of life."""
         before = self._finished
         if before and before.facts.query_id != batch.facts.query_id and before.active:
-            raise decisions.served_already_error(before.facts.query_id, batch.facts.query_id, self._job)
+            raise CheckpointError(
+                f"the coordinator of job {self._job!r} serves query {before.facts.query_id}, which runs, and was "
+                f"called by query {batch.facts.query_id}. Give that one a coordinator of its own, with another job "
+                "name. Nothing of it was written."
+            )
 
     def _require_called_once(self, batch: MicroBatch) -> None:
         """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
@@ -144,7 +148,13 @@ class QueryLifecycle:
         if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
             self._finished = None  # its DataFrame would keep Spark from freeing what it was computed from
         elif before and not batch.same_rows(before):
-            raise decisions.called_twice_error(n, self._job)
+            raise CheckpointError(
+                f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. The "
+                "checkpoint is complete with the rows of the first call. The rows of the second ARE MISSING in the "
+                "targets. To write them, hand the second DataFrame to a second coordinator with another job name, and "
+                "start the query once with CheckpointConfig(adopt=True) for that one. From then on call each "
+                "coordinator once for each batch; transform= gives a sink its own rows."
+            )
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
         """Raise if the last call failed, and Spark goes on to another batch in the same run: somebody caught the
@@ -163,7 +173,13 @@ class QueryLifecycle:
     def _swallowed(self) -> CheckpointError:
         assert self._failed
         batch, error = self._failed
-        swallowed = decisions.swallowed_error(batch.facts.checkpoint_id, self._job, error)
+        n = batch.facts.checkpoint_id
+        swallowed = CheckpointError(
+            f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
+            f"{self._job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not "
+            f"catch errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and "
+            "start the query again."
+        )
         swallowed.__cause__ = error
         return swallowed
 

@@ -102,32 +102,6 @@ def hand_over_again(n: int) -> str:
     )
 
 
-def called_twice_error(n: int, job: str) -> CheckpointError:
-    return CheckpointError(
-        f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. The "
-        "checkpoint is complete with the rows of the first call. The rows of the second ARE MISSING in the targets. To "
-        "write them, hand the second DataFrame to a second coordinator with another job name, and start the query once "
-        "with CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
-        "transform= gives a sink its own rows."
-    )
-
-
-def served_already_error(query: str, other: str, job: str) -> CheckpointError:
-    return CheckpointError(
-        f"the coordinator of job {job!r} serves query {query}, which runs, and was called by query {other}. Give that "
-        "one a coordinator of its own, with another job name. Nothing of it was written."
-    )
-
-
-def swallowed_error(n: int, job: str, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
-        f"{job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not catch "
-        f"errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and start the "
-        "query again."
-    )
-
-
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     """R12: a batch counts as done only if the record is of this very batch. One that Spark has planned anew is another
     even with the same offsets: a file source only counts its batches, and the time fires timers of stateful queries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # 0.3 s of processor time to import, which a folder as storage does not need
@@ -17,10 +18,14 @@ def redacted(uri: str) -> str:
     scheme = uri.partition(":")[0]
     if uri.startswith("/") or scheme in _FOLDERS:
         return f"{scheme}://..." if re.search("[@?#]", uri) and not uri.startswith("/") else uri
-    url = _database(uri)
-    if url is None:
-        return f"{scheme}:..." if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and ":" in uri else "..."
-    return url.difference_update_query(secret_parameters(url)).render_as_string()
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    with suppress(ArgumentError, ValueError):
+        url = make_url(uri)
+        if not (url.host and "@" in url.host):
+            return url.difference_update_query(secret_parameters(url)).render_as_string()
+    return f"{scheme}:..." if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and ":" in uri else "..."
 
 
 def secret_parameters(url: URL) -> list[str]:
@@ -31,14 +36,3 @@ def secret_parameters(url: URL) -> list[str]:
 def is_secret(name: str) -> bool:
     """Whether a parameter, or a variable, of that name seems to hold one."""
     return _SECRET.search(name) is not None
-
-
-def _database(uri: str) -> URL | None:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(uri)
-    except (ArgumentError, ValueError):
-        return None
-    return None if url.host and "@" in url.host else url
