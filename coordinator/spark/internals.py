@@ -42,20 +42,16 @@ def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     raise
                 from pyspark import __version__
 
+                without_stack = " ".join(str(error).partition("\n\tat ")[0].split())
                 raise UnsupportedSpark(
                     f"Spark {__version__} is not supported here: {what} is gone or is another one there "
-                    f"({_in_short(error)}). It was read in Spark {READ_IN}; use one of these, or a newer "
+                    f"({without_stack}). It was read in Spark {READ_IN}; use one of these, or a newer "
                     "release of this library."
                 ) from error
 
         return call
 
     return decorate
-
-
-def _in_short(error: Exception) -> str:
-    """Without the JVM's stack."""
-    return " ".join(str(error).partition("\n\tat ")[0].split())
 
 
 def _says_gone(error: Exception) -> bool:

@@ -187,10 +187,8 @@ class SQLStorage(CheckpointStorage):
                     raise
             columns = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
             primary_key = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
-        if (columns, primary_key) != (
-            set(_TABLE.columns.keys()),
-            ["key"],
-        ):  # without that key a second put would be taken
+        wanted = set(_TABLE.columns.keys()), ["key"]
+        if (columns, primary_key) != wanted:  # without that key a second put would be taken
             raise StorageError(
                 self.uri,
                 "",

@@ -626,7 +626,7 @@ def test_a_silent_target_does_not_hold_the_query_up(job: Job, monkeypatch: pytes
         assert go_on.wait(300)
         return open_storage(f"memory:{uuid.uuid4().hex}")
 
-    monkeypatch.setattr("coordinator.savepoints.model.open_storage", silent)
+    monkeypatch.setattr("coordinator.storage.open_storage", silent)
     saving = threading.Thread(target=coordinator.trigger_savepoint, args=("postgresql://silent/db",))
     saving.start()
     assert opening.wait(120)
