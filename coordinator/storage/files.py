@@ -85,7 +85,7 @@ class FileStorage(CheckpointStorage):
                 name = _name(path)
                 with suppress(OSError):  # locked, gone, or no file
                     if _STAGED.fullmatch(name):
-                        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # NFS locks what is open for writing
                         with open(os.open(name, flags, dir_fd=folder), "rb") as file:
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                             if time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED:
