@@ -19,7 +19,6 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
-    CorruptRecord,
     InDoubtError,
     SourceReplaced,
     StorageBehind,
@@ -596,7 +595,7 @@ class CheckpointProtocol:
         oldest = listing.newest_complete - self.config.retained_checkpoints + 1
         try:
             self.store.delete_older_than(oldest, listing)
-        except (StorageError, CorruptRecord) as error:
+        except StorageError as error:
             logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
 
     # ------------------------------------------------------------------ 8. phase two

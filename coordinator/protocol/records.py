@@ -552,9 +552,10 @@ class JobStore:
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
         for key in listing.records:
             if key.checkpoint_id < checkpoint_id:
-                if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
-                    self._keep_loss(replay)
-                self._calls.delete(self._record_key(*key))
+                with suppress(CorruptRecord):  # it stays, since it may tell of a loss: see `losses`
+                    if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
+                        self._keep_loss(replay)
+                    self._calls.delete(self._record_key(*key))
 
     def losses(self, bad: list[str]) -> list[Record]:
         """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that

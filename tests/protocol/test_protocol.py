@@ -55,6 +55,18 @@ def test_r1_a_zombie_that_puts_a_record_which_retention_has_deleted_commits_noth
     job.assert_exactly_once()
 
 
+def test_a_damaged_record_of_a_replay_keeps_no_other_from_being_deleted(tmp_path: Path) -> None:
+    job = Job(tmp_path, batches=6)
+    complete_but_one_lost(job)
+    job.run(batches=2)
+    [replay] = [key for key in job.storage.list("") if key.endswith(".000001")]
+    job.storage.delete(replay)
+    job.storage.put_if_absent(replay, b"torn")
+    job.run()
+    assert JobStore(job.storage, "job").retained() == [(0, 1), (4, 0), (5, 0)]
+    job.assert_exactly_once()
+
+
 def test_r2_not_found_is_not_taken_for_lost(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
