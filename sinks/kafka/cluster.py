@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from logging import getLogger
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -46,6 +45,8 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
+from kafka.net.compat import KafkaNetClient
+from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.admin.transactions import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -76,7 +77,6 @@ Second = TypeVar("Second")
 Where = tuple[str, int]
 """Topic and partition."""
 
-READ_COMMITTED = 1
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
 _PLAIN, _FENCING = 4, 5
 """Versions of EndTxn. With that of KIP-890 the broker raises the epoch, so that whoever still holds the id is fenced.
@@ -94,10 +94,17 @@ _NEWEST = BrokerVersionData(max(BROKER_API_VERSIONS))
 """Each connection is held to what its broker can. kafka-python would hold all to what the first one could when it was
 asked, also after an upgrade."""
 
+_SET_UP = "socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"
+"""Of a connection. They are not among the options that the admin client takes."""
+
 _TRANSACTION, _GROUP = CoordinatorType.TRANSACTION, CoordinatorType.GROUP
 Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
 ByLeader = Mapping[int, Sequence[Where]]
+Ids = dict[str, str | None]
+"""Of topics, as Kafka writes them; None of those that are not there."""
+Leaders = Mapping[int, int]
+"""The node that leads each partition, -1 for none."""
 States = dict[str, tuple[Identity, str]]
 """By transactional id."""
 
@@ -142,11 +149,11 @@ def newest_marks(offsets: Iterable[tuple[int, str]]) -> dict[str, tuple[int, int
 
 # ---------------------------------------------------------------------- the brokers
 class Place(NamedTuple):
-    """A topic as it is now: the cluster, its id, and the node that leads each partition, -1 for none."""
+    """A topic as it is now."""
 
     cluster: str
     id: str
-    leaders: Mapping[int, int]
+    leaders: Leaders
 
 
 class Logs(NamedTuple):
@@ -184,23 +191,30 @@ class Cluster:
         self._client: KafkaAdminClient | None = None
         self._coordinators: dict[tuple[CoordinatorType, str], Any] = {}
         """Their nodes."""
+        self._leaders: dict[str, Leaders] = {}
+        """By topic, as last told. Asked beside the question whether they still are."""
 
     # ------------------------------------------------------------------ the end of transactions
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
         fences = self.fences
-        version = _FENCING if fences else _PLAIN
-        answers = self._end(identities, lambda its: EndTxnRequest(committed=commit, max_version=version, **its))
+        answers, _ = self._end(identities, partial(_end_txn, commit, fences))
         if commit or fences:
             return answers
         # Not InitProducerId alone, which would abort whichever transaction of the id is open now
         aborted = [at for at, answer in enumerate(answers) if answer == 0]
-        raised_epochs = self._end([identities[at] for at in aborted], _raise_epoch)
+        raised_epochs, _ = self._end([identities[at] for at in aborted], _raise_epoch)
         for at, answer in zip(aborted, raised_epochs, strict=True):
             if answer not in _FENCED:
                 answers[at] = answer  # not fenced yet: to be asked again
         return answers
+
+    def commit(
+        self, identities: Sequence[Identity], topics: Iterable[str], *, fences: bool
+    ) -> tuple[list[Answer], list[Ids]]:
+        """As `end`, where `fences` is known; and the ids that topics have after that, as each coordinator tells."""
+        return self._end(identities, partial(_end_txn, True, fences), sorted(topics))
 
     def fence(self, identity: Identity) -> None:
         """Abort it by a newer epoch, behind which no leader takes what is still under way. InitProducerId would abort
@@ -220,14 +234,23 @@ class Cluster:
         levels = (await self._request(request)).finalized_features or ()
         return any(level.name == "transaction.version" and level.max_version_level >= 2 for level in levels)
 
-    def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
+    def _end(
+        self, identities: Sequence[Identity], request: Callable[[Identity], Any], topics: Sequence[str] = ()
+    ) -> tuple[list[Answer], list[Ids]]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way, and where
-        the coordinator has moved."""
+        the coordinator has moved. The ids of `topics` are asked for behind that, on the same connections: a broker
+        answers in the order of the requests."""
+        told: list[Ids] = []
 
         def asked(places: Sequence[int]) -> dict[int, Answer]:
             names = [identities[at]["transactional_id"] for at in places]
             requests = [request(identities[at]) for at in places]
-            answers = self._ask(lambda: self._ask_coordinators(_TRANSACTION, names, lambda nth: requests[nth[0]]))
+            behind = partial(_about, topics) if topics else None
+            answers = self._ask(
+                lambda: self._ask_coordinators(_TRANSACTION, names, lambda nth: requests[nth[0]], behind=behind)
+            )
+            answers, abouts = answers[: len(places)], answers[len(places) :]
+            told.extend({} if isinstance(about, Exception) else _ids(about) for about in abouts)
             codes = [self._explained(each) if isinstance(each, Exception) else each.error_code for each in answers]
             return dict(zip(places, codes, strict=True))
 
@@ -237,7 +260,7 @@ class Cluster:
             time.sleep(pause)
             pause *= 2
             answers |= asked(busy)
-        return list(answers.values())
+        return list(answers.values()), told
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:
@@ -288,48 +311,47 @@ class Cluster:
 
     def ongoing(self, prefix: str) -> list[Identity]:
         """The open transactions whose transactional id starts with `prefix`."""
-        (answers,) = self._ask(lambda: self._ask_all(lambda: _list("Ongoing")))
-        states = self.states(_listed(answers, prefix))
+        answers = self._ask(lambda: self._ask_all(lambda _: [_list("Ongoing")]))
+        states = self.states(_listed((listed for (listed,) in answers.values()), prefix))
         return [identity for identity, state in states.values() if state == "Ongoing"]
 
-    async def _ask_all(self, *requests: Callable[[], Any]) -> list[list[Any]]:
-        """Each of all brokers: of those that the client knows at once, beside the question which there are, and then of
-        those that have joined since. Raises if one does not answer."""
+    async def _ask_all(self, requests: Callable[[int], list[Any]]) -> dict[int, list[Any]]:
+        """`requests` of each of all brokers: of those that the client knows at once, beside the question which there
+        are, and then of those that have joined since. Raises if one does not answer."""
         known = [broker.node_id for broker in self._manager.cluster.brokers()]
-        # first which there are: kafka-python would ask one that is frozen, and has no connection, before a busy one
         about, sent = await self._both(lambda: self._metadata(()), lambda: self._ask_each(requests, known))
         there = [broker.node_id for broker in about.brokers]
-        sent |= await self._ask_each(requests, [node for node in there if (node, 0) not in sent])
-        return [[_raised(await self._answer(sent[node, at])) for node in there] for at in range(len(requests))]
+        sent |= await self._ask_each(requests, [node for node in there if node not in sent])
+        return {node: [_raised(await self._answer(its)) for its in sent[node]] for node in there}
 
-    async def _ask_each(
-        self, requests: Sequence[Callable[[], Any]], nodes: Iterable[int]
-    ) -> dict[tuple[int, int], Any]:
-        asked = [(node, at) for node in nodes for at in range(len(requests))]
-        return dict(zip(asked, self._send((requests[at](), node) for node, at in asked), strict=True))
+    async def _ask_each(self, requests: Callable[[int], list[Any]], nodes: Iterable[int]) -> dict[int, list[Any]]:
+        return {node: self._send((request, node) for request in requests(node)) for node in nodes}
 
     def settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
         """Offsets and metadata that a consumer group has committed; what open transactions carry for it does not
         count. Empty if there is no such group. Raises `NotYetKnown` while a commit of transactional ids with this
         prefix is under way: what is decided reaches the group with the brokers' markers, some milliseconds after
         EndTxn."""
-        topics = self._ask(lambda: self._settled_offsets(group, prefix)).groups[0].topics
-        return [(each.committed_offset, each.metadata or "") for topic in topics for each in topic.partitions]
+        return self._ask(lambda: self._settled_offsets(group, prefix))
 
-    async def _settled_offsets(self, group: str, prefix: str) -> Any:
+    async def _settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
         """A broker that was frozen answers with the offsets of then, until it learns that another coordinates the group
-        now. So all brokers have to name the same."""
-        request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-        deciding, found = await self._ask_all(lambda: _list("PrepareCommit"), lambda: _find(_GROUP, [group]))
-        if busy := _listed(deciding, prefix):
+        now. So all others have to name the one that is asked for them."""
+        node = _raised((await self._coordinators_of(_GROUP, [group]))[group])
+
+        def requests(broker: int) -> list[Any]:
+            return [_list("PrepareCommit"), *([_find(_GROUP, [group])] if broker != node else [])]
+
+        asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+        offsets = OffsetFetchRequest(groups=[asked], min_version=8, max_version=8)
+        answers = await self._ask_all(requests)
+        if busy := _listed((deciding for deciding, *_ in answers.values()), prefix):
             raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
-        named = [answer.coordinators[0] for answer in found]
-        if len({broker.node_id for broker in named}) > 1:
+        if any(found.coordinators[0].node_id != node for _, *others in answers.values() for found in others):
+            self._coordinators.pop((_GROUP, group), None)
             raise CoordinatorNotAvailableError(f"the brokers do not agree who coordinates group {group}")
-        self._know_coordinator(_GROUP, _checked(named[0], f"coordinator of {group}"))
-        return await self._ask_coordinator(
-            _GROUP, group, OffsetFetchRequest(groups=[request], min_version=8, max_version=8)
-        )
+        topics = (await self._ask_coordinator(_GROUP, group, offsets)).groups[0].topics
+        return [(each.committed_offset, each.metadata or "") for topic in topics for each in topic.partitions]
 
     # ------------------------------------------------------------------ what a producer asks
     def begin(
@@ -339,10 +361,10 @@ class Cluster:
         `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        answer, (place, fences) = self._ask(
+        (place, fences), answer = self._ask(
             lambda: self._both(
-                lambda: self._ask_coordinator(_TRANSACTION, transactional_id, request),
                 lambda: self._both(lambda: self._place(topic), self._fences),
+                lambda: self._ask_coordinator(_TRANSACTION, transactional_id, request),
             )
         )
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
@@ -425,44 +447,49 @@ class Cluster:
         if topic is None:
             return None
         about = await self._metadata([topic])
-        (described,), id = about.topics, _ids(about)[topic]
-        leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
-        return Place(about.cluster_id, id, leaders) if id else None
+        id = _ids(about)[topic]
+        return Place(about.cluster_id, id, self._leaders[topic]) if id else None
 
     def cluster_id(self) -> str:
         return str(self._ask(lambda: self._metadata(())).cluster_id)
 
-    def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
-        """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
+    def topic_ids(self, names: Iterable[str]) -> Ids:
         return _ids(self._ask(lambda: self._metadata(names)))
 
     def logs(self, places: Iterable[Where]) -> Logs:
-        return self.ids_and_logs((), places)[2]
+        return self._ask(lambda: self._ids_and_logs((), places))[2]
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
-        states, (_, _, logs) = self._ask(
-            lambda: self._both(lambda: self._states(transactional_ids), lambda: self._ids_and_logs((), places))
+        (_, _, logs), states = self._ask(
+            lambda: self._both(lambda: self._ids_and_logs((), places), lambda: self._states(transactional_ids))
         )
         return states, logs
 
-    def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
-        """The cluster's id, the topics', and the logs."""
-        return self._ask(lambda: self._ids_and_logs(names, places))
+    def before_commit(self, topics: Iterable[str], places: Iterable[Where]) -> tuple[str, Ids, Logs, bool]:
+        """The cluster's id, the topics', the logs, and `fences`."""
+        found, fences = self._ask(lambda: self._both(lambda: self._ids_and_logs(topics, places), self._fences))
+        return *found, fences
 
-    async def _ids_and_logs(
-        self, names: Iterable[str], places: Iterable[Where]
-    ) -> tuple[str, dict[str, str | None], Logs]:
-        wanted, by_leader = set(places), defaultdict[int, list[Where]](list)
-        about = await self._metadata({*names, *(topic for topic, _ in wanted)})
-        for topic in about.topics:
-            for partition in topic.partitions:
-                place = topic.name, partition.partition_index
-                if place in wanted and partition.leader_id < 0:
-                    raise LeaderNotAvailableError(f"{place[0]}-{place[1]}")
-                if place in wanted:
-                    by_leader[partition.leader_id].append(place)
-        logs = await self._both(lambda: self._open_in(by_leader), lambda: self._starts(by_leader))
-        return about.cluster_id, _ids(about), Logs(*logs)
+    async def _ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, Ids, Logs]:
+        wanted = sorted(places)
+        asked = self._by_leader(wanted)
+        about, logs = await self._both(
+            lambda: self._metadata({*names, *(topic for topic, _ in wanted)}), lambda: self._send_logs(asked)
+        )
+        if (by_leader := self._by_leader(wanted)) != asked:
+            logs = await self._send_logs(by_leader)
+        if none := by_leader.get(-1):
+            raise LeaderNotAvailableError(", ".join(f"{topic}-{number}" for topic, number in none))
+        described, starts = [await self._led(each) for each in logs]
+        open_in = {
+            place: {
+                (producer.producer_id, producer.producer_epoch): producer.last_sequence
+                for producer in its.active_producers
+                if producer.current_txn_start_offset >= 0
+            }
+            for place, its in described.items()
+        }
+        return about.cluster_id, _ids(about), Logs(open_in, {place: int(its.offset) for place, its in starts.items()})
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
         """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
@@ -512,33 +539,47 @@ class Cluster:
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
-        made = self._call(lambda admin: admin.create_topics([name], raise_errors=False))["topics"][0]
-        if made["error_code"] not in (0, TopicAlreadyExistsError.errno):
-            raise for_code(made["error_code"])(made["error_message"])
+        made = self._ask(lambda: self._created(name)).topics[0]
+        if made.error_code not in (0, TopicAlreadyExistsError.errno):
+            raise for_code(made.error_code)(made.error_message)
 
-    async def _open_in(self, by_leader: ByLeader) -> dict[Where, dict[tuple[int, int], int]]:
-        topic = DescribeProducersRequest.TopicRequest
-        answers = await self._ask_leaders(
-            by_leader, lambda name, its: topic(name=name, partition_indexes=its), DescribeProducersRequest
-        )
-        return {
-            place: {
-                (producer.producer_id, producer.producer_epoch): producer.last_sequence
-                for producer in about.active_producers
-                if producer.current_txn_start_offset >= 0
-            }
-            for place, about in answers.items()
-        }
+    async def _created(self, name: str) -> Any:
+        topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=-1, replication_factor=-1)
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=self._timeout_ms, min_version=4)
+        return await self._request(request, (await self._metadata(())).controller_id)
 
-    async def _starts(self, by_leader: ByLeader) -> dict[Where, int]:
-        topic = ListOffsetsRequest.ListOffsetsTopic
-        first = partial(topic.ListOffsetsPartition, timestamp=OffsetSpec.EARLIEST)
-        answers = await self._ask_leaders(
-            by_leader,
-            lambda name, its: topic(name=name, partitions=[first(partition_index=number) for number in its]),
-            partial(ListOffsetsRequest, isolation_level=IsolationLevel.READ_UNCOMMITTED, min_version=2),
-        )
-        return {place: int(about.offset) for place, about in answers.items()}
+    def _by_leader(self, places: Iterable[Where]) -> ByLeader:
+        """Those whose leader is known."""
+        by_leader = defaultdict[int, list[Where]](list)
+        for topic, number in places:
+            if (leader := self._leaders.get(topic, {}).get(number)) is not None:
+                by_leader[leader].append((topic, number))
+        return by_leader
+
+    async def _send_logs(self, by_leader: ByLeader) -> tuple[list[Any], list[Any]]:
+        """Who has a transaction open there, and where the logs begin. Does not wait for the answers."""
+        topic, log = DescribeProducersRequest.TopicRequest, ListOffsetsRequest.ListOffsetsTopic
+        first = partial(log.ListOffsetsPartition, timestamp=OffsetSpec.EARLIEST)
+        open_in, starts = list[Any](), list[Any]()
+        for node, places in by_leader.items():
+            its = _partitions_by_topic(places).items()
+            topics = [topic(name=name, partition_indexes=numbers) for name, numbers in its]
+            logs = [log(name=name, partitions=[first(partition_index=n) for n in numbers]) for name, numbers in its]
+            open_in.append((DescribeProducersRequest(topics=topics), node))
+            level = IsolationLevel.READ_UNCOMMITTED
+            starts.append((ListOffsetsRequest(topics=logs, isolation_level=level, min_version=2), node))
+        return self._send(open_in), self._send(starts)
+
+    async def _led(self, requests: Iterable[Any]) -> dict[Where, Any]:
+        """What the leader of each partition answers, without those that we may not ask about."""
+        answers: dict[Where, Any] = {}
+        for sent in requests:
+            for topic in _raised(await self._answer(sent)).topics:
+                for partition in topic.partitions:
+                    if partition.error_code != TopicAuthorizationFailedError.errno:
+                        number = partition.partition_index
+                        answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
+        return answers
 
     def ends(self, places: Iterable[Where], *, committed: bool = False) -> dict[Where, int]:
         """The offset after the last record, or after the last that readers with read_committed get."""
@@ -565,7 +606,7 @@ class Cluster:
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=most,
-            isolation_level=READ_COMMITTED,
+            isolation_level=IsolationLevel.READ_COMMITTED,
             session_epoch=-1,
             topics=[wanted],
             min_version=4,
@@ -586,9 +627,11 @@ class Cluster:
                     "request_timeout_ms": self._timeout_ms,
                     "reconnect_backoff_max_ms": 1000,
                     "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
+                    "kafka_client": _without_metrics,
                 }
                 self._client = _Client(**ours | self._options)
                 self._client._manager.broker_version_data = _NEWEST
+                self._client._manager.config |= dict.fromkeys(_SET_UP, self._timeout_ms)
             return self._client
 
     @property
@@ -630,12 +673,17 @@ class Cluster:
         return await first(), await under_way
 
     def _send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
-        """Each to its node (None: any), at once. An exception in place of one is the answer."""
+        """Each to its node, at once. An exception in place of one is the answer. None: to the least busy of those that
+        are connected. kafka-python would first connect to another one, which may be frozen."""
         sent, client = [], self._client
         for request, node in requests:
             try:
                 if client is None:
                     raise KafkaConnectionError("the sink was closed")
+                if node is None:
+                    connections = [one for one in client._manager._conns.values() if one.connected and not one.paused]
+                    least = min(connections, key=lambda one: len(one.in_flight_requests), default=None)
+                    node = least and least.node_id
                 sent.append(node if isinstance(node, Exception) else client._manager.send(request, node_id=node))
             except KafkaError as error:
                 sent.append(error)
@@ -655,9 +703,10 @@ class Cluster:
     async def _metadata(self, topics: Iterable[str]) -> Any:
         """`cluster_id`, `brokers`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`. The
         client's own list of brokers, which may be minutes old, becomes this one: one that has joined can be asked."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
-        answer = await self._request(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10))
+        answer = await self._request(_about(sorted(topics)))
         self._manager.cluster.update_metadata(answer)
+        for topic in answer.topics:
+            self._leaders[topic.name] = {its.partition_index: its.leader_id for its in topic.partitions}
         return answer
 
     # ------------------------------------------------------------------ the broker that knows
@@ -668,19 +717,18 @@ class Cluster:
         request: Callable[[list[int]], Any],
         *,
         together: bool = False,
+        behind: Callable[[], Any] | None = None,
     ) -> list[Any]:
         """One request for each transactional id (or group), made of its place among `names`, which may have one twice;
         or, `together`, for all of a coordinator. A response or an exception each. A broker that answers that it is not
-        the one, or not at all, is looked for anew the next time."""
-        failed = await self._look_for_coordinators(
-            kind, {name for name in names if (kind, name) not in self._coordinators}
-        )
-        gone = CoordinatorNotAvailableError("it has moved")
-        nodes = [failed.get(name) or self._coordinators.get((kind, name), gone) for name in names]
+        the one, or not at all, is looked for anew the next time. `behind`: a last request to each coordinator, whose
+        answers come last."""
+        nodes = await self._coordinators_of(kind, names)
         asked: defaultdict[Any, list[int]] = defaultdict(list)
-        for at, node in enumerate(nodes):
-            asked[repr(node) if together else at].append(at)  # kafka-python's errors have no hash
-        requests = self._send((request(places), nodes[places[0]]) for places in asked.values())
+        for at, name in enumerate(names):
+            asked[repr(nodes[name]) if together else at].append(at)  # kafka-python's errors have no hash
+        requests = self._send((request(places), nodes[names[places[0]]]) for places in asked.values())
+        last = self._send((behind(), node) for node in {repr(n): n for n in nodes.values()}.values()) if behind else ()
         answers: dict[int, Any] = {}
         for places, sent in zip(asked.values(), requests, strict=True):
             answer = await self._answer(sent)
@@ -689,27 +737,24 @@ class Cluster:
                 answers[at] = answer
                 if moved:
                     self._coordinators.pop((kind, names[at]), None)
-        return [answers[at] for at in range(len(names))]
+        return [*(answers[at] for at in range(len(names))), *[await self._answer(sent) for sent in last]]
 
-    async def _look_for_coordinators(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Exception]:
-        """Those that were not found, and why."""
-        if not (keys := sorted(names)):
-            return {}
+    async def _coordinators_of(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Any]:
+        """By name, the node that is asked, or why there is none."""
+        nodes = {name: self._coordinators.get((kind, name)) for name in names}
+        if not (keys := sorted(name for name, node in nodes.items() if node is None)):
+            return nodes
         try:
             answer = await self._request(_find(kind, keys))
         except KafkaError as error:
-            return dict.fromkeys(keys, error)
-        failed: dict[str, Exception] = {}
+            return nodes | dict.fromkeys(keys, error)
         for broker in answer.coordinators:
             if broker.error_code:
-                failed[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
+                nodes[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
             else:
-                self._know_coordinator(kind, broker)
-        return failed
-
-    def _know_coordinator(self, kind: CoordinatorType, broker: Any) -> None:
-        node = self._manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
-        self._coordinators[kind, broker.key] = node
+                node = self._manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
+                nodes[broker.key] = self._coordinators[kind, broker.key] = node
+        return nodes
 
     async def _ask_coordinator(self, kind: CoordinatorType, name: str, request: Any) -> Any:
         """Raises what keeps it from answering, or an error of those in its answer."""
@@ -719,20 +764,10 @@ class Cluster:
                 raise for_code(code)(name)
         return answer
 
-    async def _ask_leaders(
-        self, by_leader: ByLeader, asked: Callable[[str, list[int]], Any], request: Callable[..., Any]
-    ) -> dict[Where, Any]:
-        """What the leader of each partition answers, without those that we may not ask about. `request` is made of
-        topics, each `asked` by its name and partitions."""
-        answers: dict[Where, Any] = {}
-        topics = {node: starmap(asked, _partitions_by_topic(its).items()) for node, its in by_leader.items()}
-        for sent in self._send((request(topics=list(its)), node) for node, its in topics.items()):
-            for topic in _raised(await self._answer(sent)).topics:
-                for partition in topic.partitions:
-                    if partition.error_code != TopicAuthorizationFailedError.errno:
-                        number = partition.partition_index
-                        answers[topic.name, number] = _checked(partition, f"{topic.name}-{number}")
-        return answers
+
+def _without_metrics(metrics: object, **options: Any) -> Any:
+    """They would take a tenth of the time of a request, and nobody reads them."""
+    return KafkaNetClient(**options)
 
 
 def _list(state: str) -> Any:
@@ -744,6 +779,15 @@ def _listed(answers: Iterable[Any], prefix: str) -> list[str]:
     found = [_checked(answer, "list of transactions").transaction_states for answer in answers]
     names = {transaction.transactional_id for transactions in found for transaction in transactions}
     return sorted(name for name in names if name.startswith(prefix))
+
+
+def _about(topics: Iterable[str]) -> Any:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10)
+
+
+def _end_txn(commit: bool, fences: bool, identity: Identity) -> Any:
+    return EndTxnRequest(committed=commit, max_version=_FENCING if fences else _PLAIN, **identity)
 
 
 def _find(kind: CoordinatorType, keys: list[str]) -> Any:
@@ -786,9 +830,8 @@ def _id(topic_id: object) -> str:
     return base64.urlsafe_b64encode(uuid.UUID(str(topic_id)).bytes).decode().rstrip("=")
 
 
-def _ids(about: Any) -> dict[str, str | None]:
-    """Of the topics, as Kafka writes them; None of those that are not there."""
-    ids: dict[str, str | None] = {}
+def _ids(about: Any) -> Ids:
+    ids: Ids = {}
     for topic in about.topics:
         if topic.error_code not in (0, UnknownTopicOrPartitionError.errno):
             raise for_code(topic.error_code)(f"topic {topic.name!r}")

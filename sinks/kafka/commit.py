@@ -9,7 +9,7 @@ transactions it has aborted. "Fenced" or "not found" alone is never taken for lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from kafka.errors import (
 )
 from kafka.record import MemoryRecords
 
-from sinks.kafka.cluster import Answer, Cluster, Logs
+from sinks.kafka.cluster import Answer, Cluster, Ids, Logs
 from sinks.kafka.errors import NotYetKnown
 from sinks.progress import progress
 from sinks.threads import side_by_side
@@ -63,7 +63,7 @@ class Commit:
 
     def of(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         names, places = topics_of(committables), places_of_all(committables)
-        here, ids, logs = self.patiently(lambda: self.brokers.ids_and_logs(names, places))
+        here, ids, logs, fences = self.patiently(lambda: self.brokers.before_commit(names, places))
         if there := {committable.proof["cluster"] for committable in committables} - {here}:
             unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
                 f"it was written to the cluster {', '.join(there)}, and {self.servers} is {here}: point the "
@@ -75,9 +75,15 @@ class Commit:
         }
         others = self._interrupted(committables, logs) | others
         whole = [at for at in range(len(committables)) if at not in others]
-        answers = zip(whole, self._end([committables[at].transaction for at in whole]), strict=True)
-        others |= {at: partial(self._answered, committables[at], answer) for at, answer in answers if answer != 0}
+        answers, told = self._end([committables[at].transaction for at in whole], names, fences=fences)
+        others |= {
+            at: partial(self._answered, committables[at], answer)
+            for at, answer in zip(whole, answers, strict=True)
+            if answer != 0
+        }
         outcomes = dict(zip(others, side_by_side(_tried, others.values(), _WITNESS_THREADS), strict=True))
+        if not others and not any(made_anew(committable, ids) for committable in committables for ids in told):
+            return [CommitOutcome.COMMITTED] * len(committables)
         ids = self.brokers.topic_ids(names)  # one may have been made anew while the requests were under way
         for at in whole:
             committed = outcomes.get(at, CommitOutcome.COMMITTED) == CommitOutcome.COMMITTED
@@ -95,7 +101,7 @@ class Commit:
             return CommitOutcome.unknown(f"{outcome.reason}; {mismatch}")
         return outcome
 
-    def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome:
+    def _without_its_topic(self, committable: Committable, ids: Ids) -> CommitOutcome:
         """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
         topic that somebody deletes; else it is aborted, so that all of it is written again."""
         topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
@@ -126,14 +132,18 @@ class Commit:
             return CommitOutcome.lost(f"{why}, so {committable.transaction['transactional_id']} was aborted")
         return self._answered(committable, answer)
 
-    def _end(self, transactions: Sequence[Identity]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _end(
+        self, transactions: Sequence[Identity], topics: Iterable[str], *, fences: bool
+    ) -> tuple[list[Answer], list[Ids]]:
+        answers, told = list[Answer](), list[Ids]()
         with progress(f"sink {self.sink}: commit", len(transactions), "transactions") as advance:
             for start in range(0, len(transactions), _ENDED_TOGETHER):
                 some = transactions[start : start + _ENDED_TOGETHER]
-                answers += self.brokers.end(some, commit=True)
+                answered, ids = self.brokers.commit(some, topics, fences=fences)
+                answers += answered
+                told += ids
                 advance(len(some))
-        return answers
+        return answers, told
 
     def _answered(self, committable: Committable, answer: Answer) -> CommitOutcome:
         """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
@@ -239,7 +249,7 @@ def ongoing(committable: Committable) -> tuple[Identity, str]:
     return dict(committable.transaction), "Ongoing"
 
 
-def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | None:
+def made_anew(committable: Committable, ids: Ids) -> str | None:
     """A topic that the transaction wrote to and that is gone, or another one of that name now. `ids` are those of the
     topics as they are."""
     return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)

@@ -386,7 +386,7 @@ class TransactionalProducer:
 
     def _add_topic(self, name: str, place: Place) -> _Topic:
         if name not in self._topics:
-            limit = self._limit(name)
+            limit = self._limits.get(name) or self._limit(name, math.inf)
             self._topics[name] = _Topic(name, limit, int(min(self._options.batch_bytes, limit)) - HEADER)
             self._cluster, self.topic_ids[name] = place.cluster, place.id
         self._topics[name].leaders = place.leaders
@@ -399,22 +399,26 @@ class TransactionalProducer:
             raise UnknownTopicOrPartitionError(f"topic {name!r}")
         raise ConfigurationError(f"topic {name!r}: {NO_TOPIC}")
 
-    def _limit(self, name: str) -> float:
+    def _limit(self, name: str, known: float) -> float:
+        """As it is now; `known` if it cannot be told."""
         try:
-            return self._limits.get(name) or self._brokers.largest_batch(name) or math.inf
+            return self._brokers.largest_batch(name) or known
         except KafkaError:
-            return math.inf
+            return known
 
     def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
         """Places of records that the producer or their topic does not take; bytes that each has, and may have."""
         self.partitions(name, 0)
-        limit, of_rows = self._topics[name].limit, sizes(rows)
-        for at in np.flatnonzero((of_rows > self._options.largest) | (bounds(rows, of_rows) + HEADER > limit)).tolist():
+        topic, of_rows = self._topics[name], sizes(rows)
+        most = bounds(rows, of_rows) + HEADER
+        if (most > topic.limit).any():
+            topic.limit = self._limit(name, topic.limit)  # somebody may have raised it since the start
+        for at in np.flatnonzero((of_rows > self._options.largest) | (most > topic.limit)).tolist():
             alone = record_batch(rows.slice(at, 1), 0, self._options.compression, Origin(0, 0, 0))
             if of_rows[at] > self._options.largest:
                 yield at, int(of_rows[at]), self._options.largest
-            elif len(alone) > limit:
-                yield at, len(alone), int(limit)
+            elif len(alone) > topic.limit:
+                yield at, len(alone), int(topic.limit)
 
     # ------------------------------------------------------------------ requests
     def flush(self, timeout: float) -> None:

@@ -255,8 +255,9 @@ class KafkaSink(
             return ""
         about, named = self._brokers.topic(self.topic), f"topic {self.topic!r}"
         if about is None and self.create_topic:
+            topic = self.topic
             try:
-                self._brokers.create_topic(self.topic)
+                self._patiently(lambda: self._brokers.create_topic(topic))
             except BrokerResponseError as error:
                 return f"{named} cannot be created: {error}"
             return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient
 
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
 from sinks.errors import ConfigurationError, SinkError
@@ -22,9 +24,11 @@ from sinks.kafka.dead_letters import RECORDS, letter_of, records
 from sinks.spark_types import schema_to_json
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.table import eventually
 from sinks.testing.table_crashes import run
 from sinks.transaction import TransactionContext
 from tests.dead_letters import batch, ids
+from tests.kafka.play import TEXTS, begun, texts
 from tests.kafka.reading import read, settled
 from tests.sqlalchemy_sink.test_dead_letters import Observer
 
@@ -140,6 +144,29 @@ def test_a_record_that_is_just_too_large_is_a_dead_letter(
         assert {b"0 0", b"0 60", b"1 60"} <= letters
         assert {b"0 80", b"0 128", b"1 80"} <= written
         assert (b"even" in written, b"40 128" in written) == (compression == "zstd", compression == "zstd")
+
+
+def test_rows_that_fit_since_the_topics_limit_was_raised(kafka: KafkaService, topic: str) -> None:
+    """Amid a run, whose start has told the tasks the limit."""
+    with kafka.topic(config={"max.message.bytes": "2000"}) as small:
+        sink = KafkaSink(kafka.bootstrap, small, dead_letters=KafkaSink(kafka.bootstrap, topic, name="letters"))
+        sink.check(TEXTS)
+
+        def refused() -> list[str]:
+            copy = pickle.loads(pickle.dumps(sink))
+            transaction = begun(copy)
+            try:
+                return [each.error_class for each in copy.write_good_rows(transaction, texts("x" * 3000), 10)]
+            finally:
+                copy.rollback(transaction)
+                copy.close()
+
+        assert refused() == ["RecordTooLarge"]
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap.split(","))
+        admin.alter_configs([ConfigResource("TOPIC", small, {"max.message.bytes": "4000"})])
+        admin.close()
+        eventually(lambda: refused() == [])
+        sink.close()
 
 
 def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, kafka: KafkaService, topic: str) -> None:

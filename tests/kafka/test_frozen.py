@@ -84,6 +84,20 @@ def test_every_wait_for_a_frozen_broker_ends() -> None:
             ends(call, 100)
 
 
+@pytest.mark.slow
+def test_a_connection_is_waited_for_as_long_as_an_answer() -> None:
+    with KafkaServer() as server:
+        for timeout in (2, 14):
+            with closing(Cluster({"bootstrap_servers": server.bootstrap.split(",")}, timeout)) as cluster:
+                _ = cluster._manager  # knows the broker, and has no connection to it
+                server.broker(1).pause()
+                began = time.monotonic()
+                with pytest.raises(KafkaError, match="does not answer"):
+                    cluster.cluster_id()
+                assert timeout - 0.5 < time.monotonic() - began < timeout + 3
+                server.broker(1).resume()
+
+
 def test_a_cluster_that_does_not_answer_holds_up_no_other(kafka: KafkaServer) -> None:
     """One driver writes to several clusters."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import shutil
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,6 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
+from kafka.net.connection import KafkaConnection
 from kafka.protocol.admin.topics import ElectionType
 from kafka.protocol.metadata import CoordinatorType
 
@@ -135,6 +138,37 @@ def test_a_topic_made_anew_between_two_tasks(kafka: KafkaService, kafka_topic: s
     assert after.proof["topic_ids"] != before.proof["topic_ids"]
     assert committed(sink, after)
     assert values(kafka, kafka_topic) == ["after"]
+
+
+def test_a_topic_made_anew_between_validation_and_commit(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    _, committable = in_a_task(sink, "1")
+    sink.validate_all(Checkpoint("job", "l", 0), [committable])
+    anew(kafka, kafka_topic)
+    assert sink.commit(committable).state is CommitState.LOST
+
+
+def test_what_a_driver_asks_the_brokers_of_a_checkpoint(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, asked = KafkaConnection._send_request, Counter[str]()
+
+    def counted(connection: KafkaConnection, request: Any, **more: Any) -> Any:
+        asked[type(request).__name__.removesuffix("Request")] += 1
+        return send(connection, request, **more)
+
+    def checkpoint(number: int) -> None:
+        committables = [in_a_task(sink, "a", subtask)[1] for subtask in range(2)]
+        asked.clear()
+        assert sink.committed_checkpoints("job") == ({LINEAGE: 0} if number else None)
+        assert committed(sink, *committables)
+
+    monkeypatch.setattr(KafkaConnection, "_send_request", counted)
+    checkpoint(0)
+    checkpoint(1)
+    memory = ["Metadata", "ListTransactions", "OffsetFetch"]
+    logs = ["Metadata", "DescribeProducers", "ListOffsets"]
+    validation, commit = [*logs, "DescribeTransactions"], [*logs, "ApiVersions", "EndTxn", "EndTxn", "Metadata"]
+    assert asked == Counter([*memory, *validation, *commit])
 
 
 # ---------------------------------------------------------------------- another cluster at the same address
@@ -293,6 +327,28 @@ def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change:
 
 
 @pytest.mark.slow
+def test_a_leader_that_freezes_is_not_asked_any_more_once_it_is_replaced(three: KafkaServer) -> None:
+    three.start()
+    with (
+        three.topic() as topic,
+        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}")) as sink,
+    ):
+        _, committable = in_a_task(sink, "1")
+        name = committable.transaction["transactional_id"]
+        lead(three, topic, next(node for node in (1, 2, 3) if node != coordinator_of(sink, name)))
+        sink.validate_all(Checkpoint("job", "l", 0), [committable])
+        leader = sink._brokers._leaders[topic][0]
+        three.broker(leader).pause()
+        eventually(lambda: three.admin().list_topics(topic, timeout=120).topics[topic].partitions[0].leader != leader)
+        sink._brokers._manager.close(leader)  # or it may be asked who leads
+        began = time.monotonic()
+        sink.validate_all(Checkpoint("job", "l", 0), [committable])
+        assert time.monotonic() - began < 5
+        three.start()
+        assert committed(sink, committable)
+
+
+@pytest.mark.slow
 def test_a_broker_that_joins_while_a_driver_is_connected(three: KafkaServer) -> None:
     """The client's own list of brokers may be five minutes old: a transaction in doubt was not listed."""
     three.start()
@@ -332,9 +388,26 @@ def test_what_any_broker_can_tell_is_not_asked_of_one_that_has_failed_to_answer(
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
         three.broker(3).pause()
         eventually(lambda: 3 not in three.admin().list_topics(timeout=120).brokers)
-        sink._brokers._manager.close(3)  # as when it has not answered; the client's list of brokers still has it
         group = _group("job", sink.name)
+        sink._brokers._manager.close(3)  # as when it has not answered; the client's list of brokers still has it
         assert patiently(lambda: sink._brokers.settled_offsets(group, "tpc."), 3)  # less than the time of a request
+        three.start()
+
+
+@pytest.mark.slow
+def test_a_transaction_begins_without_a_broker_that_is_frozen_and_does_not_matter(three: KafkaServer) -> None:
+    """It had the fewest requests, as above."""
+    three.start()
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=20)) as sink:
+        names = (f"tpc.{uuid.uuid4().hex}" for _ in iter(int, 1))
+        name = next(name for name in names if coordinator_of(sink, name) in (1, 2))
+        again(lambda: sink._brokers.begin(name, 60_000))
+        list(sink.in_doubt("job"))  # connects to all
+        three.broker(3).pause()
+        sink._brokers._manager.close(3)
+        began = time.monotonic()
+        sink._brokers.begin(name, 60_000, topic)
+        assert time.monotonic() - began < 5
         three.start()
 
 

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError, NotControllerError, RequestTimedOutError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, commit, producer
@@ -296,9 +296,19 @@ def test_a_missing_topic(kafka: KafkaService) -> None:
     sink.close()
 
 
-def test_a_missing_topic_is_created_on_request(kafka: KafkaService) -> None:
+def test_a_missing_topic_is_created_on_request(kafka: KafkaService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the brokers answer that another of them is the controller, or not in time."""
     sink = sink_of(kafka, f"made-{time.time_ns()}", create_topic=True)
+    create, errors = Cluster.create_topic, [NotControllerError("moved"), RequestTimedOutError("late")]
+
+    def late(self: Cluster, name: str) -> None:
+        if errors:
+            raise errors.pop()
+        create(self, name)
+
+    monkeypatch.setattr(Cluster, "create_topic", late)
     sink.check(TEXTS)
+    assert errors == []
     assert sink.commit(pre_commit(sink, texts("a"))) == CommitOutcome.COMMITTED
     sink.close()
     assert sink.topic
@@ -886,14 +896,14 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
 def test_a_topic_made_anew_while_the_commit_is_under_way(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = Cluster.end
+    commit = Cluster.commit
 
-    def late(self: Cluster, identities: Any, *, commit: bool) -> Any:
+    def late(*about: Any, **more: Any) -> Any:
         anew(kafka, kafka_topic)
-        return end(self, identities, commit=commit)
+        return commit(*about, **more)
 
     committable = pre_commit(sink, texts("a"))
-    monkeypatch.setattr(Cluster, "end", late)
+    monkeypatch.setattr(Cluster, "commit", late)
     answer = sink.commit(committable)
     assert answer.state is CommitState.UNKNOWN
     assert "while its topic" in answer.reason

@@ -1276,8 +1276,8 @@ MUTANTS = (
     Mutant(
         "Kafka: the cluster is known from before",
         "sinks/kafka",
-        "return about.cluster_id, _ids(about), Logs(*logs)",
-        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), Logs(*logs)',
+        "return about.cluster_id, _ids(about), Logs(open_in",
+        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), Logs(open_in',
         KAFKA_REUSE,
     ),
     Mutant(
@@ -1293,7 +1293,7 @@ MUTANTS = (
     Mutant(
         "Kafka: the group is read before the markers are written",
         "sinks/kafka",
-        "if busy := _listed(deciding, prefix):",
+        "if busy := _listed((deciding for deciding, *_ in answers.values()), prefix):",
         "if busy := []:",
         KAFKA_MEMORY,
     ),
