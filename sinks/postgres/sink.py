@@ -458,11 +458,10 @@ class PostgresBackend(Pool, Backend):
         return bool(self.query(move.connection, statement))
 
     def sample(self, move: Move) -> None:
-        """Rights of defaults and the like show with the first row only."""
+        """Rights of defaults, a sequence that is behind, and the like show with the first row only."""
         staged = move.tables[0]
         row = f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays(staged)} LIMIT 1"
-        # judged already; and a deferrable index takes no ON CONFLICT
-        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in move.target.uniques) else ""
+        conflict = f" ON CONFLICT ({self.quoted(self.merge.keys)}) DO NOTHING" if self.merge.keys else ""
         self.execute(move.connection, f"{self.into(move.target, move.written)} {row}{conflict}")
 
     # ------------------------------------------------------------------ the move

@@ -824,6 +824,26 @@ def test_a_move_is_tried_for_an_index_over_defaults_only_where_they_may_clash(
     assert sink._backend.constraints(Move(None, target, [], [], SCHEMA.names)) == ["index orders_number_key"] * tried
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_sequence_that_is_behind_the_table_is_found_before_the_decision(db: Observer, mode: Any) -> None:
+    """As after a load of rows with their numbers. Each try would take one number more."""
+    db.run("ALTER TABLE orders ADD number bigserial PRIMARY KEY, ADD UNIQUE (id)")
+    db.run("INSERT INTO orders SELECT n, 'loaded', n FROM generate_series(1, 9) AS n")
+    sink = make(
+        db,
+        strategy="staged",
+        mode=mode,
+        keys=["id"] * (mode == "upsert"),
+        order_by="name" if mode == "upsert" else None,
+    )
+    with pytest.raises(BadValue, match=r"\(number\)=\(1\) already exists"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(10))])
+    db.run("SELECT setval('orders_number_seq', 9)")
+    made = [pre_commit(sink, rows_of(10, 11))]
+    sink.validate_all(checkpoint(), made)
+    assert sink.commit_all(checkpoint(), made) == [COMMITTED]
+
+
 def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: Observer) -> None:
     keyed.run("ALTER TABLE orders ADD UNIQUE (name)")
     keyed.run("INSERT INTO orders VALUES (1, 'taken')")
