@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import errors
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
+from coordinator.protocol.batch import BatchLeft
 from sinks.errors import TargetChanged
 
 if TYPE_CHECKING:
@@ -257,8 +258,8 @@ def _attempt(
         error = swallowed
     elif coordinator and coordinator.last_error is not earlier:
         error = coordinator.last_error  # of which Spark passes on the text only
-    if error and stopped and not isinstance(error, CheckpointError):
-        error = None  # of Spark's jobs that were cancelled
+    if stopped and (isinstance(error, BatchLeft) or not isinstance(error, CheckpointError)):
+        error = None  # else of Spark's jobs that were cancelled
     after = _offsets(coordinator)
     attempts.append(Attempt(number, started, time.time(), before, after, error, (began, time.monotonic())))
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)

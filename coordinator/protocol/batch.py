@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 
+from coordinator.errors import CheckpointError
 from sinks.base import Sink as Sink
 from sinks.dead_letters import allowed, too_many
 from sinks.errors import SinkError
@@ -30,6 +31,10 @@ class BatchFacts:
     query_id: str
     offsets: tuple[str, ...]
     planned_at: int = 0
+
+
+class BatchLeft(CheckpointError):
+    """Not an error: the batch was left to the next start, since its query is being stopped."""
 
 
 class Query(Protocol):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import Acks, BatchFacts, MicroBatch, Query, Sink, TopicIds
+from coordinator.protocol.batch import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
 from sinks.errors import SinkError
@@ -134,7 +134,7 @@ class SparkBatch(MicroBatch):
         return self._execution.query
 
     def raise_stopped(self) -> NoReturn:
-        raise CheckpointError(INTERRUPTED) from None
+        raise BatchLeft(INTERRUPTED) from None
 
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
+from coordinator.protocol.batch import BatchFacts, BatchLeft, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
 from sinks.row_hash import with_row_hash
@@ -89,7 +89,7 @@ class ConnectBatch(SparkBatch):
         return self._query
 
     def raise_stopped(self) -> NoReturn:
-        raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
+        raise BatchLeft(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():

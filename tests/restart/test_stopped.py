@@ -17,6 +17,7 @@ import pytest
 
 from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, Step, run
 from coordinator.errors import JobFailed
+from coordinator.protocol.batch import BatchLeft
 from coordinator.storage import open_storage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import ids
@@ -65,6 +66,25 @@ def test_a_query_that_is_stopped_amid_a_batch_is_not_started_again(tmp_path: Pat
     summary = run(lambda: Started(job.query(), coordinator), FixedDelay(1, 0), coordinator)  # type: ignore[arg-type,return-value]
     assert [attempt.error for attempt in summary.attempts] == [None]
     job.assert_exactly_once(batches=1)
+
+
+def test_a_batch_that_a_stop_held_back_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its call raises what Spark takes for a clean stop."""
+    coordinator, stop = Job(tmp_path).coordinator(), threading.Event()
+
+    class HeldBack:
+        isActive, status = False, {"isTriggerActive": False}  # noqa: N815 - Spark's names
+
+        def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
+            coordinator.last_error = BatchLeft("the query is being stopped")
+            stop.set()
+            return False
+
+        def stop(self) -> None: ...
+
+    summary = run(HeldBack, FixedDelay(1, 0), coordinator, stop)  # type: ignore[arg-type]
+    assert ([attempt.error for attempt in summary.attempts], summary.stopped_by) == ([None], "stop")
+    assert "failed" not in caplog.text
 
 
 def test_a_query_that_was_stopped_with_a_savepoint_is_not_started_again(tmp_path: Path) -> None:
