@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt, die
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
 from tests.kafka.play import LINEAGE, AsRecords, anew, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
@@ -63,6 +65,26 @@ def test_a_commit_that_is_under_way_is_waited_for(sink: KafkaSink) -> None:
     for n in range(20):
         assert sink.commit(pre_commit(sink, texts("a"), checkpoint=n)) == CommitOutcome.COMMITTED
         assert sink.committed_checkpoints("job") == {LINEAGE: n}
+
+
+def test_what_is_committed_while_the_brokers_are_asked_is_remembered(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offsets are read when no commit is under way any more, not beside that question."""
+    assert sink.commit(pre_commit(sink, texts("a"), checkpoint=1)) == CommitOutcome.COMMITTED
+    assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+    ask_all, later = cluster.Cluster._ask_all, pre_commit(sink, texts("b"), checkpoint=2)
+    with closing(sink_of(kafka, kafka_topic)) as other:
+
+        async def amid(self: cluster.Cluster, requests: Any) -> Any:
+            if self is sink._brokers:
+                await self._manager._net.sleep(0.2)
+                assert other.commit(later) == CommitOutcome.COMMITTED
+                eventually(lambda: other.committed_checkpoints("job") == {LINEAGE: 2})
+            return await ask_all(self, requests)
+
+        monkeypatch.setattr(cluster.Cluster, "_ask_all", amid)
+        assert sink.committed_checkpoints("job") == {LINEAGE: 2}
 
 
 def test_it_is_asked_again_while_markers_are_written(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
