@@ -15,6 +15,8 @@ import pytest
 import coordinator
 from tests.install.conftest import ENVIRONMENT, ROOT, SPARK, Environment, empty, run, with_extra
 
+README = (ROOT / "README.md").read_text()
+
 
 def test_the_sdist_has_changelog_and_docs(sdist: Path) -> None:
     for file in (
@@ -107,7 +109,7 @@ Spark's stacks has more."""
 
 
 def program(seconds: float) -> str:
-    section = (ROOT / "README.md").read_text().split("## A first pipeline")[1]
+    section = README.split("## A first pipeline")[1]
     found = re.search(r"```python\n(.*?)```", section, re.S)
     assert found
     assert "awaitTermination(30)" in found[1]
@@ -183,6 +185,25 @@ def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
             connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall() == []
         )
     assert (pipeline.home / "numbers" / "checkpoints").is_dir()
+
+
+def test_the_postgresql_to_try_with(base: Environment, with_postgres: Environment, tmp_path: Path) -> None:
+    environment = with_extra("testing", base, tmp_path / "venv")
+    environment.packages.joinpath("postgres.pth").write_text(f"{with_postgres.packages}\n")
+    found = re.search(r"venv/bin/pip install '\.\[testing\]'\n    venv/bin/(.*?)\n\n", README, re.S)
+    assert found
+    command = f"exec {environment.folder}/bin/" + found[1].replace("\n    ", "\n")
+    with subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True
+    ) as server:
+        assert server.stdout
+        said = server.stdout.readline()
+        dsn = said.removeprefix("export DSN=").strip()
+        psycopg.connect(dsn).close()
+        server.communicate("\n")
+    assert server.returncode == 0
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(dsn)
 
 
 @pytest.mark.large  # tests/spark/test_setup.py has it with less
