@@ -99,7 +99,7 @@ class CheckpointStatistics:
         said += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
         for what, counts in (
             ("dead letters", self.dead_lettered),
-            ("written again", self.replayed),
+            ("lost" if self.error else "written again", self.replayed),
             ("orphans aborted", self.aborted),
             ("not known to be visible", self.unknown),
         ):

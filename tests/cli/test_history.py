@@ -10,7 +10,11 @@ import sys
 import termios
 from contextlib import suppress
 
+import pytest
+
+from coordinator.errors import ReplayMismatch
 from coordinator.listener import Step
+from sinks.testing.conformance import example_input
 from tests.cli.play import INPUT, Job
 
 
@@ -61,3 +65,15 @@ def test_a_table_that_is_too_wide_for_the_terminal_has_each_row_by_itself(file_j
     wide = in_a_terminal(200, "history", "--job", str(file_job.file))
     assert wide[0][:4] == ["checkpoint", "status", "ended", "took"]
     assert len(wide) == 3
+
+
+def test_what_was_lost_and_not_written_again_is_called_lost(file_job: Job) -> None:
+    file_job.run(crash=(Step.COMPLETE, 0))
+    one = file_job.json("in-doubt", "list", code=1)["transactions"][0]
+    file_job.cli("in-doubt", "abort", one["id"], "--break-decision", "--yes")
+    file_job.input = example_input(3)[1:]
+    with pytest.raises(ReplayMismatch):
+        file_job.run(1)
+    failed = file_job.json("history")["checkpoints"][-1]
+    assert failed["remarks"].endswith("lost: files 1")
+    assert "written again" not in failed["remarks"].rpartition("coordinator resolve")[2]
