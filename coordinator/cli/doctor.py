@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from textwrap import fill
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from coordinator import __version__
 from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
@@ -25,7 +25,7 @@ from sinks.optional import Diagnosable, basic_findings
 from sinks.threads import side_by_side
 
 _RACES, _RACERS = 5, 8
-_COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+_INDENT = " " * 9
 _DRIVERS = ("SQLAlchemy", "psycopg", "pgpq", "PyMySQL", "confluent-kafka", "kafka-python", "deltalake", "pyiceberg")
 """Those that are here are named: a job whose sinks need others cannot be loaded."""
 
@@ -42,21 +42,27 @@ def doctor(
     transaction. It does not disturb a running driver, and leaves nothing behind."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         findings = list(_findings(coordinator, location))
-    show(
-        [{"subject": subject, **vars(finding)} for subject, finding in findings],
-        as_json,
-        self={
-            "": lambda row: Text(row["severity"].value, _COLORS[row["severity"]]),
-            "about": "subject",
-            "found": "message",
-            "how to fix it": "fix",
-        },
-    )
+    show([{"subject": subject, **vars(finding)} for subject, finding in findings], as_json)
+    if not as_json:
+        for subject, finding in findings:
+            _print(subject, finding)
     severities = [finding.severity for _, finding in findings]
     tell(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)", as_json)
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in findings):
         raise typer.Exit(FINDING)
+
+
+def _print(subject: str, finding: Finding) -> None:
+    """In lines of 100 columns, which fold no word."""
+    folded = partial(fill, width=100, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    tell(
+        folded(
+            " ".join(f"{subject}: {finding.message}".split()), initial_indent=finding.severity.value.ljust(len(_INDENT))
+        )
+    )
+    if finding.fix:
+        tell(folded(f"To fix it: {finding.fix}", initial_indent=_INDENT))
 
 
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
@@ -85,12 +91,8 @@ def _guarded(findings: Iterable[Finding], fix: str) -> Iterable[Finding]:
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
     for memory in compared(coordinator.protocol.store, coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
-        if memory.agrees:
-            yield Finding.ok(what)
-        elif memory.newest is None:
-            yield Finding.error(what, "bring it back, or fix what it says, and run the doctor again")
-        else:
-            yield Finding.error(what, SET_BACK)
+        fix = "bring it back, or fix what it says, and run the doctor again" if memory.newest is None else SET_BACK
+        yield Finding.ok(what) if memory.agrees else Finding.error(what, fix)
     coordinator.protocol.load()  # raises UnknownSink
 
 

@@ -32,7 +32,6 @@ from coordinator.cli.output import (
 from coordinator.cli.records import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
-from coordinator.operate.memories import set_back
 from coordinator.operate.text import ago, duration, of_driver, of_newest
 from coordinator.protocol import operators
 from coordinator.protocol.protocol import CheckpointProtocol
@@ -60,20 +59,23 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         seen = look(coordinator.protocol.store, coordinator.sinks)
         about = {"job": coordinator.job} | state_of(seen.driver, seen.newest)
         about |= {"transactions": [pending.to_json() for pending in seen.pending], "errors": seen.errors}
+        about["set_back"] = seen.set_back
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
         answered = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
         if answered and not seen.pending:
-            tell(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}.", as_json)
+            lost = f"Lost transactions: {output.runnable('coordinator resolve')}"
+            tell(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}. {lost}", as_json)
         missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
         else:
             tell(f"{of_driver(seen.driver)}\n{of_newest(seen.newest)}", as_json)
         _tell_remedies(coordinator, seen, as_json)
-        was_set_back = _tell_set_back(coordinator, as_json)
+        for sentence in seen.set_back:
+            tell(sentence, as_json)
         left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
-        if missing or was_set_back or seen.errors or left:
+        if missing or seen.set_back or seen.errors or left:
             raise typer.Exit(FINDING)
 
 
@@ -256,14 +258,6 @@ def _tell_remedies(coordinator: CheckpointCoordinator, seen: Seen, as_json: bool
         tell(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}", as_json)
 
 
-def _tell_set_back(coordinator: CheckpointCoordinator, as_json: bool) -> bool:
-    """Whether a sink remembers other checkpoints than storage; says which."""
-    sentences = set_back(coordinator.protocol.store, coordinator.sinks)
-    for sentence in sentences:
-        tell(sentence, as_json)
-    return bool(sentences)
-
-
 def _say_errors(seen: Seen) -> None:
     for sink, error in seen.errors.items():
         say(f"sink {sink!r} cannot tell: {error}")
@@ -319,7 +313,8 @@ def resolve(
         seen = look(store, coordinator.sinks)
         complete, errors = operators.ask(coordinator.protocol)
         assert complete
-        was_set_back = _tell_set_back(coordinator, as_json)
+        for sentence in seen.set_back:
+            tell(sentence, as_json)
         if accept_loss:
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
@@ -360,7 +355,7 @@ def resolve(
                 "query, which commits it, or says what else is missing.",
                 as_json,
             )
-        if errors or older or _missing(complete) or (was_set_back and not accept_loss):
+        if errors or older or _missing(complete) or (seen.set_back and not accept_loss):
             raise typer.Exit(FINDING)
 
 

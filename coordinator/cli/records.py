@@ -25,7 +25,7 @@ from coordinator.cli.output import (
 )
 from coordinator.errors import CorruptRecord
 from coordinator.heartbeat import Driver, look_for_driver
-from coordinator.operate.text import by_sink, duration, of_driver, of_newest, time_of
+from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.protocol.records import CompletedCheckpoint, Record, jobs_in
 from coordinator.statistics.model import PHASES, Activity, Status, load_history, summarized
 from sinks.transaction import shown
@@ -127,19 +127,29 @@ def show_(
             ],
             "accepted": losses_of(found.rounds),
         }
-        facts = {"checkpoint": about["checkpoint"]}
-        facts |= {
-            name: about[name] for name in about if name not in ("checkpoint_id", *_TABLES) and _tells(about[name])
-        }
-        show(about, as_json, facts=facts, **_TABLES)
+        show(about, as_json, facts=_facts(found.record), **_TABLES)
         for replay in found.rounds[1:]:
             counts = {"written again": len(replay.committables), "given up": len(replay.accepted)}
             what = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
             tell(f"Round {replay.round}, by generation {replay.generation}: {what}.", as_json)
 
 
-def _tells(value: Any) -> bool:
-    return any(value) if isinstance(value, list) else bool(value)
+def _facts(record: Record) -> dict[str, str]:
+    facts = {
+        "checkpoint": f"{record.checkpoint_id}, lineage {record.lineage}, generation {record.generation}",
+        "restored from": record.restored_from,
+        "triggered": ago(record.triggered_at),
+        "complete": ago(record.completed_at),
+        "mode": record.mode.replace("_", " "),
+        "guarantee": record.guarantee,
+        "batch rows": "" if record.batch_rows is None else f"{record.batch_rows:,}",
+        "rows": by_sink(record.rows),
+        "refused rows": by_sink(record.dead_lettered) if record.dead_letters else "",
+        "partitions": by_sink(record.partitions),
+        "offsets": ", ".join(record.offsets),
+        "Spark's query": record.query_id,
+    }
+    return {title: text for title, text in facts.items() if text}
 
 
 LOSSES: Columns = {
@@ -185,7 +195,7 @@ def state_of(driver: Driver | None, newest: CompletedCheckpoint | None) -> dict[
 _TABLES: dict[str, Columns] = {
     "committables": {
         **{name: name for name in ("round", "sink", "subtask")},
-        "rows": lambda row: row["fingerprint"]["rows"],
+        "rows": lambda row: f"{row['fingerprint']['rows']:,}",
         "hash": lambda row: row["fingerprint"]["hash"],
         "transaction": lambda row: shown(row["transaction"]),
     },

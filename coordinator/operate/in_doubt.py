@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
+from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import worth_reading
@@ -64,12 +65,14 @@ class Pending:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is in doubt, what keeps a sink from telling, the driver, and the newest checkpoint."""
+    """What is in doubt, what keeps a sink from telling, the driver, the newest checkpoint, and a sentence on each sink
+    that remembers other checkpoints than storage."""
 
     pending: Sequence[Pending]
     errors: Mapping[str, str]
     driver: Driver | None
     newest: CompletedCheckpoint | None
+    set_back: Sequence[str] = ()
 
 
 def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
@@ -85,8 +88,9 @@ def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None)
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
             n = seen.newest.checkpoint_id if seen.newest else None
             others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != n]
-            return replace(seen, pending=others)
-    return seen
+            seen = replace(seen, pending=others)
+            break
+    return replace(seen, set_back=set_back(store, sinks))
 
 
 def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:

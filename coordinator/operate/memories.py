@@ -10,9 +10,10 @@ from coordinator.protocol.decisions import beyond, missing, newest_of, worth_rea
 from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
+_DELETED = "newer: the storage was deleted, or is another one"
 SET_BACK = (
-    "Commit and abort nothing by hand: restore a newer state of the older one. If there is none, set storage, "
-    "checkpointLocation and all targets back to one checkpoint (`coordinator savepoint restore`)"
+    "Before anything else restore a newer state of the older one. If there is none, set storage, checkpointLocation "
+    "and all targets back to one checkpoint (`coordinator savepoint restore`)"
 )
 
 
@@ -71,7 +72,7 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         newest = max(memory.values(), default=-1)
         if newest < 0:
             return Memory(name, newest, "as storage")
-        return Memory(name, newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
+        return Memory(name, newest, _DELETED, agrees=False, ahead=True)
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
     if record.predecessors is not None and (other := beyond(others, record.predecessors)):
@@ -98,7 +99,8 @@ def of_location(location: str, stored: int) -> Memory:
         return Memory(name, None, "there is none: mistyped, or deleted", agrees=False)
     newest = newest_commit(location)
     if newest > stored:
-        return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+        verdict = _DELETED if stored == -1 else f"newer by {newest - stored}: the storage was set back"
+        return Memory(name, newest, verdict, agrees=False)
     if newest == stored:
         return Memory(name, newest, "as storage")
     if newest == stored - 1:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
 from coordinator.heartbeat import Driver, State
 from coordinator.protocol.records import CompletedCheckpoint
 
 
 def time_of(milliseconds: int) -> str:
-    """ISO 8601 in UTC."""
+    """ISO 8601, by the time zone of this machine, with its offset."""
     try:
-        return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         return f"{milliseconds} ms, which is no time"
 

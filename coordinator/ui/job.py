@@ -20,7 +20,6 @@ from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.balance import LOOKED_AT, Balance, take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
-from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import Acceptance, CompletedCheckpoint, JobStore, jobs_in
@@ -210,8 +209,8 @@ class JobView:
         answer = self.in_doubt()
         if answer.trouble:
             return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
-        seen, memories = answer.value
-        said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in memories]
+        seen: Seen = answer.value
+        said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
         said += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
         for remedy in remedies(seen):
             text = f"{remedy.count:,} transactions in doubt: {remedy.decision.value}"
@@ -220,10 +219,9 @@ class JobView:
 
     # ------------------------------------------------------------------ what other systems tell
     @_good_for(10)
-    def in_doubt(self, _: list[str]) -> tuple[Seen, list[str]]:
-        """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage."""
+    def in_doubt(self, _: list[str]) -> Seen:
         with self._asked() as sinks:
-            return look(self.store, sinks), set_back(self.store, sinks)
+            return look(self.store, sinks)
 
     @_good_for(10)
     def savepoints(self, bad: list[str]) -> list[Savepoint]:

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,12 +56,40 @@ def test_tables_hold_what_json_holds(file_job: Job) -> None:
         assert text in shown
 
 
+def test_a_checkpoint_is_shown_in_lines_for_people(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are those of the machine's time zone, as in its logs. JSON has the record as it is."""
+    file_job.run(1)
+    record = file_job.json("checkpoints", "show")
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        shown = file_job.cli("checkpoints", "show").stdout
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in shown.partition("round ")[0].splitlines())
+    at = datetime.fromtimestamp(record["completed_at"] / 1000, timezone(timedelta(hours=5.5)))
+    assert facts.pop("complete").startswith(f"{at.isoformat(timespec='milliseconds')} (")
+    assert facts.pop("triggered")
+    assert facts == {
+        "checkpoint": f"0, lineage {record['lineage']}, generation 1",
+        "mode": "exactly once",
+        "guarantee": record["guarantee"],
+        "batch rows": "24",
+        "rows": "files 24",
+        "partitions": "files 4",
+        "offsets": '{"end":0}',
+        "Spark's query": record["query_id"],
+    }
+    assert {"topic_ids", "newest_rows", "row_hash", "planned_at"} <= set(record)
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
         ("status", ["Job 'orders' in file:", "Driver: ", "Newest checkpoint: 1"]),
         ("history", ["completed"]),
-        ("checkpoints show 0", ["query_id", "exactly-once"]),
+        ("checkpoints show 0", ["Spark's query", "exactly-once"]),
         ("in-doubt list", ["Nothing of job 'orders' is in doubt", "Driver: ", "Newest checkpoint: 1"]),
         ("in-doubt abort --all-orphans", ["nothing was aborted"]),
         ("resolve", ["3 of 3 participants are visible"]),

@@ -44,6 +44,15 @@ def test_a_sound_job(file_job: Job) -> None:
     assert list((file_job.folder / "rows").iterdir()) == [], "a sink's proof of the abort is purged"
 
 
+def test_findings_are_lines_that_a_terminal_takes(file_job: Job) -> None:
+    file_job.file.write_text(file_job.file.read_text().replace("checkpoints", "check points"))
+    first, *lines, last = file_job.cli("doctor").stdout.splitlines()
+    assert re.match(r"ok       packages: \S", first)
+    assert all(re.match(r"(ok       |warning  | {9})\S.{,90}$", line) for line in lines), lines
+    assert any(line.startswith("         To fix it: nothing, before that start") for line in lines)
+    assert last == "0 error(s), 1 warning(s)"
+
+
 def test_a_sink_that_has_another_name_now(file_job: Job) -> None:
     file_job.run(1)
     file_job.file.write_text(file_job.file.read_text() + '\nname = "renamed"\n')

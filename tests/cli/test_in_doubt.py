@@ -37,7 +37,9 @@ def test_nothing_in_doubt(file_job: Job) -> None:
     told = file_job.json("in-doubt", "list")
     assert (told["transactions"], told["errors"]) == ([], {})
     assert told["newest_checkpoint"]["checkpoint"] == 0
-    assert "Nothing of job 'orders' is in doubt in files (" in file_job.cli("in-doubt", "list").stdout
+    said = file_job.cli("in-doubt", "list").stdout
+    assert "Nothing of job 'orders' is in doubt in files (" in said
+    assert f"Lost transactions: coordinator resolve --job {file_job.file}" in said
     assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stdout
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import psycopg
@@ -36,6 +38,7 @@ from tests.kafka.play import pre_commit, sink_of, texts
 from tests.mysql.play import Observer
 from tests.protocol.play import CheckedThenPut, QuietQuery
 
+PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
 ROWS = [sum(table.num_rows for table in batch) for batch in INPUT]
 
 
@@ -67,6 +70,17 @@ def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) ->
             **dict.fromkeys(("filtered", "dead_lettered", "given_up"), 0),
             "present": None,
         }
+
+
+def test_the_sample_of_the_page_is_what_the_command_prints(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(3)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        one = "SELECT max(transaction_id) FROM tpc_ledger WHERE checkpoint = 1 AND written > 0"
+        connection.execute(f"UPDATE tpc_ledger SET written = written - 1 WHERE transaction_id = ({one})")
+    found = re.search(r"    \$ coordinator verify\n(.*?)\n\n", PAGE.read_text(), re.S)
+    assert found
+    said = pg_job.cli("verify", code=1).stdout
+    assert [line.rstrip() for line in said.splitlines()] == dedent(found[1]).splitlines()
 
 
 def test_what_is_compared_again_and_again_are_the_newest_checkpoints(file_job: Job) -> None:
