@@ -66,26 +66,18 @@ def _print(subject: str, finding: Finding) -> None:
 
 
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
-    for finding in _guarded(_packages(), "install them anew"):
-        yield "packages", finding
-    storage, fix = coordinator.protocol.store.storage, "fix what the message names, and run the doctor again"
-    for finding in _guarded(of_storage(storage), fix):
-        yield f"storage {storage.uri}", finding
+    job, storage = coordinator.job, coordinator.protocol.store.storage
+    looked_at = {"packages": _packages(), f"storage {storage.uri}": of_storage(storage)}
     for name, sink in coordinator.sinks.items():
-        looked_at = (
-            sink.diagnose(coordinator.job) if isinstance(sink, Diagnosable) else basic_findings(sink, coordinator.job)
-        )
-        for finding in _guarded(looked_at, fix):
-            yield f"sink {name}", finding
-    for finding in _guarded(_memories(coordinator, location), fix):
-        yield "memories", finding
-
-
-def _guarded(findings: Iterable[Finding], fix: str) -> Iterable[Finding]:
-    try:
-        yield from findings
-    except Exception as error:
-        yield Finding.error(f"{type(error).__name__}: {error}", fix)
+        diagnosed = sink.diagnose(job) if isinstance(sink, Diagnosable) else basic_findings(sink, job)
+        looked_at[f"sink {name}"] = diagnosed
+    looked_at["memories"] = _memories(coordinator, location)
+    for subject, findings in looked_at.items():
+        try:
+            yield from ((subject, finding) for finding in findings)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            yield subject, Finding.error(message, "fix what the message names, and run the doctor again")
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:

@@ -45,8 +45,6 @@ _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
 _NAMED = 3
 """Participants that a command is spelled out for."""
 app = typer.Typer(help="Show and settle pre-committed transactions that are not resolved yet.", no_args_is_help=True)
-
-
 _CHOSEN = typer.Argument(metavar="ID...", help="IDs from `list`, or names in the target (a gid, …).")
 Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
 
@@ -57,14 +55,13 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     running driver will resolve itself (open)."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         seen = look(coordinator.protocol.store, coordinator.sinks)
-        about = {"job": coordinator.job} | state_of(seen.driver, seen.newest)
-        about |= {"transactions": [pending.to_json() for pending in seen.pending], "errors": seen.errors}
-        about["set_back"] = seen.set_back
+        about = {"job": coordinator.job, "errors": seen.errors, "set_back": seen.set_back}
+        about |= {"transactions": [pending.to_json() for pending in seen.pending]} | state_of(seen.driver, seen.newest)
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
         answered = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
         if answered and not seen.pending:
-            lost = f"Lost transactions: {output.runnable('coordinator resolve')}"
+            lost = f"Whether one was lost: {output.runnable('coordinator resolve')}"
             tell(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}. {lost}", as_json)
         missing = output.of_missing_storage(coordinator)
         if missing:
@@ -222,16 +219,12 @@ def _commit(protocol: CheckpointProtocol, pending: Pending) -> str:
     [outcome] = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
     if isinstance(outcome, Exception):
         raise outcome
-    return _text_of(outcome)
+    return f"{outcome.state.value}: {outcome.reason}" if outcome.reason else outcome.state.value
 
 
 def _abort(protocol: CheckpointProtocol, pending: Pending) -> str:
     protocol.sinks[pending.sink].abort(pending.about.transaction)
     return "aborted"
-
-
-def _text_of(outcome: CommitOutcome) -> str:
-    return outcome.state.value if outcome.state is CommitState.COMMITTED else f"{outcome.state.value}: {outcome.reason}"
 
 
 def _names(several: Sequence[Pending]) -> str:
@@ -345,7 +338,7 @@ def resolve(
         if errors:
             say(_unanswered(coordinator, complete, errors))
         elif about["participants"]:
-            tell(_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)]), as_json)
+            tell(_choices(complete), as_json)
         undecided = [pending for pending in seen.pending if not pending.named]
         _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
         older = [one for one in seen.pending if one.named and one.about.checkpoint != complete.checkpoint_id]
@@ -403,12 +396,14 @@ def _unanswered(
     )
 
 
-def _missing(complete: CompletedCheckpoint) -> list[Participant]:
-    return [p for p, outcome in complete.outcomes.items() if outcome.state in _MISSING]
+def _missing(complete: CompletedCheckpoint) -> dict[str, Participant]:
+    """Those that are lost or unknown, by what an operator calls them."""
+    outcomes = complete.outcomes.items()
+    return {f"{sink}/{subtask}": (sink, subtask) for (sink, subtask), outcome in outcomes if outcome.state in _MISSING}
 
 
 def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participant]:
-    missing = {f"{sink}/{subtask}": (sink, subtask) for sink, subtask in _missing(complete)}
+    missing = _missing(complete)
     if wanted == ["all"]:
         wanted = list(missing)
     if not wanted:
@@ -418,7 +413,7 @@ def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participan
     return [missing[text] for text in wanted]
 
 
-def _choices(complete: CompletedCheckpoint, missing: Sequence[str]) -> str:
+def _choices(complete: CompletedCheckpoint) -> str:
     choices = [
         "Start the query again: it writes lost transactions again, from the same input "
         f"({', '.join(complete.record.offsets)}).",
@@ -427,8 +422,9 @@ def _choices(complete: CompletedCheckpoint, missing: Sequence[str]) -> str:
         choices.append(
             "unknown: look for the rows in the target; commit or roll back the transaction there, then start."
         )
-    if missing:
-        named = " ".join(f"--accept-loss {participant}" for participant in missing[:_NAMED])
-        named = named if len(missing) <= _NAMED else "--accept-loss all"
+    if missing := _missing(complete):
+        named = " ".join(
+            f"--accept-loss {participant}" for participant in (missing if len(missing) <= _NAMED else ["all"])
+        )
         choices.append(f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}")
     return "\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))])

@@ -131,11 +131,7 @@ def show_(
         if not sink and len(dead) == 1:
             [sink] = dead
         if sink not in dead:
-            there = (
-                f"there are {', '.join(dead)}"
-                if dead
-                else "this job has none: no sink of it has the option dead_letters"
-            )
+            there = f"there are {', '.join(dead)}" if dead else "no sink of this job has the option dead_letters"
             wrong = f"{sink!r} has no dead letters: " if sink else ""
             fail(f"{wrong}name a sink with dead letters; {there}", USAGE)
         writer = dead[sink]

@@ -151,11 +151,7 @@ class Answer:
 
 
 def take_balance(
-    store: JobStore,
-    sinks: Mapping[str, Sink],
-    *,
-    quick: bool = False,
-    last: int | None = None,
+    store: JobStore, sinks: Mapping[str, Sink], *, quick: bool = False, last: int | None = None
 ) -> Balance:
     """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
     at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that storage has, also

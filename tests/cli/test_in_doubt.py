@@ -39,7 +39,7 @@ def test_nothing_in_doubt(file_job: Job) -> None:
     assert told["newest_checkpoint"]["checkpoint"] == 0
     said = file_job.cli("in-doubt", "list").stdout
     assert "Nothing of job 'orders' is in doubt in files (" in said
-    assert f"Lost transactions: coordinator resolve --job {file_job.file}" in said
+    assert f"Whether one was lost: coordinator resolve --job {file_job.file}" in said
     assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stdout
 
 
