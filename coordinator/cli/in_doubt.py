@@ -414,17 +414,17 @@ def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participan
 
 
 def _choices(complete: CompletedCheckpoint) -> str:
+    offsets = ", ".join(complete.record.offsets)
     choices = [
-        "Start the query again: it writes lost transactions again, from the same input "
-        f"({', '.join(complete.record.offsets)}).",
+        f"Start the query again: it writes lost transactions again from the same input, {offsets}. If that gives other "
+        "rows by now, it stops (ReplayMismatch)."
     ]
     if any(outcome.state is CommitState.UNKNOWN for outcome in complete.outcomes.values()):
         choices.append(
             "unknown: look for the rows in the target; commit or roll back the transaction there, then start."
         )
     if missing := _missing(complete):
-        named = " ".join(
-            f"--accept-loss {participant}" for participant in (missing if len(missing) <= _NAMED else ["all"])
-        )
+        accepted = list(missing) if len(missing) <= _NAMED else ["all"]
+        named = " ".join(f"--accept-loss {participant}" for participant in accepted)
         choices.append(f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}")
     return "\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))])

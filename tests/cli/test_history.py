@@ -77,3 +77,4 @@ def test_what_was_lost_and_not_written_again_is_called_lost(file_job: Job) -> No
     failed = file_job.json("history")["checkpoints"][-1]
     assert failed["remarks"].endswith("lost: files 1")
     assert "written again" not in failed["remarks"].rpartition("coordinator resolve")[2]
+    assert "If that gives other rows by now, it stops (ReplayMismatch)" in file_job.cli("resolve", code=1).stdout
