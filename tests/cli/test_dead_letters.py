@@ -44,4 +44,4 @@ def test_counts_and_the_newest_letters(tmp_path: Path) -> None:
 def test_a_job_without_dead_letters(file_job: Job) -> None:
     file_job.run(1)
     told = file_job.cli("dead-letters", "show", code=2).stderr
-    assert "no sink of it has the option dead_letters" in told
+    assert "no sink of this job has the option dead_letters" in told
