@@ -199,7 +199,6 @@ class BlockedInSecondCheckpoint(FileSink):
         return identity
 
 
-@pytest.mark.large  # test_controls.py has it without Connect
 def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
     """The task outlives its query until it is interrupted; what it had pre-committed is swept by the client."""
     ids = write_input(tmp_path / "input", batches=2, files=1)

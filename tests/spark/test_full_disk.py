@@ -87,7 +87,6 @@ def play(small: Path, folder: Path, full: Mapping[str, Sequence[int]]) -> None:
 FULL = {"location": (0, 1, 2, 3, 4), "storage": (0, 1), "local": (0,)}
 
 
-@pytest.mark.large  # tests/storage/test_failures.py has it without Spark
 @needs_mount
 @pytest.mark.slow
 def test_the_query_stops_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
