@@ -7,7 +7,6 @@ upon, could be empty or gone after a power loss; and it follows links.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -43,9 +42,9 @@ _ADVICE = {
 }
 
 
-_STAGED = re.compile(r".+#\d+")
+_STAGED = re.compile(r".+#\d{30,}")
 _ABANDONED = 86400.0
-"""Seconds after which what nobody has locked is nobody's: locks may not be seen by other hosts."""
+"""Seconds after which nobody writes any more. Who still does gets an error, and nothing under the key."""
 
 
 class FileStorage(CheckpointStorage):
@@ -56,8 +55,7 @@ class FileStorage(CheckpointStorage):
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
     that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
     out a value: the writer may have died in between. A killed writer leaves `KEY#RANDOM` behind, which is no key, so
-    `list` passes over it; it goes with `delete(KEY)`, or with `make` when the storage is opened a day later. A living
-    writer has it locked.
+    `list` passes over it; it goes with `delete(KEY)`, or with `make` when the storage is opened a day later.
 
     Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
     """
@@ -83,13 +81,11 @@ class FileStorage(CheckpointStorage):
         with suppress(OSError), _directory(self._root) as root:
             for folder, path in takewhile(lambda _: time.monotonic() < end, _files_below(root)):
                 name = _name(path)
-                with suppress(OSError):  # locked, gone, or no file
+                with suppress(OSError):  # gone
                     if _STAGED.fullmatch(name):
-                        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # NFS locks what is open for writing
-                        with open(os.open(name, flags, dir_fd=folder), "rb") as file:
-                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                            if time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED:
-                                os.unlink(name, dir_fd=folder)
+                        written_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+                        if time.time() - written_at > _ABANDONED:
+                            os.unlink(name, dir_fd=folder)
 
     def _require_hard_links(self) -> None:
         staged = self._root / f".link-{uuid.uuid4().hex}"
@@ -112,12 +108,10 @@ class FileStorage(CheckpointStorage):
             try:
                 descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
                 with open(descriptor, "wb") as file:
-                    with suppress(OSError):  # of a file system without locks
-                        fcntl.flock(descriptor, fcntl.LOCK_EX)
                     file.write(value)
                     file.flush()
                     os.fsync(descriptor)
-                    os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+                os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):

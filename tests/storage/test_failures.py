@@ -277,13 +277,16 @@ class TestFile:
 
     @pytest.mark.parametrize("killed", [True, False])
     def test_what_a_killed_writer_left_goes_when_it_is_opened_a_day_later(self, storage, tmp_path, killed):
-        """Not while the writer lives, however slow it is."""
+        """One that lives, and is as slow as that, puts nothing, and may try again."""
         amid = storage_writer.Writer(os.environ, writer.put_amid, storage.uri, "a/1")
         assert amid.connection.recv() == "amid"
         if killed:
             amid.process.kill()
             amid.process.join()
         [left] = (tmp_path / "root" / "a").iterdir()
+        foreign = tmp_path / "root" / "a" / "report#1"
+        foreign.touch()
+        os.utime(foreign, (1, 1))
         open_storage(storage.uri)
         assert left.exists(), "it may be another host's"
         os.utime(left, (1, 1))
@@ -291,12 +294,14 @@ class TestFile:
             open_storage(storage.uri)
         assert left.exists(), "a reader changes nothing"
         open_storage(storage.uri)
-        assert left.exists() != killed
+        assert os.listdir(left.parent) == [foreign.name]
         if not killed:
             amid.connection.send("go on")
+            assert "No such file" in amid.connection.recv()
+            assert storage.get("a/1") is None
+            amid.connection.send("again")
             assert amid.connection.recv() is True
             assert storage.get("a/1") == b"1"
-            assert os.listdir(left.parent) == ["1"]
 
     def test_what_others_put_there_is_no_key(self, storage, tmp_path):
         storage.put_if_absent("a/1", b"1")

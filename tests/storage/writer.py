@@ -34,7 +34,7 @@ def fill(uri: str, size: int, folder: str) -> None:
 
 
 def put_amid(connection: Connection, uri: str, key: str) -> None:
-    """Put a value, and wait in the middle of it to be told to go on."""
+    """Put a value, and wait in the middle of it to be told to go on; if it is refused, once more when told to."""
     storage, fsync = open_here(uri), os.fsync
 
     def waiting(descriptor: int) -> None:
@@ -44,7 +44,12 @@ def put_amid(connection: Connection, uri: str, key: str) -> None:
         fsync(descriptor)
 
     os.fsync = waiting  # type: ignore[assignment]
-    connection.send(storage.put_if_absent(key, b"1"))
+    try:
+        connection.send(storage.put_if_absent(key, b"1"))
+    except StorageError as error:
+        connection.send(str(error))
+        connection.recv()
+        connection.send(storage.put_if_absent(key, b"1"))
 
 
 if __name__ == "__main__":
