@@ -19,7 +19,7 @@ from sinks.sql.names import label
 
 Mode = Literal["append", "upsert"]
 _OWN = {"tpc_place", "tpc_deletes", "tpc_row", "tpc row", "tpc_transaction"}
-"""Columns that the sinks' staging tables and statements have beside those of the rows."""
+"""Columns that the sinks' staging tables and statements have beside those of the rows. Capitals may not count."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class MergeOptions:
         ]:
             if column is not None and column not in schema.names:
                 yield f"{role} names column {column!r}, which the batch has not"
-        for name in sorted(_OWN.intersection(schema.names)):
+        for name in (name for name in schema.names if name.lower() in _OWN):
             yield f"column {name!r} has a name that the sink itself uses beside it: rename it in Spark"
         if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
             kind = schema.field(self.delete_marker).type

@@ -300,7 +300,7 @@ class TableSuite:
         with pytest.raises(SchemaMismatch, match="surname"):
             self.make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
 
-    @pytest.mark.parametrize("name", ["tpc_place", "tpc_row"])
+    @pytest.mark.parametrize("name", ["tpc_place", "TPC_PLACE", "Tpc_Row"])
     def test_a_column_with_a_name_of_the_sinks_own_is_refused(self, keyed: Database, name: str) -> None:
         keyed.run(f"ALTER TABLE orders ADD COLUMN {name} int")
         schema = pa.schema([*rows_of(1).schema, (name, pa.int32())])
