@@ -364,8 +364,8 @@ SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
 SELECT DISTINCT ON (attnum) attname::text, b.typname || CASE WHEN element <> 0 THEN '[]' ELSE '' END,
        format_type(atttypid, atttypmod), NOT (attnotnull OR required),
        atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
-       attidentity <> '' OR EXISTS (SELECT FROM pg_attrdef, regexp_matches(adbin::text, ':funcid ([0-9]+)', 'g') AS f
-  JOIN pg_proc p ON p.oid = f[1]::oid WHERE adrelid = attrelid AND adnum = attnum AND provolatile = 'v'),
+       attidentity <> '' OR EXISTS (SELECT FROM pg_attrdef WHERE adrelid = attrelid AND adnum = attnum
+   AND pg_get_expr(adbin, adrelid) ~ '(nextval|uuid|random)[a-z0-9_]*[(]'),
        coalesce(e.typtype, b.typtype)::text, format_type(b.oid, modifier),
        CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
