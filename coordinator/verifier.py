@@ -51,8 +51,8 @@ class Verifier:
         while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
                 store = JobStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
-                last = min(LOOKED_AT, self._config.retained_checkpoints)
-                balance = take_balance(store, self._sinks, quick=True, last=last)
+                retained = self._config.retained_checkpoints
+                balance = take_balance(store, self._sinks, quick=True, retained=retained, last=LOOKED_AT)
                 if not ended.is_set():
                     self._tell(balance)
             except Exception:

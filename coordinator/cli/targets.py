@@ -62,8 +62,8 @@ def verify(
     Exit code 0: balanced, 1: something differs, 4: cannot tell."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        last = coordinator.config.retained_checkpoints
-        balance = take_balance(store, coordinator.sinks, quick=quick, last=last)
+        retained = coordinator.config.retained_checkpoints
+        balance = take_balance(store, coordinator.sinks, quick=quick, retained=retained)
     about = {"job": store.job, "storage": store.storage.uri} | balance.to_json()
     totals = [
         {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in balance.totals().items()

@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.operate.memories import of_sink
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.records import CompletedCheckpoint, JobStore
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, RecordKey
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, not_among
@@ -151,13 +151,21 @@ class Answer:
 
 
 def take_balance(
-    store: JobStore, sinks: Mapping[str, Sink], *, quick: bool = False, last: int | None = None
+    store: JobStore,
+    sinks: Mapping[str, Sink],
+    *,
+    quick: bool = False,
+    retained: int | None = None,
+    last: int | None = None,
 ) -> Balance:
     """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
-    at the same time is looked at again. `last`: how many of the newest checkpoints; None: all that storage has, also
-    what a zombie has put before those that are retained. Raises `StorageError`, `CorruptRecord`."""
+    at the same time is looked at again. `retained`: `retained_checkpoints` as far as known; what a zombie has put
+    before those is left out. `last`: at most so many of the newest checkpoints. None: all that storage has. Raises
+    `StorageError`, `CorruptRecord`."""
     keys = store.retained()
-    oldest = keys[-1].checkpoint_id - last + 1 if keys and last else 0
+    oldest = _oldest_retained(keys, retained) if retained else 0
+    if keys and last:
+        oldest = max(oldest, keys[-1].checkpoint_id - last + 1)
 
     def wanted(checkpoint: int) -> bool:
         return checkpoint >= oldest
@@ -172,6 +180,16 @@ def take_balance(
         if all(now.get(complete.checkpoint_id, complete) == complete for complete in history):
             break
     return balance(history, answers)
+
+
+def _oldest_retained(keys: Sequence[RecordKey], retained: int) -> int:
+    """Where the unbroken row of checkpoints begins: the driver may retain more than is known here. Of a row that is
+    longer by one, retention has freed the first, and a zombie may have put it."""
+    ids = {key.checkpoint_id for key in keys}
+    newest = oldest = max(ids, default=0)
+    while oldest - 1 in ids:
+        oldest -= 1
+    return oldest + (newest - oldest == retained)
 
 
 def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:

@@ -233,8 +233,8 @@ class JobView:
     def balance(self, _: list[str]) -> Balance:
         """Records beside the systems' own ledgers: no table and no topic is read."""
         with self._asked() as sinks:
-            last = min(LOOKED_AT, self.config.retained_checkpoints)
-            return take_balance(self.store, sinks, quick=True, last=last)
+            retained = self.config.retained_checkpoints
+            return take_balance(self.store, sinks, quick=True, retained=retained, last=LOOKED_AT)
 
     @contextmanager
     def _asked(self) -> Iterator[dict[str, Sink]]:

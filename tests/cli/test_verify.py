@@ -91,19 +91,20 @@ def test_what_is_compared_again_and_again_are_the_newest_checkpoints(file_job: J
     assert [line.checkpoint for line in balance.lines] == [1, 2]
 
 
-def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [4, 5])
+def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path: Path, batches: int) -> None:
     """Until the next checkpoint deletes it. What it names was aborted, and the target has the new driver's rows."""
     table = f'url = "sqlite:///{tmp_path}/orders.db"\ntable = "orders"\ncreate_table = true'
     job = Job(tmp_path, f'type = "sqlalchemy"\n{table}')
-    job.input = example_input(5)
+    job.input = example_input(batches)
     with load_job(str(job.file)) as old:
-        storage = CheckedThenPut(old.protocol.store.storage, "put_if_absent", "/checkpoint/", lambda: job.run(5))
+        storage = CheckedThenPut(old.protocol.store.storage, "put_if_absent", "/checkpoint/", lambda: job.run(batches))
         zombie = CheckpointCoordinator("orders", [*old.sinks.values()], storage, old.config)
         with pytest.raises(Superseded):
             LocalQuery(job.folder / "query", job.input[:1]).run(zombie)
-    assert [id for id, _ in JobStore(storage.inner, "orders").retained()] == [0, 2, 3, 4]
+    assert [id for id, _ in JobStore(storage.inner, "orders").retained()] == [0, *range(batches - 3, batches)]
     told = job.json("verify")
-    assert [line["checkpoint"] for line in told["checkpoints"]] == [2, 3, 4]
+    assert [line["checkpoint"] for line in told["checkpoints"]] == [*range(batches - 3, batches)]
     found: list[Balance] = []
     verifier = Verifier(
         JobStore(storage.inner, "orders"), old.sinks, replace(old.config, verify_interval=0.1), found.append
@@ -112,6 +113,23 @@ def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path
     eventually(lambda: bool(found))
     verifier.end()
     assert found[0].findings == ()
+
+
+def test_a_driver_that_retains_more_than_the_job_file_says(tmp_path: Path) -> None:
+    """Its program has the config in Python. All that it retains is compared."""
+    job = Job(
+        tmp_path, f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}/orders.db"\ntable = "orders"\ncreate_table = true'
+    )
+    job.input = example_input(6)
+    with load_job(str(job.file)) as of_file:
+        config = replace(of_file.config, retained_checkpoints=10)
+        storage, sinks = of_file.protocol.store.storage, [*of_file.sinks.values()]
+        LocalQuery(job.folder / "query", job.input).run(CheckpointCoordinator("orders", sinks, storage, config))
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database, database:
+        database.execute("UPDATE tpc_ledger SET written = written + 1 WHERE checkpoint = 1 AND written > 0")
+    told = job.json("verify", code=1)
+    assert [line["checkpoint"] for line in told["checkpoints"]] == [0, 1, 2, 3, 4, 5]
+    assert [line["checkpoint"] for line in told["checkpoints"] if line["verdict"] == "differs"] == [1]
 
 
 def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg_database: str) -> None:
