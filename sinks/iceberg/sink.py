@@ -160,7 +160,7 @@ class IcebergSink(LakeSink):
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
     def _location(self) -> str:
-        return str(self._handle.metadata.location)
+        return str(self._handle.metadata.location) if self._look() else ""
 
     def _create(self, schema: pa.Schema) -> None:
         with self._open_catalog() as catalog:

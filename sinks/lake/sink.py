@@ -195,7 +195,7 @@ class LakeSink(
 
     @abstractmethod
     def _location(self) -> str:
-        """Where the table that `_look` has found is: a folder, or a URI without credentials."""
+        """Where the table is: a folder, or a URI without credentials; "" while nobody knows."""
 
     @abstractmethod
     def _create(self, schema: pa.Schema) -> None:
@@ -282,7 +282,7 @@ class LakeSink(
             yield Finding.error(f"there is no table {self}", "create it, or set create_table=True")
 
     def weaknesses(self) -> Sequence[str]:
-        local = self._look() is not None and self._location().startswith(("/", "file:"))
+        local = self._location().startswith(("/", "file:"))
         why = f"{self} is in a local folder, whose metadata nobody syncs to disk: a power failure may lose rows"
         return (why,) if local else ()
 

@@ -890,6 +890,14 @@ def test_a_table_is_created_of_the_first_batch(tmp_path: Path) -> None:
         assert lake.ids() == [0, 1]
 
 
+def test_a_local_folder_is_told_before_its_table_is_there(tmp_path: Path) -> None:
+    """The promise is made, or refused, before the first batch creates it."""
+    sink = DeltaLake(tmp_path).sink(create_table=True)
+    assert "local folder" in sink.weaknesses()[0]
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    assert "local folder" in sink.weaknesses()[0]
+
+
 def test_moments_of_any_time_zone_have_a_table(lake: Lake, tmp_path: Path) -> None:
     """A session has its machine's time zone; the tables have UTC."""
     moment, berlin = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc), pa.timestamp("us", "Europe/Berlin")
