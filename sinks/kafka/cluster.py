@@ -361,10 +361,11 @@ class Cluster:
         `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        (place, fences), answer = self._ask(
+        # InitProducerId first: whoever asks again when the other has failed would leave it under way, to fence itself
+        answer, (place, fences) = self._ask(
             lambda: self._both(
-                lambda: self._both(lambda: self._place(topic), self._fences),
                 lambda: self._ask_coordinator(_TRANSACTION, transactional_id, request),
+                lambda: self._both(lambda: self._place(topic), self._fences),
             )
         )
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences

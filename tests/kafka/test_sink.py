@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import random
@@ -18,7 +19,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import KafkaError, KafkaTimeoutError, NotControllerError, RequestTimedOutError
+from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NotControllerError, RequestTimedOutError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, commit, producer
@@ -891,6 +892,26 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
     answer = sink.commit(committable)
     assert answer.state is CommitState.UNKNOWN
     assert "deleted and made anew" in answer.reason
+
+
+def test_a_begin_that_failed_does_not_fence_the_one_after_it(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator is told late, when a broker that was asked beside it has failed, and all was asked again."""
+    find, fences, tries = Cluster._coordinators_of, Cluster._fences, itertools.count()
+
+    async def late(self: Cluster, *about: Any) -> Any:
+        if next(tries) == 0:
+            await self._manager._net.sleep(0.5)
+        return await find(self, *about)
+
+    async def failing(self: Cluster) -> bool:
+        monkeypatch.setattr(Cluster, "_fences", fences)
+        raise KafkaConnectionError("closed")
+
+    monkeypatch.setattr(Cluster, "_coordinators_of", late)
+    monkeypatch.setattr(Cluster, "_fences", failing)
+    committable = pre_commit(sink, texts("a"))
+    time.sleep(1)
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
 
 
 def test_a_topic_made_anew_while_the_commit_is_under_way(
