@@ -118,7 +118,6 @@ SESSION = frozenset(
         "spark/test_newer_spark",
         "spark/test_setup",
         "spark/test_shared",
-        "spark/test_small",
         "storage/test_hdfs",
         "test_config",
     }
@@ -146,14 +145,7 @@ def _scope(nodeid: str) -> str:
 
 SERVERS = {
     "kafka": ("kafka/", "services/test_kafka", "cli/test_doctor", "cli/test_runbook"),
-    "mysql": (
-        "mysql/",
-        "sqlalchemy_sink/test_conformance.py::TestMySQL",
-        "sqlalchemy_sink/test_dead_letters",
-        "sqlalchemy_sink/test_evolution",
-        "sqlalchemy_sink/test_servers",
-        "storage/test_failures",
-    ),
+    "mysql": ("mysql/", "storage/test_failures"),
     "registry": ("kafka/test_avro", "kafka/test_registry", "kafka/test_serializers"),
     "both": ("cli/test_in_doubt", "cli/test_verify", "jobs", "test_several_sinks", "test_weaknesses"),
 }

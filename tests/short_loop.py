@@ -101,17 +101,9 @@ RISKIEST = (
 PREPARED_HAS_IT = ("mysql/test_crashes.py", "postgres/test_set_back.py")
 """What these do with staging tables is large: with prepared transactions the server has more to lose."""
 
-OVER_OTHERS = (
-    "sqlalchemy_sink/test_dead_letters.py::TestTwoPhase::test_what_only_the_move_shows_fails_the_checkpoint",
-    "sqlalchemy_sink/test_dead_letters.py::TestMySQL::test_what_only_the_move_shows_fails_the_checkpoint",
-)
-"""Of the same code over SQLite, and of the same database under its own sink; most of it here is to look at tables."""
-
 
 def is_large(item: pytest.Item) -> bool:
     name = getattr(item, "originalname", "")
-    if item.nodeid.endswith(OVER_OTHERS):
-        return True
     if name == "test_over_a_local_spark":
         return True  # jobs of Spark are killed in tests/spark, for all sinks
     cases: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})

@@ -84,3 +84,19 @@ def test_messages_name_no_file_that_only_the_repository_has() -> None:
 def test_it_can_be_imported(module: str) -> None:
     if not module.endswith("__main__"):
         importlib.import_module(module)
+
+
+@pytest.mark.parametrize("file", ["conftest.py", "short_loop.py"])
+def test_no_test_is_named_there_that_is_gone(file: str) -> None:
+    tests = ROOT / "tests"
+    files = {path.relative_to(tests).with_suffix("").as_posix(): path.read_text() for path in tests.rglob("test_*.py")}
+    functions = "".join([*files.values(), *(path.read_text() for path in (ROOT / "sinks" / "testing").rglob("*.py"))])
+
+    def is_there(name: str, contract: str) -> bool:
+        if name in files:
+            return f"class {contract}(" in files[name] or not contract
+        return any(path.endswith(f"/{name}") for path in files) or f"def {name}(" in functions
+
+    named = re.findall(r'"((?:\w+/)?test_\w+)(?:\.py)?(?:::(\w+))?', (tests / file).read_text())
+    assert named
+    assert [each for each in named if not is_there(*each)] == []
