@@ -294,6 +294,17 @@ def test_a_sink_that_cannot_tell(job: Job) -> None:
         assert "Sink files cannot tell: OSError: not today" in browser.see("/in-doubt")
 
 
+def test_what_to_do_about_a_storage_that_was_deleted(job: Job) -> None:
+    class Remembers(FileSink):
+        def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+            return {"lineage": 7}
+
+    with seen_from_outside(job, sink=Remembers(job.sink.folder)) as browser:
+        said = browser.see("/in-doubt")
+    assert "Sink files: its newest checkpoint is 7, newer: the storage was deleted" in said
+    assert "set storage, checkpointLocation and all targets back" in said, "names and commands keep their capitals"
+
+
 def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(1)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
