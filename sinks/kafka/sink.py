@@ -302,7 +302,7 @@ class KafkaSink(
         producer = self._producer(pooled, mark if marked else None)
         producer.serialize = self.value_serializer and self.value_serializer()
         try:
-            producer.begin(self.timeout)
+            producer.begin(2 * self.timeout)  # as in `_patiently`
         except BaseException:
             producer.close()
             self._disconnect()

@@ -19,11 +19,12 @@ from kafka.errors import KafkaError
 from tenacity import Retrying, stop_after_delay
 
 from sinks import Committable
+from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.transaction import Fingerprint, TransactionContext, TransactionId
-from tests.kafka.play import LINEAGE, TEXTS, sink_of
+from tests.kafka.play import LINEAGE, TEXTS, begun, sink_of
 
 ROW = pa.RecordBatch.from_pylist([{"key": "a", "value": "b"}], TEXTS)
 
@@ -114,3 +115,21 @@ def test_a_cluster_that_does_not_answer_holds_up_no_other(kafka: KafkaServer) ->
         with closing(Cluster({"bootstrap_servers": kafka.bootstrap}, timeout=20)) as cluster:
             assert isinstance(cluster.fences, bool)
         assert waits.is_alive()
+
+
+def test_a_task_begins_though_the_first_address_that_it_tries_does_not_answer(
+    kafka: KafkaServer, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver does: a frozen broker takes the time of one request, and then another one is asked."""
+    turns = itertools.count()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+
+        def choice(brokers: list[Any]) -> Any:
+            first = next(turns) == 0
+            return next(broker for broker in brokers if (broker.port == port) is first)
+
+        monkeypatch.setattr("kafka.net.manager.random.choice", choice)
+        with closing(KafkaSink(f"127.0.0.1:{port},{kafka.bootstrap}", kafka_topic, timeout=3)) as sink:
+            sink.rollback(begun(sink))
+    assert next(turns) == 2
