@@ -33,7 +33,8 @@ def test_what_takes_minutes_is_told_before_it_begins(tmp_path: Path) -> None:
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\n" + 'case "$*" in *install*) echo "pip begins";; esac\n')
     python.chmod(0o755)
-    done = subprocess.run(["make", ".venv/.ready"], cwd=tmp_path, capture_output=True, text=True)
+    command = ["make", "--no-print-directory", ".venv/.ready"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told, *rest = done.stdout.splitlines()
     assert "into .venv, once" in told

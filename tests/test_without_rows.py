@@ -70,6 +70,6 @@ def test_kafka(kafka: KafkaService, kafka_topic: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(KafkaConnection, "_send_request", send)
     with_rows, without, storage = asked_of(KafkaSink(kafka.bootstrap, kafka_topic), tmp_path, asked)
     assert any("EndTxn" in request for request in with_rows), with_rows
-    questions = {"Metadata", "ListTransactions", "FindCoordinator", "OffsetFetch"}
+    questions = {"Metadata", "ListTransactions", "OffsetFetch"}
     assert {request.removesuffix("Request") for request in without} == questions, without
     assert storage == {"list": 2, "put_if_absent": 1, "delete": 1}
