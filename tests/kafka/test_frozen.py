@@ -126,6 +126,8 @@ def test_a_task_begins_though_the_first_address_that_it_tries_does_not_answer(
         port = silent.getsockname()[1]
 
         def choice(brokers: list[Any]) -> Any:
+            if not any(broker.port == port for broker in brokers):
+                return brokers[0]  # of a client that another test has left
             first = next(turns) == 0
             return next(broker for broker in brokers if (broker.port == port) is first)
 
