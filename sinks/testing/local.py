@@ -120,7 +120,9 @@ class LocalQuery:
         self._ended.set()
 
     def batch(self, n: int, run_id: str) -> LocalBatch:
-        (self.folder / "offsets" / str(n)).write_text(f'v1\n{{}}\n{{"end":{n}}}')
+        staged = self.folder / "offsets" / f".{uuid.uuid4()}"
+        staged.write_text(f'v1\n{{}}\n{{"end":{n}}}')
+        staged.replace(self.folder / "offsets" / str(n))  # as Spark does: another driver may read it meanwhile
         if self._batch and self._batch.run_id != run_id:
             self._handed_over.clear()
         self._handed_over.append(n)
