@@ -48,7 +48,7 @@ def side_by_side(
     return results
 
 
-class Pool(ThreadPoolExecutor):
+class ThreadPool(ThreadPoolExecutor):
     """For a library that knows only such pools: where Python's own takes a call no more, it is made at once."""
 
     def submit(self, call: Callable[..., A], /, *arguments: Any, **options: Any) -> Future[A]:

@@ -33,11 +33,12 @@ from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
-from sinks.threads import Pool, side_by_side
+from sinks.threads import ThreadPool, side_by_side
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
 _FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
+"""Transforms and types of partition columns by which pyiceberg doubles rows, or fails."""
 
 
 def _with_nulls(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,8 +137,8 @@ class IcebergSink(LakeSink):
         super().close()
 
     def _look(self) -> LakeTable | None:
-        if not isinstance(ExecutorFactory.get_or_create(), Pool):
-            ExecutorFactory._instance = Pool(ExecutorFactory.max_workers())
+        if not isinstance(ExecutorFactory.get_or_create(), ThreadPool):
+            ExecutorFactory._instance = ThreadPool(ExecutorFactory.max_workers())
         catalog = self._handle.catalog if self._handle is not None else self._open_catalog()
         try:
             self._handle = catalog.load_table(self.table)
@@ -176,7 +177,7 @@ class IcebergSink(LakeSink):
         for part in table.spec().fields:
             by, kind = str(part.transform), str(table.schema().find_type(part.source_id))
             if (by.partition("[")[0], kind) in _FAILS:
-                yield f"it is partitioned by {part.name!r}, {by} of a {kind}, where pyiceberg fails: use another"
+                yield f"it is partitioned by {part.name!r}, {by} of a {kind}: it doubles rows or fails, use another"
         ref = table.metadata.refs.get(self._branch)
         if ref is None and self._branch != "main":
             yield f"it has no branch {self._branch!r}: create it"

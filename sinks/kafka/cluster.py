@@ -240,7 +240,7 @@ class Cluster:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way, and where
         the coordinator has moved. The ids of `topics` are asked for behind that, on the same connections: a broker
         answers in the order of the requests."""
-        told: list[Ids] = []
+        ids_after: list[Ids] = []
 
         def asked(places: Sequence[int]) -> dict[int, Answer]:
             names = [identities[at]["transactional_id"] for at in places]
@@ -250,7 +250,7 @@ class Cluster:
                 lambda: self._ask_coordinators(_TRANSACTION, names, lambda nth: requests[nth[0]], behind=behind)
             )
             answers, abouts = answers[: len(places)], answers[len(places) :]
-            told.extend({} if isinstance(about, Exception) else _ids(about) for about in abouts)
+            ids_after.extend({} if isinstance(about, Exception) else _ids(about) for about in abouts)
             codes = [self._explained(each) if isinstance(each, Exception) else each.error_code for each in answers]
             return dict(zip(places, codes, strict=True))
 
@@ -260,7 +260,7 @@ class Cluster:
             time.sleep(pause)
             pause *= 2
             answers |= asked(busy)
-        return list(answers.values()), told
+        return list(answers.values()), ids_after
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:

@@ -75,14 +75,14 @@ class Commit:
         }
         others = self._interrupted(committables, logs) | others
         whole = [at for at in range(len(committables)) if at not in others]
-        answers, told = self._end([committables[at].transaction for at in whole], names, fences=fences)
+        answers, ids_after = self._end([committables[at].transaction for at in whole], names, fences=fences)
         others |= {
             at: partial(self._answered, committables[at], answer)
             for at, answer in zip(whole, answers, strict=True)
             if answer != 0
         }
         outcomes = dict(zip(others, side_by_side(_tried, others.values(), _WITNESS_THREADS), strict=True))
-        if not others and not any(made_anew(committable, ids) for committable in committables for ids in told):
+        if not others and not any(made_anew(committable, ids) for committable in committables for ids in ids_after):
             return [CommitOutcome.COMMITTED] * len(committables)
         ids = self.brokers.topic_ids(names)  # one may have been made anew while the requests were under way
         for at in whole:
@@ -135,15 +135,15 @@ class Commit:
     def _end(
         self, transactions: Sequence[Identity], topics: Iterable[str], *, fences: bool
     ) -> tuple[list[Answer], list[Ids]]:
-        answers, told = list[Answer](), list[Ids]()
+        answers, ids_after = list[Answer](), list[Ids]()
         with progress(f"sink {self.sink}: commit", len(transactions), "transactions") as advance:
             for start in range(0, len(transactions), _ENDED_TOGETHER):
                 some = transactions[start : start + _ENDED_TOGETHER]
                 answered, ids = self.brokers.commit(some, topics, fences=fences)
                 answers += answered
-                told += ids
+                ids_after += ids
                 advance(len(some))
-        return answers, told
+        return answers, ids_after
 
     def _answered(self, committable: Committable, answer: Answer) -> CommitOutcome:
         """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""

@@ -63,7 +63,8 @@ class Pool(ABC):
         """Whether a connection that was idle for some seconds still has its server. The driver's errors mean no."""
 
     def can_be_lent(self, connection: Any) -> bool:
-        """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
+        """Whether it is open, and not inside a transaction, once what it has queued is sent. Default: it is, since
+        `transaction` has ended each."""
         return True
 
     @contextmanager

@@ -107,7 +107,7 @@ class TableSink(
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
         self._plan: Plan | None = None
-        self._told = ""
+        self._logged = ""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -197,10 +197,10 @@ class TableSink(
     def _plan_for(self, connection: Any, target: Target) -> Plan:
         strategy, reason = self._backend.choose(connection, target)
         ledger = Ledger.ensure(self._backend, connection, target.schema, self._ledger)
-        told = f"sink {self.name!r} writes to {target.label} by strategy {strategy}: {reason}"
-        if told != self._told:
-            logging.getLogger(type(self._backend).__module__).info(told)
-        self._told = told
+        line = f"sink {self.name!r} writes to {target.label} by strategy {strategy}: {reason}"
+        if line != self._logged:
+            logging.getLogger(type(self._backend).__module__).info(line)
+        self._logged = line
         triggers = self._backend.triggers(connection, target.schema, target.name)
         self._plan = Plan(replace(target, triggers=triggers), ledger, strategy)
         self._home = target.schema, target.name
@@ -479,7 +479,7 @@ class TableSink(
         return f"{self._backend.merge}; strategy {taken}{chosen}"
 
     def close(self) -> None:
-        self._told = ""
+        self._logged = ""
         self._backend.close()
 
     def __repr__(self) -> str:
