@@ -216,8 +216,8 @@ class KafkaSink(
 
     def _check_brokers(self) -> None:
         try:
-            problem = self._topic_problem()
-            self._brokers.ongoing("tpc.")
+            problem = self._patiently(self._topic_problem)
+            self._patiently(lambda: self._brokers.ongoing("tpc."))
         except KafkaError as error:
             raise ConfigurationError(
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "

@@ -117,10 +117,11 @@ def test_a_cluster_that_does_not_answer_holds_up_no_other(kafka: KafkaServer) ->
         assert waits.is_alive()
 
 
-def test_a_task_begins_though_the_first_address_that_it_tries_does_not_answer(
-    kafka: KafkaServer, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", [lambda sink: sink.check(TEXTS), lambda sink: sink.rollback(begun(sink))])
+def test_a_start_and_a_task_begin_though_the_first_address_that_they_try_does_not_answer(
+    kafka: KafkaServer, kafka_topic: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[KafkaSink], None]
 ) -> None:
-    """As the driver does: a frozen broker takes the time of one request, and then another one is asked."""
+    """A frozen broker takes the time of one request, and then another one is asked."""
     turns = itertools.count()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -132,6 +133,6 @@ def test_a_task_begins_though_the_first_address_that_it_tries_does_not_answer(
             return next(broker for broker in brokers if (broker.port == port) is first)
 
         monkeypatch.setattr("kafka.net.manager.random.choice", choice)
-        with closing(KafkaSink(f"127.0.0.1:{port},{kafka.bootstrap}", kafka_topic, timeout=3)) as sink:
-            sink.rollback(begun(sink))
+        with closing(KafkaSink(f"127.0.0.1:{port},{kafka.bootstrap}", kafka_topic, timeout=2)) as sink:
+            call(sink)
     assert next(turns) == 2
