@@ -32,13 +32,13 @@ def _headers(kind: pa.DataType) -> bool:
     if not t.is_list(kind) or not t.is_struct(kind.value_type):
         return False
     fields = {field.name: field.type for field in kind.value_type}
-    return set(fields) == {"key", "value"} and t.is_string(fields["key"]) and _bytes(fields["value"])
+    return set(fields) == {"key", "value"} and is_text(fields["key"]) and _bytes(fields["value"])
 
 
 _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "key": ("string or binary", _bytes),
     "value": ("string or binary", _bytes),
-    "topic": ("string", t.is_string),
+    "topic": ("string", is_text),
     "partition": ("int", t.is_integer),
     "headers": ("array<struct<key: string, value: binary>>", _headers),
     "timestamp": ("timestamp, a point in time", is_moment),

@@ -15,6 +15,7 @@ from kafka.codec import has_gzip
 from kafka.partitioner.default import murmur2 as murmur2_of_key
 from kafka.record import MemoryRecords
 
+from sinks.kafka import columns
 from sinks.kafka.record_batch import (
     CODECS,
     FREE,
@@ -120,8 +121,16 @@ def test_elements_of_lists_that_are_null_are_none() -> None:
     assert [list(record.headers) for record in decoded(record_batch(batch, NOW))] == [[], [("b", b"2")]]
 
 
-def test_rows_go_to_their_topics_in_order() -> None:
-    batch = pa.RecordBatch.from_pydict({"value": list("abcdef"), "topic": ["x", "y", None, "x", "y", "default"]})
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_rows_go_to_their_topics_in_order(kind: pa.DataType) -> None:
+    """Texts are large with spark.sql.execution.arrow.useLargeVarTypes."""
+    topics = pa.array(["x", "y", None, "x", "y", "default"], kind)
+    header = pa.struct([("key", kind), ("value", pa.binary())])
+    headers = pa.array([[{"key": "a", "value": b"1"}]] * 6, pa.list_(header))
+    batch = pa.RecordBatch.from_pydict({"value": list("abcdef"), "topic": topics, "headers": headers})
+    columns.check("sink", batch.schema, None)
+    assert list(columns.refused(batch, "default")) == []
+    assert decoded(record_batch(batch, NOW))[0].headers == [("a", b"1")]
     by_name = [(topic, rows.column("value").to_pylist()) for topic, rows in by_topic(batch, "default")]
     assert by_name == [("x", ["a", "d"]), ("y", ["b", "e"]), ("default", ["c", "f"])]
 
