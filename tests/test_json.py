@@ -116,6 +116,11 @@ def test_entries_below_a_null_are_left_out() -> None:
     assert to_json(hidden.slice(1)).to_pylist() == [None, '{"c":3}']
 
 
+def test_a_text_that_is_no_utf8_is_escaped_all_the_same() -> None:
+    texts = pa.array([b'\xff"', b"\xff", None, b"ok"]).view(pa.string())
+    assert to_json(texts).cast(pa.binary()).to_pylist() == [b'"\xff\\""', b'"\xff"', None, b'"ok"']
+
+
 def test_a_key_that_is_no_text_is_one_in_json() -> None:
     key = pa.struct([("a", pa.int32()), ("b", pa.string())])
     keys = pa.array([[({"a": 1, "b": '"'}, 2)], None, []], pa.map_(key, pa.int32()))

@@ -16,13 +16,15 @@ import pyarrow.types as at
 
 from sinks.arrow.types import bytes_of, is_bytes, is_list
 
+ANY = "utf-8", "surrogateescape"
+"""For texts of Spark, which may be no UTF-8."""
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
 
 
 def to_json(array: pa.Array) -> pa.Array:
     """One JSON text per value; null stays null. Numbers keep their digits; NaN and infinities become strings, binary
-    base64, dates and times ISO 8601, map keys strings."""
+    base64, dates and times ISO 8601, map keys strings. A text that is no UTF-8 makes a JSON text that is none."""
     kind = array.type
     if at.is_struct(kind):
         return _struct(array)
@@ -59,8 +61,10 @@ def _string(texts: pa.Array) -> pa.Array:
     quoted = _enclosed('"', texts, '"')
     if not _IS_ESCAPED[bytes_of(texts)].any():
         return quoted
-    special = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
-    return pc.replace_with_mask(quoted, special, _each(texts.filter(special), encode_basestring))
+    data = texts.cast(pa.binary())
+    special = pc.fill_null(pc.match_substring_regex(data, _ESCAPED), False)
+    some = [encode_basestring(text.decode(*ANY)).encode(*ANY) for text in data.filter(special).to_pylist()]
+    return pc.replace_with_mask(quoted, special, pa.array(some, pa.binary()).view(pa.string()))
 
 
 def _number(value: float) -> str:

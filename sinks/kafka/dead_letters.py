@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from kafka.errors import TopicAuthorizationFailedError, UnsupportedCodecError
 
+from sinks.arrow.json import ANY
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
 from sinks.kafka.audit import batches
@@ -45,8 +46,6 @@ _HEADERS = {
 
 _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
 """The whole row, where the value is the row's own; and the types of its columns, if Spark has names for them."""
-_ANY = "utf-8", "surrogateescape"
-"""For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
 
 _HELD_UP = 5.0
 """Seconds that the end of a transaction is waited for that holds readers up."""
@@ -81,7 +80,7 @@ def letter_of(record: Any) -> dict[str, Any] | None:
     letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
     letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
     schema, value = headers.get(_ROW_SCHEMA), record.value or b""
-    row = headers.get(_ROW, value).decode(*_ANY).encode("utf-8", "backslashreplace").decode()
+    row = headers.get(_ROW, value).decode(*ANY).encode("utf-8", "backslashreplace").decode()
     raw = record.value if _ROW in headers else None
     return letter | {"key": record.key, "value": raw, "row": row, "row_schema": schema and schema.decode()}
 
