@@ -229,6 +229,13 @@ def same(array: pa.Array) -> pa.Array:
     return array
 
 
+def in_years(array: pa.Array) -> pa.Array:
+    """The same array. Refuses days and moments of which Python, and the text of a lake's log, have no year."""
+    if at.is_date32(array.type) or at.is_timestamp(array.type):
+        Holds(DATE if at.is_date32(array.type) else TIMESTAMP).conversion(array.type)(array)
+    return array
+
+
 def in_utf8(array: pa.Array) -> pa.Array:
     """The same array. Spark makes any bytes a text that is cast so."""
     try:

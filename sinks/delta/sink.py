@@ -21,6 +21,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
+from sinks.arrow.convert import RefusedValue, in_years
 from sinks.arrow.types import is_bytes, is_text
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
@@ -102,7 +103,7 @@ class DeltaSink(LakeSink):
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
-        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, layout, tuple(parts))
+        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout)
 
     def _location(self) -> str:
         return self._uri
@@ -133,6 +134,8 @@ class DeltaSink(LakeSink):
             kind = columns.field(name).type
             if not (is_text(kind) or at.is_integer(kind) or at.is_date(kind) or at.is_boolean(kind)):
                 yield f"partition column {name!r} is no text, integer, date or boolean: partition by another one"
+        if len(parts) == len(columns):
+            yield "all its columns are partition columns, so that readers find no rows: partition by fewer"
         if self._partition_by and self._partition_by != parts:
             yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}: leave that out"
 
@@ -149,7 +152,7 @@ class DeltaSink(LakeSink):
         return files_at(self._uri, self._options)
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
-        for name in transaction.table.details:
+        for name in transaction.table.parts:
             texts = batch[name] if name in batch.schema.names else None
             if texts is not None and is_text(texts.type) and pc.any(pc.equal(texts, "")).as_py():
                 why = f"an empty text in the partition column {name!r}, which Delta reads as NULL"
@@ -158,7 +161,7 @@ class DeltaSink(LakeSink):
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         files = []
-        for number, (values, part) in enumerate(_partitions(rows, table.details)):
+        for number, (values, part) in enumerate(_partitions(rows, table.parts)):
             path, stream = f"part-{name}-{number}.zstd.parquet", io.BytesIO()
             pq.write_table(part, stream, compression="zstd")
             data = stream.getvalue()
@@ -256,6 +259,11 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     """Of some values, one that none is below, and one that none is above; None if JSON has no form for them."""
     kind = column.type
+    try:
+        for chunk in column.chunks:
+            in_years(chunk)
+    except RefusedValue:
+        return None  # deltalake reads no table that has such a bound of a day
     if at.is_timestamp(kind):
         return _of_times(column)
     if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():

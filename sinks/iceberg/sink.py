@@ -7,12 +7,14 @@ import io
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
+import pyiceberg.io.pyarrow as by_arrow
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.resolver import construct_writer, resolve_reader
@@ -22,7 +24,7 @@ from pyiceberg.io.pyarrow import ArrowProjectionVisitor as Visitor
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partition
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID
@@ -37,6 +39,10 @@ from sinks.threads import ThreadPool, side_by_side
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
+_COUNTS = by_arrow.MetricsMode(by_arrow.MetricModeTypes.COUNTS)
+_ONE_ROW_GROUP = {TableProperties.PARQUET_ROW_GROUP_LIMIT: str(1 << 30)}
+"""In a file. Of several, pyiceberg leaves those without bounds out, as where a text is longer than 4 KiB, and readers
+would miss their rows."""
 _FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
 """Transforms and types of partition columns by which pyiceberg doubles rows, or fails."""
 
@@ -55,6 +61,26 @@ def _with_nulls(build: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in ("list", "map"):
     setattr(Visitor, _name, _with_nulls(getattr(Visitor, _name)))
+
+
+def _or_without_bounds(collect: Callable[..., Any]) -> Callable[..., Any]:
+    """pyiceberg fails where Python has no such bound: a year beyond 9999, or a text that ends with U+D800."""
+
+    def collected(stats_columns: Mapping[int, Any], **of: Any) -> Any:
+        try:
+            statistics = collect(stats_columns=stats_columns, **of)
+            statistics.to_serialized_dict()
+            return statistics
+        except (OverflowError, UnicodeEncodeError):
+            counts = {id: replace(column, mode=_COUNTS) for id, column in stats_columns.items()}
+            return collect(stats_columns=counts, **of)
+
+    return collected
+
+
+by_arrow.data_file_statistics_from_parquet_metadata = _or_without_bounds(
+    by_arrow.data_file_statistics_from_parquet_metadata
+)
 
 
 class TableFiles(Files):
@@ -150,12 +176,13 @@ class IcebergSink(LakeSink):
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
-        plain = metadata.model_copy(update=_BARE | {"properties": mine})
+        plain = metadata.model_copy(update=_BARE | {"properties": mine | _ONE_ROW_GROUP})
         place = metadata.location, self._handle.io.properties
         if getattr(self._store, "place", None) != place:  # it may be another table, or have other credentials
             self._store = TableFiles(*place)
         where = self.table if self._branch == "main" else f"{self.table}, branch {self._branch}"
-        return LakeTable(f"{where} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
+        parts = [str(metadata.schema().find_column_name(field.source_id)) for field in metadata.spec().fields]
+        return LakeTable(f"{where} ({metadata.table_uuid})", columns, parts, layout, (plain.model_dump_json(), *place))
 
     def _open_catalog(self) -> Any:
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks.arrow.convert import RefusedValue, in_utf8
+from sinks.arrow.convert import RefusedValue, in_utf8, in_years, no_internals
 from sinks.arrow.types import is_bytes, is_list, is_moment, is_text, spark_name
 from sinks.errors import BadValue
 
@@ -36,7 +36,9 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
 
 
 def of_table(kind: pa.DataType) -> pa.DataType:
-    """The type that a table gets for a batch's: moments are in UTC, whatever time zone the session shows them in."""
+    """The type that a table gets for a batch's: moments are in UTC, whatever time zone the session shows them in, and
+    times in microseconds. Raises Unfit for a variant and the like, of which it would get the inner bytes."""
+    no_internals(kind)
 
     def child(field: pa.Field) -> pa.Field:
         return field.with_type(of_table(field.type))
@@ -47,6 +49,8 @@ def of_table(kind: pa.DataType) -> pa.DataType:
         return pa.list_(child(kind.value_field))
     if at.is_map(kind):
         return pa.map_(child(kind.key_field), child(kind.item_field))
+    if at.is_time(kind):
+        return pa.time64("us")
     return pa.timestamp(kind.unit, "UTC") if is_moment(kind) else kind
 
 
@@ -69,17 +73,17 @@ def fits(given: pa.DataType, column: pa.DataType) -> bool:
         return bool(whole and given.scale <= column.scale)
     if at.is_timestamp(given) and at.is_timestamp(column):
         return given.unit == column.unit and (given.tz is None) == (column.tz is None)
-    floats = at.is_float32(given) and at.is_float64(column)
-    return bool(floats or (is_text(given) and is_text(column)) or (is_bytes(given) and is_bytes(column)))
+    wider = (at.is_float32(given) and at.is_float64(column)) or (at.is_time(given) and at.is_time(column))
+    return bool(wider or (is_text(given) and is_text(column)) or (is_bytes(given) and is_bytes(column)))
 
 
 def _child_fits(given: pa.Field, column: pa.Field) -> bool:
     return fits(given.type, column.type) and (column.nullable or not given.nullable)
 
 
-def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBatch:
-    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none, and for a
-    text that is no UTF-8, of which no bounds can be told."""
+def converted(batch: pa.RecordBatch, table: pa.Schema, parts: Collection[str], who: str) -> pa.RecordBatch:
+    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none, for a text
+    that is no UTF-8, of which no bounds can be told, and for a year that a partition column (`parts`) cannot have."""
     arrays = []
     for field in table:
         at_place = batch.schema.get_field_index(field.name)
@@ -88,6 +92,8 @@ def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBat
             if array.null_count and not field.nullable:
                 raise RefusedValue(array.is_null().index(True).as_py(), "NULL, and it is NOT NULL in the table")
             in_utf8(array)
+            if field.name in parts:
+                in_years(array)
         except RefusedValue as refused:
             why = f"column {field.name!r}: {refused}"
             raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(why) from None

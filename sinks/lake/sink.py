@@ -131,11 +131,12 @@ def _short(name: TransactionId) -> str:
 @dataclass(frozen=True)
 class LakeTable:
     """What tasks have to know of a table. `target`: its place and its id, for people and to notice another one.
-    `columns`: those of the table, not of the batch. `details`: what only one kind of table needs. Files that were
-    written for another `layout` cannot be committed."""
+    `columns`: those of the table, not of the batch; it is partitioned by `parts`. `details`: what only one kind of
+    table needs. Files that were written for another `layout` cannot be committed."""
 
     target: str
     columns: pa.Schema
+    parts: Sequence[str]
     layout: str
     details: Any = ()
 
@@ -300,7 +301,7 @@ class LakeSink(
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
         table = transaction.table
-        rows = converted(batch, table.columns, f"{table.target}, partition {transaction.context.subtask}")
+        rows = converted(batch, table.columns, table.parts, f"{table.target}, partition {transaction.context.subtask}")
         transaction.rows.append(rows)
         transaction.size += rows.nbytes
         if transaction.size > _BUFFERED:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from datetime import time as clock
 from decimal import Decimal
 from pathlib import Path
 from textwrap import dedent
@@ -21,7 +22,7 @@ import pyarrow.dataset as dataset
 import pytest
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 
 from sinks.audit import Part
 from sinks.delta import DeltaSink
@@ -390,6 +391,39 @@ def test_null_in_place_of_a_list_or_map_of_structs_stays_null(tmp_path: Path) ->
         assert written.select(schema.names).to_pylist() == table.to_pylist()
 
 
+@pytest.mark.parametrize("days", [-800_000, 3_000_000, 12_000_000])
+def test_a_day_of_which_there_can_be_no_partition_is_a_bad_row(tmp_path: Path, days: int) -> None:
+    """Delta's log took no commit with it any more, when it was decided already; pyiceberg failed in the task."""
+    table = pa.table({"id": pa.array([1], pa.int64()), "day": pa.array([days], pa.date32())})
+    delta, iceberg = DeltaLake(tmp_path), IcebergLake(tmp_path)
+    delta.create(table.schema, partition_by=["day"])
+    iceberg.create(table.schema)
+    with iceberg.table().update_spec() as update:
+        update.add_field("day", DayTransform(), "part")
+    for lake in (delta, iceberg):
+        with pytest.raises(BadValue, match=r"row 1 of a batch, column 'day': .* outside the years 0001 to 9999"):
+            pre_committed(lake.sink(), table)
+
+
+def test_times_have_a_table_where_there_are_any(tmp_path: Path) -> None:
+    """Spark hands them over in nanoseconds."""
+    times = pa.table({"t": pa.array([86_399_999_999_000, None], pa.time64("ns"))})
+    lake = IcebergLake(tmp_path)
+    sink = lake.sink(create_table=True)
+    assert committed(sink, pre_committed(sink, times)) == [COMMITTED]
+    assert lake.read()["t"].to_pylist() == [clock(23, 59, 59, 999_999), None]
+    with pytest.raises(ConfigurationError, match="cannot create"):
+        DeltaLake(tmp_path).sink(create_table=True).check(times.schema)
+
+
+def test_no_table_is_made_of_the_inner_bytes_of_a_variant(tmp_path: Path) -> None:
+    inner = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})])
+    schema = pa.schema([("id", pa.int64()), ("deep", pa.list_(pa.struct([("v", inner)])))])
+    for kind in LAKES:
+        with pytest.raises(ConfigurationError, match=r"holds a variant: use to_json\(\)"):
+            kind(tmp_path).sink(create_table=True).check(schema)
+
+
 def test_at_least_once_is_refused(lake: Lake) -> None:
     sink = lake.sink()
     sink.check(SCHEMA)
@@ -568,6 +602,9 @@ def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:
         (pa.array(["a", chr(0x10FFFF) * 4]), True),  # as an escape in JSON, deltalake reads it as U+FFFFF
         (pa.array([datetime(2020, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)], pa.timestamp("us")), False),
         (pa.array([{"a": 1}, None]), True),
+        (pa.array([0, 3_000_000], pa.date32()), False),
+        (pa.array([-800_000, 0], pa.date32()), False),
+        (pa.array([-800_000 * 86_400_000_000, 0], pa.timestamp("us", "UTC")), False),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
@@ -624,6 +661,15 @@ def test_delta_readers_to_whom_a_zero_is_below_another_miss_none(
         query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT f FROM lake WHERE f = {zero}")
         found = pa.table(query.read_all())["f"].to_pylist()
         assert zero in map(str, found), found
+
+
+def test_delta_table_that_has_nothing_but_partition_columns_is_refused(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create(partition_by=["id", "name"])
+    lake.sink().check(SCHEMA)
+    schema = pa.schema([("id", pa.int64())])
+    with pytest.raises(ConfigurationError, match="readers find no rows"):
+        DeltaLake(tmp_path / "all").sink(create_table=True, partition_by=["id"]).check(schema)
 
 
 def test_delta_takes_a_scheme_for_no_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -843,6 +889,37 @@ def test_iceberg_commit_that_the_client_of_the_catalog_repeats(tmp_path: Path) -
     assert lake.ids() == [0, 1]
     assert committed(lake.sink(), pre_committed(lake.sink(), rows(10, 2), 1), checkpoint=1) == [COMMITTED]
     assert lake.ids() == [0, 1, 10, 11]
+
+
+@pytest.mark.parametrize(
+    "rare",
+    [
+        pa.array([0, 3_000_000], pa.date32()),
+        pa.array([-800_000 * 86_400_000_000, 0], pa.timestamp("us", "UTC")),
+        pa.array([[None], [12_000_000]], pa.list_(pa.date32())),
+        pa.array(["b", "a" * 15 + "\ud7ff" + "b"]),
+    ],
+    ids=lambda value: str(value.type),
+)
+def test_iceberg_values_of_which_python_has_no_bounds(tmp_path: Path, rare: pa.Array) -> None:
+    table = pa.table({"id": pa.array([1, 2], pa.int64()), "rare": rare})
+    lake = IcebergLake(tmp_path)
+    lake.create(table.schema)
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    assert str(lake.read()["rare"].combine_chunks()) == str(rare)
+    assert [lake.table().scan(row_filter=f"id == {id}").count() for id in (1, 2)] == [1, 1]
+
+
+def test_iceberg_readers_miss_no_row_beside_a_text_that_has_no_bounds(tmp_path: Path) -> None:
+    """Parquet has none of a text longer than 4 KiB. Of several row groups pyiceberg took those of the others."""
+    lake = IcebergLake(tmp_path)
+    lake.create(properties={"write.parquet.row-group-limit": "2"})
+    names = ["a", "b", "z" * 5000, "c"]
+    sink = lake.sink()
+    made = pre_committed(sink, pa.table([list(range(4)), names, [0.5] * 4], schema=SCHEMA))
+    assert committed(sink, made) == [COMMITTED]
+    assert [lake.names_found(name) for name in names] == [[name] for name in names]
 
 
 def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
