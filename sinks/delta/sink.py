@@ -163,7 +163,7 @@ class DeltaSink(LakeSink):
         files = []
         for number, (values, part) in enumerate(_partitions(rows, table.parts)):
             path, stream = f"part-{name}-{number}.zstd.parquet", io.BytesIO()
-            pq.write_table(part, stream, compression="zstd")
+            pq.write_table(part, stream, compression="zstd", write_statistics=_without_nan(part))
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
@@ -243,6 +243,13 @@ def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[s
     for group in groups.to_pylist():
         chosen = rows.take(pa.array(group.pop("place_list"))).drop_columns(list(columns))
         yield group, chosen
+
+
+def _without_nan(rows: pa.Table) -> list[str]:
+    """The flat columns that have none. In Parquet's own bounds it is not, and Spark, to which it is above all numbers,
+    would miss it."""
+    flat = [name for name in rows.column_names if not at.is_nested(rows[name].type)]
+    return [name for name in flat if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())]
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:

@@ -663,6 +663,19 @@ def test_delta_readers_to_whom_a_zero_is_below_another_miss_none(
         assert zero in map(str, found), found
 
 
+@pytest.mark.parametrize("where", ["f > 5", "s['f'] > 5"])
+def test_delta_readers_to_whom_nan_is_above_all_numbers_find_it(tmp_path: Path, where: str) -> None:
+    from deltalake import QueryBuilder
+
+    lake = DeltaLake(tmp_path)
+    table = pa.table({"f": [1.5, float("nan")], "s": [{"f": 1.5}, {"f": float("nan")}]})
+    lake.create(table.schema)
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT f FROM lake WHERE {where}")
+    assert str(pa.table(query.read_all())["f"].to_pylist()) == "[nan]"
+
+
 def test_delta_table_that_has_nothing_but_partition_columns_is_refused(tmp_path: Path) -> None:
     lake = DeltaLake(tmp_path)
     lake.create(partition_by=["id", "name"])
