@@ -238,10 +238,11 @@ def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[s
         yield {}, rows
         return
     texts = rows.select(columns).cast(pa.schema([(name, pa.string()) for name in columns]))
-    place = pa.array(range(rows.num_rows))
-    groups = texts.append_column("place", place).group_by(columns, use_threads=False).aggregate([("place", "list")])
+    place = "".join([*columns, "place"])  # no column has this name
+    numbered = texts.append_column(place, pa.array(range(rows.num_rows)))
+    groups = numbered.group_by(columns, use_threads=False).aggregate([(place, "list")])
     for group in groups.to_pylist():
-        chosen = rows.take(pa.array(group.pop("place_list"))).drop_columns(list(columns))
+        chosen = rows.take(pa.array(group.pop(f"{place}_list"))).drop_columns(list(columns))
         yield group, chosen
 
 

@@ -589,6 +589,15 @@ def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:
         pre_committed(sink, pa.table([[1], [""], [0.5]], schema=SCHEMA), 1)
 
 
+def test_delta_partition_columns_of_any_name(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    table = pa.table({"id": [1, 2, 3], "place": ["a", "b", "a"], "place_list": ["c", "c", "d"]})
+    lake.create(table.schema, partition_by=["place", "place_list"])
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    assert lake.read().sort_by("id").select(table.column_names).to_pylist() == table.to_pylist()
+
+
 @pytest.mark.parametrize(
     ("rare", "bounded"),
     [
