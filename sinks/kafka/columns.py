@@ -69,15 +69,15 @@ def key_type(schema: pa.Schema) -> pa.DataType:
 
 
 def with_json(df: DataFrame) -> DataFrame:
-    """`key` and `value` as JSON text where they are structs, maps or arrays. Without a column `value`, it is an object
-    of all columns that are none of the sink's own."""
+    """`key` and `value` as JSON text where they are structs, maps, arrays or variants. Without a column `value`, it is
+    an object of all columns that are none of the sink's own."""
     from pyspark.sql import functions
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
     df = with_value(df)
     for name in {"key", "value"} & set(df.columns):
         kind = df.schema[name].dataType
-        if isinstance(kind, (ArrayType, MapType, StructType)):
+        if isinstance(kind, (ArrayType, MapType, StructType, VariantType)):
             _require_names(name, kind)
             df = df.withColumn(name, functions.to_json(name, _JSON))
     return df

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.types import StructType
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
@@ -310,6 +310,11 @@ def test_what_json_of_kafka_cannot_tell(spark: SparkSession, column: str, told: 
 def test_json_of_kafka_names_keys_as_spark_writes_them(spark: SparkSession) -> None:
     [row] = with_json(spark.sql("SELECT map('a', map(1.50BD, map(true, map(2, 3)))) AS value")).collect()
     assert json.loads(row.value) == {"a": {"1.50": {"true": {"2": 3}}}}
+
+
+def test_json_of_kafka_is_made_of_variants_too(spark: SparkSession) -> None:
+    variants = """SELECT parse_json('{"a": [1, null]}') AS value, parse_json('"k"') AS key"""
+    assert with_json(spark.sql(variants)).collect() == [Row(value='{"a":[1,null]}', key='"k"')]
 
 
 MEMBERS = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(38, 18)))])
