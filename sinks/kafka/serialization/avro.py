@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow.convert import Unfit, no_internals
 from sinks.arrow.types import is_bytes, is_list, is_moment, is_text
 from sinks.diagnosis import SchemaChange
 from sinks.extras import needs_extra
@@ -40,9 +41,13 @@ class Merged:
 @cache
 def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merged:
     """`registered` with room for rows of this type, or, without one, a schema that is called `name`."""
-    unfit = tuple(_unnameable(value, ""))
+    unfit = [*_unnameable(value, "")]
+    try:
+        no_internals(value)
+    except Unfit as error:
+        unfit.append(str(error))
     if unfit:
-        return Merged(registered or "", unfit=unfit)
+        return Merged(registered or "", unfit=tuple(unfit))
     text = registered or json.dumps({"type": "record", "name": name, "fields": []})
     try:
         merge, before = _Merge(parsed(text)[1]), json.loads(text)
