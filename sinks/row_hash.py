@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -153,9 +154,11 @@ def _hashes(column: pa.Array) -> Any:
         bits = column.view(pa.type_for_alias(f"int{kind.bit_width}"))
         return hash_array(pc.fill_null(bits, 0).to_numpy(zero_copy_only=False).astype("uint64"))
     if is_text(kind):
-        return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
+        with suppress(pa.ArrowException):  # one that is no UTF-8
+            return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
+        column = pc.fill_null(column.cast(pa.large_binary()), b"")
     import numpy
 
-    texts = numpy.empty(len(column), dtype=object)
-    texts[:] = [repr(value) for value in column.to_pylist()]
+    texts, values = numpy.empty(len(column), dtype=object), column.to_pylist()
+    texts[:] = [v.decode("utf-8", "backslashreplace") if is_text(kind) else repr(v) for v in values]
     return hash_array(texts, categorize=False)

@@ -382,6 +382,13 @@ def test_the_hash_does_not_depend_on_the_session() -> None:
     assert row_hashes(usual) == row_hashes(other)
 
 
+def test_a_text_that_is_no_utf8_has_a_hash_and_changes_none() -> None:
+    texts = pa.array([b"\xff", b"a\xff", b"a", None]).view(pa.string())
+    hashes = row_hashes(pa.RecordBatch.from_arrays([texts], ["a"])).to_pylist()
+    assert len(set(hashes)) == 4
+    assert hashes[2:] == row_hashes(pa.RecordBatch.from_arrays([pa.array(["a", None])], ["a"])).to_pylist()
+
+
 SINK = """[[sinks]]
 type = "postgres"
 dsn = "postgresql://nowhere"
