@@ -30,13 +30,17 @@ _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 _RACERS = 4
 """How many put one name at once when a store is opened."""
 
-_PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|SlowDown"
+_PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|SlowDown|RequestTimeout"
 """What obstore says of faults that may pass: of the transport, or of the store."""
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 
 # By what obstore or the store says; {} is the family of environment variables.
 _CLOUD_ADVICE = (
+    (
+        "RequestTimeTooSkewed|date header too old|short-lived token|InvalidCertificate",
+        "See that the clock of the driver's machine is right, and the store's certificate valid and of a known issuer",
+    ),
     (_NO_BUCKET, "Create the bucket or container first, or fix its name in the URI"),
     (
         "token request|/latest/(api/token|meta-data)|Missing (AccessKeyId|Secret)|Account must be|credential error",
@@ -127,7 +131,9 @@ class ObjectStorage(CheckpointStorage):
                 begin.wait()
             try:
                 obstore.put(self._store, name, f"{number}".encode(), mode="create")
-            except AlreadyExistsError:
+            except BaseError as error:  # there already, or too many at once for the store
+                if not _may_pass(error):
+                    raise
                 return False
             return True
 

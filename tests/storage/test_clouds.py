@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 import traceback
@@ -221,6 +222,11 @@ class TestFailures(LostPuts):
             with pytest.raises(StorageError, match=r"accepts 4 of 4 puts of one name at once"):
                 open_storage(f"s3://{bucket}/x")
 
+    def test_a_store_that_is_busy_when_it_is_opened(self, bucket, proxy):
+        proxy.answers.append((b"if-none-match", b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n"))
+        assert open_storage(f"s3://{bucket}/x").put_if_absent("a", b"1") is True
+        assert proxy.answers == []
+
     def test_a_store_of_ones_own(self, bucket, direct):
         storage = ObjectStorage("s3://elsewhere", S3Store(bucket, prefix="x"))
         assert storage.put_if_absent("a", b"1") is True
@@ -237,7 +243,27 @@ class TestFailures(LostPuts):
         told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
         assert "S3cr3t" not in told.replace(Path(__file__).read_text(), "")
 
+    @pytest.mark.parametrize(
+        ("code", "says"),
+        [
+            ("RequestTimeTooSkewed", "RequestTimeTooSkewed. See that the clock of the driver's machine is right"),
+            ("AccessDenied", "AccessDenied. Check the credentials"),
+        ],
+    )
+    def test_a_clock_that_is_wrong(self, storage, proxy, code, says):
+        body = f"<Error><Code>{code}</Code></Error>".encode()
+        proxy.answers.append((b"GET", b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)))
+        with pytest.raises(StorageError, match=re.escape(says)):
+            storage.get("a")
+
     # ------------------------------------------------------------------ puts that go wrong on their way
+    def test_a_put_that_the_store_has_waited_for_in_vain(self, storage, direct, proxy):
+        body = b"<Error><Code>RequestTimeout</Code></Error>"
+        late = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        proxy.answers.append((b"if-none-match", late))
+        assert storage.put_if_absent("a", b"mine") is True
+        assert direct.get("a") == b"mine"
+
     def test_a_conflict_is_no_value(self, storage, direct, proxy):
         """S3 answers 409 while the key is being deleted; obstore takes it for a value."""
         conflict = b"HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n"
