@@ -15,7 +15,7 @@ class Step(str, Enum):
 
     GENERATION_CLAIMED = "generation claimed"  # generation
     LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows, dead_lettered: by sink
-    RECOVERED = "newest checkpoint committed again"  # committed, lost
+    RECOVERED = "newest checkpoint committed again"  # committed; lost: by sink
     GUARANTEED = "guarantee computed"  # exactly_once, weaknesses
     SWEPT = "orphans aborted"  # aborted: identities by sink
     TRIGGERED = "checkpoint triggered"  # offsets

@@ -243,7 +243,7 @@ class CheckpointProtocol:
             return action
         self._may_abort = True
         self.newest = self.commit(self.fence.permit(newest), batch)
-        lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
+        lost = Counter(sink for sink, _ in self.newest.lost())
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
         if action is Action.WRITE:
             decisions.require_none_lost(self.newest)

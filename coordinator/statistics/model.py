@@ -243,8 +243,8 @@ class CheckpointHistory:
 def load_history(
     store: JobStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
-    """In the order of their ends. `bad`: gets a sentence on what cannot be read. `known`: what calls before
-    have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
+    """In the order of their ends, whatever clocks said. `bad`: gets a sentence on what cannot be read. `known`: what
+    calls before have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}
     for *_, key in store.statistics():
@@ -256,7 +256,7 @@ def load_history(
         for each in read.values()
         for statistics in each
     }
-    return sorted(unique.values(), key=lambda statistics: statistics.ended_at)
+    return sorted(unique.values(), key=lambda statistics: statistics.generation)
 
 
 def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:

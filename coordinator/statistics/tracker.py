@@ -131,9 +131,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.COMMITTING:
             self._decide(facts["transactions"])
         elif step is Step.RECOVERED and self._is_recovering:
-            self._is_recovering = False
-            self._phase("recover")
-            self._end(Status.RESTORED)
+            self._recovered(checkpoint_id, facts["lost"])
         elif step is Step.GUARANTEED:
             self.guaranteed(facts["weaknesses"])
         elif step is Step.TRIGGERED:
@@ -149,6 +147,14 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.in_doubt, self._decided = Counter(transactions), self._clock.monotonic()
         if self._is_recovering and self._current:
             self._current.transactions = dict(transactions)
+
+    def _recovered(self, checkpoint_id: int, lost: Mapping[str, int]) -> None:
+        self._is_recovering, self.in_doubt = False, Counter(lost)
+        if lost:  # a replay follows, or an error
+            self._begin(checkpoint_id)
+        else:
+            self._phase("recover")
+            self._end(Status.RESTORED)
 
     def _begin(self, checkpoint_id: int, offsets: Sequence[str] = ()) -> None:
         self._started = self._step_ended = self._clock.monotonic()

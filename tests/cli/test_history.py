@@ -37,6 +37,7 @@ def test_history(file_job: Job) -> None:
         ["2", "completed"],
     ]
     assert "recovery 0." in table
+    assert not re.search(" $", table, re.MULTILINE)
     assert len(file_job.json("history", "--last", "1")["checkpoints"]) == 1
 
 
@@ -75,6 +76,7 @@ def test_what_was_lost_and_not_written_again_is_called_lost(file_job: Job) -> No
     with pytest.raises(ReplayMismatch):
         file_job.run(1)
     failed = file_job.json("history")["checkpoints"][-1]
-    assert failed["remarks"].endswith("lost: files 1")
+    assert failed["status"] == "halted"
+    assert failed["remarks"].endswith("lost: files 1; not known to be visible: files 1")
     assert "written again" not in failed["remarks"].rpartition("coordinator resolve")[2]
     assert "If that gives other rows by now, it stops (ReplayMismatch)" in file_job.cli("resolve", code=1).stdout

@@ -147,13 +147,22 @@ def test_of_a_coordinator_that_is_gone_no_metric_stays(job: Job) -> None:
 def test_orphans_and_what_is_lost(job: Job) -> None:
     complete_but_one_lost(job)
     told = followed(job, 1)
-    assert [(one.status, one.replayed) for one in told] == [(Status.RESTORED, {}), (Status.COMPLETED, {"files": 1})]
+    assert [(one.status, one.replayed) for one in told] == [(Status.COMPLETED, {"files": 1})]
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.PRE_COMMITTED, 1)])
     orphans = len(list(job.sink.in_doubt("job")))
     assert orphans
     told = followed(job, 2)
     assert sum(one.aborted.get("files", 0) for one in told) == orphans
+
+
+def test_what_is_lost_and_is_not_written_again_is_halted_and_not_restored(job: Job) -> None:
+    complete_but_one_lost(job)
+    (job.folder / "query" / "commits" / "0").touch()  # Spark has moved on
+    [one] = followed(job)
+    assert (one.checkpoint_id, one.status, one.unknown) == (0, Status.HALTED, {"files": 1})
+    assert "Spark has moved on to batch 1" in one.error
+    assert "no row was written again" not in str(one)
 
 
 class Refusing(FileSink):
@@ -228,6 +237,15 @@ def test_the_history_is_bounded_and_takes_few_objects(job: Job) -> None:
     none = CheckpointHistory(JobStore(open_storage(f"memory:{uuid.uuid4().hex}"), "job"), 0)
     none.report(numbered(1))
     none.flush()
+
+
+def test_the_history_is_in_order_where_the_clock_was_set_back(job: Job) -> None:
+    store = JobStore(job.storage, "job")
+    history = CheckpointHistory(store, 10)
+    for n, ended_at in enumerate((9000, 2000, 3000)):
+        history.report(replace(numbered(n), ended_at=ended_at))
+    history.flush()
+    assert [one.checkpoint_id for one in load_history(store, [])] == [0, 1, 2]
 
 
 def test_two_drivers_that_flush_at_once_lose_nothing(job: Job) -> None:
