@@ -142,7 +142,9 @@ def _print(rows: Iterable[Any], columns: Columns) -> None:
         for line in lines:
             table.add_row(*line)
         if lines:
-            console.print(table)
+            with console.capture() as printed:
+                console.print(table)
+            typer.echo("\n".join(map(str.rstrip, printed.get().splitlines())), color=True)
     else:
         for line in lines:
             _print_facts(console, {title: cell for title, cell in zip(columns, line, strict=True) if cell})

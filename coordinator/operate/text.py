@@ -61,8 +61,7 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     if driver.state is State.UNKNOWN:
         return (
             f"Driver: cannot tell whether {who} runs: its last sign of life, {time_of(driver.sign.at)}, is "
-            f"{duration(-driver.age)} ahead of the clock of this machine. Ask on the driver's machine, or set the "
-            "clocks."
+            f"{duration(-driver.age)} ahead by {driver.clock} clock. Ask on the driver's machine, or set the clocks."
         )
     if driver.state is State.ENDED:
         return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended.rstrip('.')}."

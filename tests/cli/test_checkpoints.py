@@ -214,7 +214,7 @@ def test_a_clock_that_is_wrong_by_a_day(file_job: Job, monkeypatch: pytest.Monke
     real = time.time
     for days, words in (
         (1, "1.0 d ago by the driver's and this machine's clock"),
-        (-1, "ahead of the clock of this machine"),
+        (-1, "ahead by the driver's and this machine's clock"),
     ):
         shifted = SimpleNamespace(time=lambda days=days: real() + days * 86_400)
         monkeypatch.setattr("coordinator.heartbeat.time", shifted)
@@ -277,7 +277,7 @@ def test_a_driver_whose_clock_is_ahead_is_not_taken_for_one_that_runs(
     monkeypatch.setattr(time, "time", lambda: now() - 86_400)
     told = " ".join(file_job.cli("status", code=1).stdout.split())
     assert "cannot tell whether generation 1 (" in told
-    assert re.search(r"(24\.0 h|1\.0 d) ahead of the clock of this machine", told)
+    assert re.search(r"(24\.0 h|1\.0 d) ahead by the driver's and this machine's clock", told)
     assert file_job.json("status", code=1)["driver"]["state"] == "unknown"
     seen = file_job.json("in-doubt", "list", code=1)
     assert {one["decision"] for one in seen["transactions"]} == {"stranded"}

@@ -118,6 +118,11 @@ def test_a_driver_that_missed_a_sign_is_not_called_running_without_a_doubt(age: 
     assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
 
 
+def test_a_sign_that_is_ahead_is_told_by_the_clock_that_was_looked_at() -> None:
+    driver = Driver(State.UNKNOWN, 1, SignOfLife("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
+    assert "1.0 h ahead by the storage's clock" in of_driver(driver)
+
+
 def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
     """Else a driver would be told silent for longer than its newest checkpoint is old."""
     with pytest.raises(CrashError):
