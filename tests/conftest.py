@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sinks.testing.servers.common import free_port
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService, mysql_can_be_had, mysql_service
-from sinks.testing.servers.postgres import PostgresService, postgres_service
+from sinks.testing.servers.postgres import PostgresServer, PostgresService, postgres_service
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
 from tests import jvm, reaper, short_loop, signals, temporary
@@ -79,7 +80,6 @@ def _module(nodeid: str) -> str:
 
 
 LONGEST = (
-    "spark/test_connect",
     "postgres/test_conformance",
     "kafka/test_crashes",
     "kafka/test_conformance",
@@ -111,6 +111,7 @@ SESSION = frozenset(
         "restart/test_run",
         "savepoint/test_spark",
         "spark/test_arrow",
+        "spark/test_connect",
         "spark/test_controls",
         "spark/test_format",
         "spark/test_internals",
@@ -200,6 +201,16 @@ def postgres_unprepared() -> Iterator[PostgresService]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def own_postgres(postgres: PostgresService) -> Iterator[PostgresServer]:
+    """One that tests may stop and kill; each leaves it running."""
+    if isinstance(postgres, PostgresServer):
+        yield postgres
+        return
+    with PostgresServer({"max_prepared_transactions": "64"}) as server:
+        yield server
+
+
 @pytest.fixture
 def pg_database(postgres: PostgresService) -> Iterator[str]:
     """The DSN of a fresh database on `postgres`."""
@@ -277,7 +288,7 @@ def s3_bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A quiet local session on two cores."""
+    """A quiet local session on two cores, beside a Spark Connect server."""
     folder: Path = tmp_path_factory.mktemp("spark")
     session = (
         SparkSession.builder.master("local[2]")
@@ -291,6 +302,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.forceDeleteTempCheckpointLocation", "true")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+        .config("spark.connect.grpc.binding.address", "127.0.0.1")
+        .config("spark.connect.grpc.binding.port", f"{free_port()}")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config(map=WORKERS | FILES)

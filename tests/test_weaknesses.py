@@ -27,7 +27,7 @@ from sinks.testing.servers import debian
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer, MySQLService
-from sinks.testing.servers.postgres import postgres_service
+from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.table import eventually
 
 
@@ -39,8 +39,14 @@ def sinks(dsn: str, table: str) -> Iterator[Diagnosable[Any]]:
             yield sink
 
 
-def test_postgres() -> None:
-    with postgres_service({"fsync": "off"}) as server, server.database() as dsn:
+@pytest.fixture(scope="module")
+def unsynced() -> Iterator[PostgresService]:
+    with postgres_service({"fsync": "off"}) as server:
+        yield server
+
+
+def test_postgres(unsynced: PostgresService) -> None:
+    with unsynced.database() as dsn:
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE UNLOGGED TABLE quick (id bigint)")
             connection.execute("CREATE TABLE plain (id bigint)")
@@ -148,10 +154,9 @@ def test_replicas_of_mysql(server: EmbeddedMySQL, semi_synchronous: str) -> None
                 assert storage.weaknesses() == []
 
 
-def test_checkpoint_storage_in_postgres() -> None:
+def test_checkpoint_storage_in_postgres(unsynced: PostgresService) -> None:
     with (
-        postgres_service({"fsync": "off"}) as server,
-        server.database() as dsn,
+        unsynced.database() as dsn,
         contextlib.closing(open_storage(dsn)) as storage,
     ):
         fsync = "the server has fsync = off, so a crash of its machine may lose what was committed"

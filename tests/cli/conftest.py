@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from sinks.testing.servers.postgres import PostgresService, postgres_service
 from tests.cli.play import Job
 
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)"
@@ -43,10 +42,3 @@ def pg_job(tmp_path: Path, pg_database: str, monkeypatch: pytest.MonkeyPatch) ->
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute(TABLE)
     return Job(tmp_path, 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\nstrategy = "prepared"')
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresService]:
-    """One that a test may stop."""
-    with postgres_service({"max_prepared_transactions": "64"}) as server:
-        yield server

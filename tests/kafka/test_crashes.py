@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,50 +237,3 @@ def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: st
     assert len(list(sink.in_doubt("crashes"))) == 4
     assert driver(narrow).run() == 0
     every_row_once(kafka, sink, narrow)
-
-
-# ---------------------------------------------------------------------- three brokers
-@pytest.fixture(scope="module")
-def three() -> Iterator[KafkaServer]:
-    with KafkaServer(brokers=3) as server:
-        yield server
-
-
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.parametrize("step", [pytest.param(Step.PRE_COMMITTED, marks=pytest.mark.large), Step.COMPLETE])
-def test_the_transaction_coordinator_dies_and_another_takes_over(
-    three: KafkaServer, tmp_path: Path, step: Step
-) -> None:
-    with three.topic(partitions=3) as topic:
-        sink = AsRecords(three.bootstrap, topic)
-        assert list(sink.weaknesses()) == []  # 3 replicas, of which 2 must be in sync
-        killed: list[int] = []
-
-        def kill_a_coordinator() -> None:
-            (first, *_) = sink.in_doubt("crashes")
-            node = coordinator_of(sink, first["transactional_id"])
-            three.broker(node).kill()
-            killed.append(node)
-
-        run(sink, tmp_path, example_input(), At(step, 1, kill_a_coordinator))
-        assert len(killed) == 1
-        every_row_once(three, sink, example_input())
-        three.start()
-
-
-def test_one_brokers_word_is_a_weakness(three: KafkaServer) -> None:
-    with three.topic(config={"min.insync.replicas": "1"}) as topic:
-        sink = KafkaSink(three.bootstrap, topic)
-        eventually(lambda: "has 3 replicas and min.insync.replicas = 1" in "".join(sink.weaknesses()))  # as all know it
-        sink.close()
-
-
-def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
-    from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
-
-    request = FindCoordinatorRequest(
-        key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
-    )
-    answer = sink._brokers._ask(lambda: sink._brokers._request(request))
-    return int(answer.coordinators[0].node_id)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -22,16 +23,18 @@ from kafka.net.connection import KafkaConnection
 from kafka.protocol.admin.topics import ElectionType
 from kafka.protocol.metadata import CoordinatorType
 
+from coordinator import Step
 from sinks import idle_connections
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NotYetKnown, patiently
 from sinks.kafka.sink import _group
+from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaServer, KafkaService, _id
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
-from tests.kafka.play import LINEAGE, anew, begun, pre_commit, sink_of, texts
-from tests.kafka.test_crashes import coordinator_of
+from tests.kafka.play import LINEAGE, AsRecords, anew, begun, pre_commit, sink_of, texts
+from tests.kafka.test_crashes import At, every_row_once, run
 from tests.kafka.test_sink import values
 
 COMMITTED = CommitOutcome.COMMITTED
@@ -172,9 +175,15 @@ def test_what_a_driver_asks_the_brokers_of_a_checkpoint(sink: KafkaSink, monkeyp
 
 
 # ---------------------------------------------------------------------- another cluster at the same address
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    with KafkaServer() as server:
+        yield server
+
+
 @pytest.mark.slow
-def test_another_cluster_behind_the_address() -> None:
-    with KafkaServer() as server, closing(KafkaSink(server.bootstrap, "orders", create_topic=True)) as sink:
+def test_another_cluster_behind_the_address(server: KafkaServer) -> None:
+    with closing(KafkaSink(server.bootstrap, "orders", create_topic=True)) as sink:
         sink.check(texts("").schema)
         assert committed(sink, in_a_task(sink, "1")[1])
         _, old = in_a_task(sink, "2", 1)
@@ -197,10 +206,9 @@ def test_another_cluster_behind_the_address() -> None:
 
 # ---------------------------------------------------------------------- transaction.version
 @pytest.mark.slow
-def test_transaction_version_is_lowered_and_raised_under_a_query() -> None:
+def test_transaction_version_is_lowered_and_raised_under_a_query(server: KafkaServer) -> None:
     """EndTxn as of version 2 would leave a transaction open for ever where there is none."""
     with (
-        KafkaServer() as server,
         server.topic() as topic,
         closing(KafkaSink(server.bootstrap, topic)) as sink,
         closing(KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))) as admin,
@@ -226,6 +234,16 @@ def test_transaction_version_is_lowered_and_raised_under_a_query() -> None:
 def three() -> Iterator[KafkaServer]:
     with KafkaServer(brokers=3) as server:
         yield server
+
+
+def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
+    from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+
+    request = FindCoordinatorRequest(
+        key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
+    )
+    answer = sink._brokers._ask(lambda: sink._brokers._request(request))
+    return int(answer.coordinators[0].node_id)
 
 
 def lead(server: KafkaServer, topic: str, node: int) -> None:
@@ -434,3 +452,34 @@ def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(
             eventually(lambda: answer.done() or connection.in_flight_requests)
             three.broker(node).resume()
             assert answer.result() == {LINEAGE: 2}
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.parametrize("step", [pytest.param(Step.PRE_COMMITTED, marks=pytest.mark.large), Step.COMPLETE])
+def test_the_transaction_coordinator_dies_and_another_takes_over(
+    three: KafkaServer, tmp_path: Path, step: Step
+) -> None:
+    three.start()
+    with three.topic(partitions=3) as topic:
+        sink = AsRecords(three.bootstrap, topic)
+        assert list(sink.weaknesses()) == []  # 3 replicas, of which 2 must be in sync
+        killed: list[int] = []
+
+        def kill_a_coordinator() -> None:
+            (first, *_) = sink.in_doubt("crashes")
+            node = coordinator_of(sink, first["transactional_id"])
+            three.broker(node).kill()
+            killed.append(node)
+
+        run(sink, tmp_path, example_input(), At(step, 1, kill_a_coordinator))
+        assert len(killed) == 1
+        every_row_once(three, sink, example_input())
+        three.start()
+
+
+def test_one_brokers_word_is_a_weakness(three: KafkaServer) -> None:
+    with three.topic(config={"min.insync.replicas": "1"}) as topic:
+        sink = KafkaSink(three.bootstrap, topic)
+        eventually(lambda: "has 3 replicas and min.insync.replicas = 1" in "".join(sink.weaknesses()))  # as all know it
+        sink.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -21,20 +23,27 @@ def mysql(request: pytest.FixtureRequest) -> MySQLService:
     return server
 
 
+SETTINGS = {"max_connections": "133"}
+MARIADB = SETTINGS | {"log_bin": "binlog", "binlog_format": "ROW", "server_id": "1"}
+"""A binary log, as those have that are replicated; MySQL has one anyway."""
+
+
+@pytest.fixture(scope="session")
+def to_kill() -> Iterator[Callable[[type[EmbeddedMySQL]], EmbeddedMySQL]]:
+    """The server of a kind that tests may kill, another than `mysql`; each leaves it running."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda kind: stack.enter_context(kind(MARIADB if kind is MariaDBServer else SETTINGS)))
+
+
 @pytest.fixture(
     scope="module",
     params=[pytest.param(MySQLServer, id="MySQL"), pytest.param(MariaDBServer, id="MariaDB", marks=REPEATED)],
 )
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedMySQL]:
-    """One of the module's own, which tests may kill, with the module's SETTINGS."""
-    server: EmbeddedMySQL = request.param(getattr(request.module, "SETTINGS", {}).get(request.param.PRODUCT))
+def server(request: pytest.FixtureRequest, to_kill: Callable[[type[EmbeddedMySQL]], EmbeddedMySQL]) -> EmbeddedMySQL:
     try:
-        server.start()
+        return to_kill(request.param)
     except RuntimeError as error:
-        server.close()
         pytest.skip(str(error))
-    with server:
-        yield server
 
 
 @pytest.fixture

@@ -20,9 +20,6 @@ from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
 from tests.mysql.play import Observer
 
-SETTINGS = {"MariaDB": {"log_bin": "binlog", "binlog_format": "ROW", "server_id": "1"}}
-"""A binary log, as those have that are replicated; MySQL has one anyway."""
-
 
 @pytest.fixture
 def dsn(server: EmbeddedMySQL) -> Iterator[str]:

@@ -17,13 +17,11 @@ from sinks.testing.servers import debian
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, ExternalMySQL, MySQLServer, mysql_service
 from sinks.testing.table import eventually
+from tests.mysql.conftest import REPEATED
 from tests.mysql.play import Observer
 
-SETTINGS = {"MySQL": {"max_connections": "33"}, "MariaDB": {"max_connections": "33"}}
-
-
 MYSQL = pytest.param(MySQLServer, id="MySQL", marks=pytest.mark.skipif(not debian.available(), reason="no Debian"))
-EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB")])
+EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB", marks=REPEATED)])
 
 
 def prepare(observer: Observer) -> None:
@@ -36,7 +34,7 @@ def prepare(observer: Observer) -> None:
 
 def test_settings_reach_the_server_and_commits_are_flushed(server: EmbeddedMySQL) -> None:
     with server.connect() as connection:
-        assert query(connection, "SELECT @@max_connections, @@innodb_flush_log_at_trx_commit") == [(33, 1)]
+        assert query(connection, "SELECT @@max_connections, @@innodb_flush_log_at_trx_commit") == [(133, 1)]
 
 
 def test_the_password_is_asked_for(server: EmbeddedMySQL) -> None:

@@ -357,10 +357,16 @@ def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
     assert db.ids() == [1, 2]
 
 
+@pytest.fixture(scope="module")
+def without_capitals() -> Iterator[MariaDBServer]:
+    with MariaDBServer({"lower_case_table_names": "1"}) as server:
+        yield server
+
+
 @pytest.mark.parametrize("strategy", ["xa", "staged"])
-def test_a_server_that_does_not_care_for_capitals(strategy: str) -> None:
+def test_a_server_that_does_not_care_for_capitals(without_capitals: MariaDBServer, strategy: str) -> None:
     """What the sweep lists goes by the same names as what the tasks have pre-committed."""
-    with MariaDBServer({"lower_case_table_names": "1"}) as server, server.database() as dsn:
+    with without_capitals.database() as dsn:
         db = Observer(dsn)
         db.run("CREATE TABLE orders (id bigint, name text) ENGINE=InnoDB")
         sink = make(db, table=f"{db.schema.upper()}.Orders", strategy=strategy)

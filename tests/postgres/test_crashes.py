@@ -26,11 +26,9 @@ from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, r
 from tests.postgres.play import Observer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """One that tests may kill."""
-    with PostgresServer({"max_prepared_transactions": "64"}) as server:
-        yield server
+@pytest.fixture
+def server(own_postgres: PostgresServer) -> PostgresServer:
+    return own_postgres
 
 
 @pytest.fixture

@@ -112,26 +112,30 @@ def test_close_after_an_in_doubt_error_keeps_what_is_decided(db: Observer, tmp_p
 
 @pytest.mark.slow
 def test_a_server_that_is_down_is_told_in_a_few_lines(
-    tmp_path: Path, strategy: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    strategy: str,
+    own_postgres: PostgresServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It crashes when a checkpoint is complete, and comes back some time later."""
     monkeypatch.setattr(clock, "_FIRST_REMINDER", 0.5)
-    with PostgresServer({"max_prepared_transactions": "8"}) as server:
+    with own_postgres.database() as dsn:
         restarts: list[threading.Timer] = []
 
         class Crash(CheckpointListener):
             def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
                 if step is Step.COMMITTING and checkpoint_id == 1 and not restarts:
-                    server.stop("immediate")
-                    restarts.append(threading.Timer(3, server.start))
+                    own_postgres.stop("immediate")
+                    restarts.append(threading.Timer(3, own_postgres.start))
                     restarts[0].start()
 
-        sink = PostgresSink(server.dsn, "orders", strategy=strategy, create_table=True)  # type: ignore[arg-type]
+        sink = PostgresSink(dsn, "orders", strategy=strategy, create_table=True)  # type: ignore[arg-type]
         storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=300)
         input = example_input(3)
         with CheckpointCoordinator("job", [sink], storage, config, [Crash()]) as coordinator:
             LocalQuery(tmp_path / "query", input).run(coordinator)
-        with server.connect() as connection:
+        with own_postgres.connect(dsn) as connection:
             stored = [id for (id,) in connection.execute("SELECT id FROM orders").fetchall()]
         assert Counter(stored) == Counter(ids(input))
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]

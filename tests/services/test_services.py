@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,11 +16,9 @@ import pytest
 from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A server of this module's own, to be killed."""
-    with PostgresServer({"max_prepared_transactions": "8"}) as server:
-        yield server
+@pytest.fixture
+def server(own_postgres: PostgresServer) -> PostgresServer:
+    return own_postgres
 
 
 def _gone(pid: int) -> bool:
@@ -179,7 +176,7 @@ def test_nothing_is_left_after_sigkill_of_the_owner() -> None:
 
 def test_server_from_the_environment(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_POSTGRES_DSN", server.dsn)
-    with postgres_service({"max_prepared_transactions": "8"}) as service:
+    with postgres_service({"max_prepared_transactions": "64"}) as service:
         assert isinstance(service, ExternalPostgres)
         assert (service.dsn, service.user, service.password) == (server.dsn, server.user, server.password)
         with service.database() as dsn, service.connect(dsn) as connection:

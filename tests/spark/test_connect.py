@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import CheckpointError, SavepointError
@@ -31,10 +32,10 @@ from tests.spark.job import Once, end_group, wait_for, write_input
 from tests.spark.test_spark import ROCKSDB, assert_exactly_once, count_by_remainder, linger, visible, withdraw_one
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    with ConnectServer(tmp_path_factory.mktemp("connect")) as server:
-        yield server
+@pytest.fixture
+def url(spark: SparkSession) -> str:
+    """Of the server in the JVM of the session."""
+    return f"sc://127.0.0.1:{spark.sparkContext.getConf().get('spark.connect.grpc.binding.port')}"
 
 
 @pytest.fixture
@@ -82,53 +83,47 @@ class Standing:
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("also_dead", [False, pytest.param(True, marks=pytest.mark.large)], ids=["zombie", "both"])
-def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str, also_dead: bool) -> None:
-    """SIGKILL to the server under one query or two. The worker of one is a zombie that has decided its checkpoint, and
-    goes on beside the next run. That of the other dies with the server, after pre-commit."""
+@pytest.mark.large  # test_killed.py has a JVM that dies, and the kit a zombie
+def test_server_killed_and_another_goes_on(tmp_path: Path, url: str, pg_database: str) -> None:
+    """SIGKILL to the server under two queries. The worker of one is a zombie that has decided its checkpoint, and goes
+    on beside the next run. That of the other dies with the server, after pre-commit."""
     dead, zombie = tmp_path / "dead", tmp_path / "zombie"
-    folders = [dead, zombie] if also_dead else [zombie]
-    ids = [write_input(folder / "input", batches=2) for folder in folders]
+    ids = [write_input(folder / "input", batches=2) for folder in (dead, zombie)]
 
-    def job(folder: Path, *listeners: CheckpointListener) -> ConnectJob:
+    def job(folder: Path, url: str, *listeners: CheckpointListener) -> ConnectJob:
         sink = PostgresSink(pg_database, folder.name, create_table=True)
-        return ConnectJob(folder, [sink], folder.name, url=server.url, listeners=listeners)
+        return ConnectJob(folder, [sink], folder.name, url=url, listeners=listeners)
 
-    clients, group = [], server.process
-    try:
-        if also_dead:
-            clients.append(job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start())
+    clients = []
+    with ConnectServer(tmp_path) as server:
+        try:
+            clients.append(job(dead, server.url, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start())
             wait_for((dead / "worker").exists)
-        clients.append(job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
-        wait_for((zombie / "reached").exists)
-        server.process.kill()
-        if also_dead:
+            clients.append(job(zombie, server.url, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
+            wait_for((zombie / "reached").exists)
+            server.process.kill()
             os.kill(int((dead / "worker").read_text()), signal.SIGKILL)
-        for client in clients:
-            end_group(client)
+        finally:
+            for client in clients:
+                end_group(client)
         with closing(Observer(pg_database)) as observer:
-            assert observer.pending() == 3 * len(folders)
-        server.start()
-        for folder in folders:
-            last = job(folder, *([CallAt(Step.TRIGGERED, 1, (zombie / "let-go").touch)] if folder is zombie else []))
+            assert observer.pending() == 6
+        for last in (job(dead, url), job(zombie, url, CallAt(Step.TRIGGERED, 1, (zombie / "let-go").touch))):
             assert last.run() == 0, last.output()
         wait_for((zombie / "went-on").exists)
-    finally:
-        for process in (*clients, group):
-            end_group(process)
     with closing(Observer(pg_database)) as observer:
-        assert [Counter(observer.ids(folder.name)) for folder in folders] == list(map(Counter, ids))
+        assert [Counter(observer.ids(folder.name)) for folder in (dead, zombie)] == list(map(Counter, ids))
         assert observer.pending() == 0
 
 
 @pytest.mark.large
-def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, url: str) -> None:
     """R10: the restart has nothing to write for that batch, yet Spark needs it to run for the state store."""
     ids = write_input(tmp_path / "input", batches=2)
 
     def job(*listeners: CheckpointListener) -> ConnectJob:
         options: Any = {"shape": count_by_remainder, "output_mode": "update", "conf": ROCKSDB}
-        return ConnectJob(tmp_path, [sink], url=server.url, listeners=listeners, **options)
+        return ConnectJob(tmp_path, [sink], url=url, listeners=listeners, **options)
 
     killed = job(CallAt(Step.DONE, 0, die))
     assert killed.run() == 1
@@ -143,9 +138,9 @@ def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, serve
     assert list(sink.in_doubt("spark-job")) == []
 
 
-def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, url: str) -> None:
     ids = write_input(tmp_path / "input", batches=2)
-    job = ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 0, Blocked(tmp_path))])
+    job = ConnectJob(tmp_path, [sink], url=url, listeners=[CallAt(Step.COMPLETE, 0, Blocked(tmp_path))])
     client = job.start()
     wait_for((tmp_path / "reached").exists)
     end_group(client)
@@ -154,9 +149,7 @@ def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, s
     assert_exactly_once(sink, ids)
 
 
-def test_worker_killed_and_a_transaction_lost(
-    tmp_path: Path, sink: FileSink, server: ConnectServer, pg_database: str
-) -> None:
+def test_worker_killed_and_a_transaction_lost(tmp_path: Path, sink: FileSink, url: str, pg_database: str) -> None:
     """Under two sinks of their own shape. The replay under Connect: the layout is counted, the lost partition written
     again."""
     ids = write_input(tmp_path / "input", batches=2)
@@ -164,7 +157,7 @@ def test_worker_killed_and_a_transaction_lost(
 
     def job(*listeners: CheckpointListener) -> ConnectJob:
         transforms = {table.name: small_ids}
-        return ConnectJob(tmp_path, [sink, table], url=server.url, listeners=listeners, transforms=transforms)
+        return ConnectJob(tmp_path, [sink, table], url=url, listeners=listeners, transforms=transforms)
 
     assert job(CallAt(Step.COMPLETE, 0, die)).run() == 1
     assert visible(sink) == []
@@ -180,12 +173,10 @@ def test_worker_killed_and_a_transaction_lost(
 
 
 @pytest.mark.large
-def test_checkpoint_that_expires_is_cancelled_on_the_server(
-    tmp_path: Path, sink: FileSink, server: ConnectServer
-) -> None:
+def test_checkpoint_that_expires_is_cancelled_on_the_server(tmp_path: Path, sink: FileSink, url: str) -> None:
     write_input(tmp_path / "input", batches=1)
     hooked = Hooked(sink, "pre_commit", hook=Once(tmp_path / "lingered", linger))
-    job = ConnectJob(tmp_path, [hooked], url=server.url, config=CheckpointConfig(timeout=4))
+    job = ConnectJob(tmp_path, [hooked], url=url, config=CheckpointConfig(timeout=4))
     assert job.run() == 1
     assert "was not complete within 4 s" in job.output()
     assert visible(sink) == []
@@ -199,7 +190,7 @@ class BlockedInSecondCheckpoint(FileSink):
         return identity
 
 
-def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, url: str) -> None:
     """The task outlives its query until it is interrupted; what it had pre-committed is swept by the client."""
     ids = write_input(tmp_path / "input", batches=2, files=1)
     blocked = BlockedInSecondCheckpoint(sink.folder)
@@ -211,15 +202,13 @@ def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, server: ConnectSe
         assert len(spark.interruptTag(query.runId)) == 1
         coordinator.recover()
 
-    job = ConnectJob(tmp_path, [blocked], url=server.url, files_per_batch=1, end=end)
+    job = ConnectJob(tmp_path, [blocked], url=url, files_per_batch=1, end=end)
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids[:50])
 
 
 @pytest.mark.large
-def test_an_operator_is_told_that_no_savepoint_stops_the_query(
-    tmp_path: Path, sink: FileSink, server: ConnectServer
-) -> None:
+def test_an_operator_is_told_that_no_savepoint_stops_the_query(tmp_path: Path, sink: FileSink, url: str) -> None:
     """The worker would be gone before it has answered: the operator would wait for it, and be told nothing."""
     ids = write_input(tmp_path / "input", batches=1)
 
@@ -232,7 +221,7 @@ def test_an_operator_is_told_that_no_savepoint_stops_the_query(
 
     config = CheckpointConfig(savepoint_dir=f"file://{tmp_path}/savepoints")
     blocked = CallAt(Step.PRE_COMMITTED, 0, Blocked(tmp_path))
-    job = ConnectJob(tmp_path, [sink], url=server.url, config=config, listeners=[blocked], end=end)
+    job = ConnectJob(tmp_path, [sink], url=url, config=config, listeners=[blocked], end=end)
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids)
 
@@ -251,9 +240,9 @@ IN_MEMORY = "with Spark Connect checkpoints cannot be recorded in memory:"
     ],
     ids=["no location", "another location", "memory"],
 )
-def test_refused(tmp_path: Path, sink: FileSink, server: ConnectServer, options: dict[str, Any], message: str) -> None:
+def test_refused(tmp_path: Path, sink: FileSink, url: str, options: dict[str, Any], message: str) -> None:
     write_input(tmp_path / "input", batches=1)
-    job = ConnectJob(tmp_path, [sink], url=server.url, **options)
+    job = ConnectJob(tmp_path, [sink], url=url, **options)
     assert job.run() == 1
     assert re.search(message, job.output())
     assert visible(sink) == []
@@ -275,7 +264,7 @@ def test_refused_where_the_server_unpickles_it(
 
 
 @pytest.mark.large
-def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as lines, ExitStack() as connections:
         lines.setblocking(False)
         port = lines.getsockname()[1]
@@ -285,7 +274,7 @@ def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server:
             return reader.option("port", port).load().selectExpr("length(value) AS id")
 
         config = CheckpointConfig(require="exactly-once")
-        job = ConnectJob(tmp_path, [sink], url=server.url, source=source, config=config)
+        job = ConnectJob(tmp_path, [sink], url=url, source=source, config=config)
 
         def speak() -> None:
             with suppress(BlockingIOError):
