@@ -24,7 +24,7 @@ from pyiceberg.io.pyarrow import ArrowProjectionVisitor as Visitor
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partition
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID
@@ -240,7 +240,7 @@ class IcebergSink(LakeSink):
         table: Table = self._handle
         metadata = table.metadata
         try:
-            transaction = table.transaction()
+            transaction = _Transaction(table)
             transaction.set_properties({app: memory.to_json()})
             update = transaction.update_snapshot(snapshot_properties=dict(about), branch=self._branch)
             merges = files and metadata.properties.get("commit.manifest-merge.enabled") != "false"
@@ -284,6 +284,18 @@ def _from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
 
 def _fields(table: TableMetadata) -> StructType:
     return data_file_with_partition(table.spec().partition_type(table.schema()), table.format_version)
+
+
+class _Transaction(Transaction):
+    """pyiceberg makes the metadata anew at each look, with a deep copy of all snapshots: some fifteen for an append."""
+
+    _made: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        if self._made is None or self._made[0] != len(self._updates):
+            self._made = len(self._updates), super().table_metadata
+        return self._made[1]
 
 
 class Recording(PyArrowFileIO):
