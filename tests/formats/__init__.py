@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from coordinator import (
     CheckpointConfig,
@@ -28,6 +29,8 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.protocol import operators
+from sinks.base import Sink
+from sinks.delta import DeltaSink
 from sinks.mysql import MySQLSink, xa
 from sinks.postgres import PostgresSink
 from sinks.sql.sink import TableSink
@@ -39,9 +42,9 @@ from tests.mysql.play import Observer as MySQLObserver
 from tests.postgres.play import Observer as PostgresObserver
 
 HERE = Path(__file__).parent
-FOLDERS = ("storage", "spool", "query", "savepoints")
+FOLDERS = ("storage", "spool", "query", "savepoints", "orders")
 _SEALED = re.compile(r"storage/|savepoints/.*/_metadata|query/_restored")
-_BINARY = re.compile(r"spool/|savepoints/.*/\d+$")
+_BINARY = re.compile(r"spool/|savepoints/.*/\d+$|orders/.*\.parquet$")
 
 
 def batch(n: int) -> list[pa.Table]:
@@ -57,7 +60,7 @@ class World:
     def __init__(self, folder: Path, dsn: str, strategy: str) -> None:
         self.folder, self.dsn, self.strategy = folder, dsn, strategy
 
-    def sink(self) -> TableSink:
+    def sink(self) -> Sink:
         return self.make(self.dsn, "orders", strategy=self.strategy, create_table=True)
 
     @property
@@ -130,13 +133,37 @@ class World:
         return {self.dsn.rpartition("/")[2].partition("?")[0]: "DATABASE"}
 
 
+class Delta(World):
+    """The table is a folder, `orders`."""
+
+    @property
+    def _table(self) -> str:
+        return str(self.folder / "orders")
+
+    def sink(self) -> Sink:
+        return DeltaSink(self._table, create_table=True)
+
+    def ids(self) -> list[int]:
+        return sorted(DeltaTable(self._table).to_pyarrow_table()["id"].to_pylist())
+
+    def dumped(self) -> list[str]:
+        return []
+
+    def load(self, statements: Sequence[str]) -> None:
+        assert not statements
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {self._table: "TABLE"}
+
+
 class SQLite(World):
     make = SqlAlchemySink
 
     def __init__(self, folder: Path, dsn: str, strategy: str) -> None:
         super().__init__(folder, f"sqlite:///{folder / 'rows.db'}", strategy)
 
-    def sink(self) -> TableSink:
+    def sink(self) -> Sink:
         return self.make(self.dsn, "orders", create_table=True)
 
     def ids(self) -> list[int]:
@@ -225,6 +252,7 @@ class MySQL(World):
 
 
 WORLDS: Mapping[str, tuple[type[World], str]] = {
+    "delta": (Delta, "prepared"),
     "sqlite staged": (SQLite, "staged"),
     "postgresql prepared": (Postgres, "prepared"),
     "postgresql staged": (Postgres, "staged"),
@@ -269,7 +297,7 @@ def pack(world: World) -> dict[str, Any]:
         if _BINARY.match(name):
             files[name] = base64.b64encode(data).decode()
         elif not name.endswith(".log"):
-            files[name] = _renamed(data.decode(), names) if _SEALED.match(name) else data.decode()
+            files[name] = (_renamed if _SEALED.match(name) else _replaced)(data.decode(), names)
     return {"files": files, "sql": [_replaced(text, names) for text in world.dumped()]}
 
 
@@ -278,8 +306,8 @@ def unpack(packed: Mapping[str, Any], world: World) -> None:
     for name, text in packed["files"].items():
         path = world.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        sealed = _SEALED.match(name) and any(stored in text for stored in names)
-        text = _renamed(text, names) if sealed else text
+        if not _BINARY.match(name) and any(stored in text for stored in names):
+            text = (_renamed if _SEALED.match(name) else _replaced)(text, names)
         path.write_bytes(base64.b64decode(text) if _BINARY.match(name) else text.encode())
     world.load([_replaced(text, names) for text in packed["sql"]])
 
