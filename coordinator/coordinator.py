@@ -20,7 +20,7 @@ from coordinator.heartbeat import Heartbeat
 from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import MicroBatch, Query, Sink, with_dead_letters, writers
+from coordinator.protocol.batch import MicroBatch, Query, Sink, dead_letter_writers, with_dead_letters
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import JobStore
@@ -160,7 +160,7 @@ class CheckpointCoordinator:
             raise refusal
         self._prepare(df)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
-            dead = writers(self.sinks)
+            dead = dead_letter_writers(self.sinks)
             for name, sink in self.sinks.items():
                 if not sink.transform:
                     sink.open()
@@ -255,7 +255,7 @@ class CheckpointCoordinator:
         transactions that no record names. A query's first batch does the same. If storage has no checkpoint nothing is
         aborted, because it may be the wrong storage."""
         with self._one_at_a_time:
-            self.protocol.settle_without_query()
+            self.protocol.recover_without_query()
 
     # ------------------------------------------------------------------ savepoints
     @property

@@ -30,7 +30,7 @@ from coordinator.cli.output import (
 )
 from coordinator.errors import CheckpointError
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.batch import Sink, writers
+from coordinator.protocol.batch import Sink, dead_letter_writers
 from coordinator.storage import StorageError
 from sinks.dead_letters import SCHEMA
 from sinks.diagnosis import SchemaDiff
@@ -127,7 +127,7 @@ def show_(
 ) -> None:
     """Show the newest dead letters of a table or topic. Exit code 4: their sink cannot read them."""
     with coordinator_of(job) as coordinator:
-        dead = {name: coordinator.sinks[writer] for writer, name in writers(coordinator.sinks).items()}
+        dead = {name: coordinator.sinks[writer] for writer, name in dead_letter_writers(coordinator.sinks).items()}
         if not sink and len(dead) == 1:
             [sink] = dead
         if sink not in dead:
@@ -175,7 +175,7 @@ def diff(
         if sink is not None and sink not in coordinator.sinks:
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}
-        dead = writers(coordinator.sinks)
+        dead = dead_letter_writers(coordinator.sinks)
         diffs = dict[str, SchemaDiff | None]()
         for name, each in chosen.items():
             with _reading(each):

@@ -161,7 +161,7 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
     return {sink.name: sink for sink in (*sinks, *dead)}
 
 
-def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
+def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
     """By sink of dead letters, the sink whose tasks write it; both by name."""
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
 

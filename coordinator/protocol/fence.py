@@ -31,7 +31,7 @@ class Fence:
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
         """Raises `Superseded` if a newer generation was claimed before the listing was made, or now; `StorageBehind` if
         the claim of this one is gone."""
-        listing = listing or self.store.look("generation/")
+        listing = listing or self.store.listing("generation/")
         if listing.newest_generation > self.generation:
             raise Superseded(
                 f"generation {listing.newest_generation} of job {self.store.job!r} has started; this driver "

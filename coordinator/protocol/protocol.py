@@ -27,7 +27,7 @@ from coordinator.errors import (
 )
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, require_few_dead_letters, writers
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, dead_letter_writers, require_few_dead_letters
 from coordinator.protocol.clock import Clock, Outages, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
@@ -89,7 +89,7 @@ class CheckpointProtocol:
         self._commit_times: dict[str, tuple[float, float]] = {}
         """By sink, when `commit` asked it first about the newest checkpoint, and when its last answer came."""
         self._outages = Outages(job, clock)
-        self._dead_letter_writers = writers(sinks)
+        self._dead_letter_writers = dead_letter_writers(sinks)
         """By sink of dead letters, the sink whose tasks write it."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
@@ -98,7 +98,7 @@ class CheckpointProtocol:
         run, claim a generation before: this is a new driver from there on, also in the same object."""
         try:
             starts = batch.run_id != self.run_id
-            # 1. recover, with 2. before it commits; or alone 2. write, finish, skip, or refuse
+            # 1. recover (with 2. inside it, before it commits); later batches need 2. alone: write, finish or skip
             action = self._start_run(batch) if starts else self._choose_action(batch)
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
@@ -106,6 +106,31 @@ class CheckpointProtocol:
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
+
+    def _write_or_finish(self, action: Action, batch: MicroBatch) -> None:
+        if action is Action.WRITE:
+            self._topic_ids = self._topic_ids_now(batch)
+            record = self._pre_commit(batch)  # 4.-5. phase one
+            permit = self.decide(record)  # 6.-7. THE COMMIT POINT
+            decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
+            committed = self.commit(permit, batch)  # 8. phase two
+            self._purge(self._replay_lost(committed, batch))
+        else:
+            if action is Action.FINISH and self.newest:
+                self._purge(self._replay_lost(self.newest, batch))
+            batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
+        self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
+
+    def _purge(self, visible: CompletedCheckpoint) -> None:
+        """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled rows. A sink without
+        rows in it is not asked: its newest proof may be all by which it remembers the job (R15)."""
+        for name in dict.fromkeys(sink for sink, _ in visible.named):
+            try:
+                self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
+            except Exception:
+                logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
+        if self._spool:
+            self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
         """Raise `Superseded` or `StorageBehind` in place of `error` if another driver may have caused it: to a driver
@@ -115,37 +140,11 @@ class CheckpointProtocol:
                 self.fence.require_newest("go on")
                 started, n = batch.run_id == self.run_id, batch.facts.checkpoint_id
                 if started and (self.newest is None or self.newest.checkpoint_id < n):
-                    self._recommit_if_set_back(batch)
+                    self._compare_memories_again(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
             except Exception:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
-
-    def _write_or_finish(self, action: Action, batch: MicroBatch) -> None:
-        if action is Action.WRITE:
-            self._topic_ids = self._topic_ids_now(batch)
-            record = self._pre_commit(batch)  # 4.-5. phase one
-            permit = self.decide(record)  # 6.-7. THE COMMIT POINT
-            decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
-            committed = self.commit(permit, batch)  # 8. phase two
-            self._settle(self._replay_lost(committed, batch))
-        else:
-            if action is Action.FINISH and self.newest:
-                self._settle(self._replay_lost(self.newest, batch))
-            batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
-        self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
-
-    def _settle(self, visible: CompletedCheckpoint) -> None:
-        """Remember what is visible, and let its sinks purge older proofs. A sink without rows in it is not asked: its
-        newest proof may be all by which it remembers the job (R15)."""
-        self.newest = visible
-        for name in dict.fromkeys(sink for sink, _ in visible.named):
-            try:
-                self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
-            except Exception:
-                logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
-        if self._spool:
-            self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     # ------------------------------------------------------------------ called by the coordinator, and by operators
     def claim_generation(self, next_sign: float = 0.0) -> None:
@@ -170,9 +169,9 @@ class CheckpointProtocol:
             except Exception as error:
                 raise CheckpointError(f"sink {name!r} cannot be opened: {reason(error)}") from error
 
-    def settle_without_query(self) -> None:
-        """Settle the job without a query: commit the newest checkpoint again, and sweep. With no checkpoint in storage
-        nothing is swept, since it may be the wrong storage."""
+    def recover_without_query(self) -> None:
+        """Commit the newest checkpoint again, and sweep. A storage without checkpoints may be the wrong one: then nothing
+        is swept."""
         self.claim_generation()
         self.recover_newest()
         if self.newest:
@@ -182,7 +181,7 @@ class CheckpointProtocol:
         """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
         if self.newest is None:
             self.claim_generation()
-        if self.newest is None or self.newest.checkpoint_id != self.store.look().newest_complete:
+        if self.newest is None or self.newest.checkpoint_id != self.store.listing().newest_complete:
             self.recover_newest()
         return self.newest
 
@@ -191,7 +190,7 @@ class CheckpointProtocol:
         visible."""
         if self.newest:
             decisions.require_visible(self.newest)
-            self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.look())
+            self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.listing())
             if self._spool:
                 self._spool.delete(self.store.lineage)
             self.newest = None
@@ -203,7 +202,7 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 1. recover
     def _start_run(self, batch: MicroBatch) -> Action:
-        """With the first batch of a run. Returns what to do with it."""
+        """Recover, and compute the guarantee. Returns what to do with the first batch of this run."""
         action = self.recover_newest(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
@@ -233,7 +232,7 @@ class CheckpointProtocol:
             decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
         if newest and remembered and not newest.record.restored_from:
             older = [key for key in retained if key.checkpoint_id < newest.checkpoint_id]
-            self._commit_what_is_back(remembered, older, newest.record.newest_rows, batch)
+            self._commit_in_doubt_again(remembered, older, newest.record.newest_rows, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         record = newest.record if newest else None
         rows, dead_lettered = (record.rows, record.dead_lettered) if record else ({}, {})
@@ -282,7 +281,7 @@ class CheckpointProtocol:
         known = {**(self._predecessors or {}), lineage: checkpoint_id}
         decisions.require_none_later(sink, remembered, known, lineage, self.store.storage.uri)
 
-    def _commit_what_is_back(
+    def _commit_in_doubt_again(
         self,
         remembered: decisions.Memories,
         visible: Sequence[RecordKey],
@@ -334,7 +333,7 @@ class CheckpointProtocol:
         decisions.require_sinks(newest, self.sinks)
         return newest
 
-    # ------------------------------------------------------------------ 2. what is asked
+    # ------------------------------------------------------------------ 2. choose
     def _choose_action(self, batch: MicroBatch) -> Action:
         action = decisions.action_for(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
         if action is Action.RELOAD:  # R9: it may be old
@@ -360,19 +359,6 @@ class CheckpointProtocol:
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
         """The columns that a sink gets."""
         return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
-
-    def _evolve(self, batch: MicroBatch) -> None:
-        """Let sinks alter their tables for the columns of this batch. Called after the commits and the sweep, because
-        pre-committed transactions lock their tables. If a lock wait times out, the checkpoint fails as by any error
-        of a task, and is tried again (R8)."""
-        for name, sink in self.sinks.items():
-            if not isinstance(sink, SchemaEvolving) or not sink.evolves:
-                continue
-            schema = self._schema(batch, name)
-            if self._evolved.get(name) != schema:
-                self.fence.require_newest("alter a table")
-                sink.evolve(schema)
-                self._evolved[name] = schema
 
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
@@ -443,6 +429,19 @@ class CheckpointProtocol:
         if action is not Action.WRITE:
             raise Superseded(f"another driver completed checkpoint {n}") from error
 
+    def _evolve(self, batch: MicroBatch) -> None:
+        """Let sinks alter their tables for the columns of this batch. Called after the commits and the sweep, because
+        pre-committed transactions lock their tables. If a lock wait times out, the checkpoint fails as by any error
+        of a task, and is tried again (R8)."""
+        for name, sink in self.sinks.items():
+            if not isinstance(sink, SchemaEvolving) or not sink.evolves:
+                continue
+            schema = self._schema(batch, name)
+            if self._evolved.get(name) != schema:
+                self.fence.require_newest("alter a table")
+                sink.evolve(schema)
+                self._evolved[name] = schema
+
     def _run(
         self, batch: MicroBatch, attempt: int, round: int = 0, lost_rows: Mapping[str, LostRows] | None = None
     ) -> Acks:
@@ -491,13 +490,13 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._recommit_if_set_back(batch)
+        self._compare_memories_again(batch)
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
-    def _recommit_if_set_back(self, batch: MicroBatch) -> None:
+    def _compare_memories_again(self, batch: MicroBatch) -> None:
         """R15, before the batch is decided: the sinks still have what was visible when it began, and nothing of
         another driver. After a failover that lost only commits, their transactions are in doubt again, and are
         committed as at a restart."""
@@ -511,7 +510,7 @@ class CheckpointProtocol:
                 raise
             if remembered is not None and remembered.get(self.store.lineage, -1) < newest_rows.get(name, -1):
                 visible = [key for key in self.store.retained() if key.checkpoint_id < batch.facts.checkpoint_id]
-                self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)
+                self._commit_in_doubt_again({name: remembered}, visible, newest_rows, batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
@@ -574,7 +573,7 @@ class CheckpointProtocol:
             self._abort(record.committables, keep=decided.committables)
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         self.listeners.tell(step, record.checkpoint_id, adopted=decided is not record)
-        listing = self.store.look()
+        listing = self.store.listing()
         if decided is None or listing.newest_complete > record.checkpoint_id:  # R1: newest after the put
             self._abort(record.committables)
             raise Superseded(
@@ -674,8 +673,8 @@ class CheckpointProtocol:
             begin = self.clock.monotonic()
             answers: Sequence[CommitOutcome | Exception]
             try:
-                about = self._checkpoint(complete.checkpoint_id)
-                answers = sink.notify_checkpoint_complete(about, [complete.named[p] for p in asked])
+                checkpoint = self._checkpoint(complete.checkpoint_id)
+                answers = sink.notify_checkpoint_complete(checkpoint, [complete.named[p] for p in asked])
             except Exception as error:
                 answers = [error] * len(asked)
             self._commit_times[name] = self._commit_times.get(name, (begin,))[0], self.clock.monotonic()
@@ -692,6 +691,7 @@ class CheckpointProtocol:
         """Write again what the external system has lost, until all of the checkpoint is visible."""
         while complete.lost():
             complete = self.commit(self._replay(complete, batch), batch)
+        self.newest = complete
         self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._commit_times)
         return complete
 

@@ -181,7 +181,7 @@ class CompletedCheckpoint:
         return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
 
     def only(self, sink: str) -> CompletedCheckpoint:
-        """The part of one sink."""
+        """The same without the other sinks."""
         return CompletedCheckpoint(
             tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
         )
@@ -191,7 +191,7 @@ class CompletedCheckpoint:
         return [loss for record in self.rounds for loss in record.accepted]
 
     def part(self, sink: str) -> Part:
-        """The part of one sink, as `Auditable.audit` gets it."""
+        """What `Auditable.audit` gets of one sink."""
         given_up = [loss.transaction for loss in self.given_up if loss.sink == sink]
         named = list(self.only(sink).named.values())
         return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
@@ -299,8 +299,8 @@ class JobStore:
         self.lineage = lineage
         """ "" before the first claim."""
 
-    def look(self, folder: str = "") -> Listing:
-        """One listing of the job, or of one of its folders; nothing in it is older than this call."""
+    def listing(self, folder: str = "") -> Listing:
+        """List the job, or one of its folders, now."""
         keys = self._calls.list(f"{self._root}/{folder}")
         claims, records = f"{self._root}/generation/", f"{self._root}/{self.lineage}/checkpoint/"
         try:
@@ -349,7 +349,7 @@ class JobStore:
         self.lineage = base.lineage
 
     def newest_generation(self) -> int:
-        return self.look("generation/").newest_generation
+        return self.listing("generation/").newest_generation
 
     def newest_claim(self) -> Claim:
         for _ in range(_STALE_LISTINGS):
@@ -373,7 +373,7 @@ class JobStore:
         body |= {"sign": claim.sign.to_json(), "job": self.job}
         if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
-        listing = self.look("generation/")
+        listing = self.listing("generation/")
         if listing.newest_generation != claim.generation:
             return False
         with suppress(StorageError):  # they do no harm
@@ -509,13 +509,13 @@ class JobStore:
             return None
         highest, stale = -1, 0
         while stale < _STALE_LISTINGS:
-            newest = self.look().newest_complete
+            newest = self.listing().newest_complete
             if newest < 0:
                 return None
             rounds: list[Record] = []
             while record := self.get(newest, len(rounds)):
                 rounds.append(record)
-            if rounds and self.look().newest_complete == newest:
+            if rounds and self.listing().newest_complete == newest:
                 return CompletedCheckpoint(tuple(rounds))
             highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
         shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
@@ -546,7 +546,7 @@ class JobStore:
 
     def retained(self) -> list[RecordKey]:
         """The keys of all records, oldest first. A reader need not claim."""
-        return sorted(self.look().records) if self.lineage or self.follow_newest_claim().lineage else []
+        return sorted(self.listing().records) if self.lineage or self.follow_newest_claim().lineage else []
 
     # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:

@@ -68,7 +68,7 @@ def restore_savepoint(
             lineage = secrets.token_hex(4)
             mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
             location.write(MARK, [seal(mark)])
-        elif JobStore(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
+        elif JobStore(target, store.job, lineage).listing().newest_complete > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"

@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "        self._recommit_if_set_back(batch)\n        for",
+        "        self._compare_memories_again(batch)\n        for",
         "        for",
         MEMORIES,
     ),
@@ -498,7 +498,7 @@ MUTANTS = (
     Mutant(
         "the newest is not looked for again (R9)",
         "coordinator",
-        "if rounds and self.look().newest_complete == newest:",
+        "if rounds and self.listing().newest_complete == newest:",
         "if rounds:",
         PROTOCOL,
     ),
@@ -692,7 +692,7 @@ MUTANTS = (
     Mutant(
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
-        "self._commit_what_is_back({name: remembered}, visible, newest_rows, batch)",
+        "self._commit_in_doubt_again({name: remembered}, visible, newest_rows, batch)",
         "raise decisions.external_system_behind_error(name, -1, newest_rows[name])",
         MEMORIES,
     ),

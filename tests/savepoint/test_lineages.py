@@ -33,7 +33,7 @@ class Later(Exception):
 
 def refuse_later(store: JobStore, lineage: str, n: int) -> None:
     old = JobStore(store.storage, "job", lineage)
-    if old.look().newest_complete > n:
+    if old.listing().newest_complete > n:
         raise Later
 
 
