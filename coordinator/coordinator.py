@@ -89,7 +89,7 @@ class CheckpointCoordinator:
     ) -> None:
         if "pyspark" in sys.modules:  # the command `coordinator` does without
             require_packages()
-        self._made_of = (job, sinks, storage, config, listeners)
+        self._arguments = (job, sinks, storage, config, listeners)
         """The arguments, by which Spark Connect's server makes this object anew (`__reduce__`)."""
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
@@ -113,7 +113,7 @@ class CheckpointCoordinator:
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters.append(self.history)
         open_telemetry(self.statistics)
-        self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
+        self._requests = Requests(store, self._do_request, lambda: self.protocol.fence.require_newest("do a request"))
         self._heartbeat = Heartbeat(
             store,
             config.heartbeat_interval,
@@ -138,9 +138,9 @@ class CheckpointCoordinator:
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
-        self._ready = False
+        self._preflight_done = False
         self._transfer = RowTransfer()
-        self._sweeper = threading.Thread()
+        self._sweep_thread = threading.Thread()
         self._closed = threading.Event()
         self._stop_metrics = _nothing
 
@@ -158,7 +158,7 @@ class CheckpointCoordinator:
 
         if refusal := refused_start.get():
             raise refusal
-        self._prepare(df)
+        self._preflight(df)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = dead_letter_writers(self.sinks)
             for name, sink in self.sinks.items():
@@ -183,7 +183,7 @@ class CheckpointCoordinator:
         self._lifecycle.require_errors_passed_on(batch)
         try:
             if not is_remote():
-                self._prepare(df)
+                self._preflight(df)
             with _as_exception():
                 self.process(batch)
         except Exception as error:
@@ -197,10 +197,10 @@ class CheckpointCoordinator:
             logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, then)
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
-        if not self._sweeper.is_alive():
+        if not self._sweep_thread.is_alive():
             self._closed.clear()
-            self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
-            self._sweeper.start()
+            self._sweep_thread = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
+            self._sweep_thread.start()
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
@@ -208,13 +208,13 @@ class CheckpointCoordinator:
         that Spark does not know."""
         return self._lifecycle.swallowed_error
 
-    def _prepare(self, df: DataFrame) -> None:
+    def _preflight(self, df: DataFrame) -> None:
         """Once, before anything is written, look for what a batch would fail on, deep in Spark's stacks: packages and
         workers. With Connect only the client looks: where its server made this object anew, the library is there."""
-        if not self._ready:
+        if not self._preflight_done:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
-            self._ready = True
+            self._preflight_done = True
 
     def _sweep_while_quiet(self) -> None:
         """Sweep between batches, as long as the query runs. What a task pre-commits late keeps its locks, and keeps
@@ -322,7 +322,7 @@ class CheckpointCoordinator:
             confirm,
         )
 
-    def _take_asked(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
+    def _do_request(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
         """Take the savepoint that an operator has asked for by a request: `how` is one of `requests.WAYS`. `begin` is
         called between two batches, and may raise to refuse."""
         from pyspark.sql import is_remote
@@ -417,7 +417,7 @@ class CheckpointCoordinator:
                 logger.info("job %s %s", self.job, self.statistics.totals())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduced(type(self), self._made_of)
+        return reduced(type(self), self._arguments)
 
     def __enter__(self) -> CheckpointCoordinator:
         return self

@@ -170,8 +170,8 @@ class CheckpointProtocol:
                 raise CheckpointError(f"sink {name!r} cannot be opened: {reason(error)}") from error
 
     def recover_without_query(self) -> None:
-        """Commit the newest checkpoint again, and sweep. A storage without checkpoints may be the wrong one: then nothing
-        is swept."""
+        """Commit the newest checkpoint again, and sweep. Without a checkpoint nothing is swept: it may be the wrong
+        storage."""
         self.claim_generation()
         self.recover_newest()
         if self.newest:

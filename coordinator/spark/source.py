@@ -67,14 +67,14 @@ class ExactlyOnceSource(DataSource):
         return {"options": self.options, "_is_copy": True}
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        place = _Place(*(self._option(name) for name in ("jobFile", "checkpointLocation")))
+        options = _Options(*(self._option(name) for name in ("jobFile", "checkpointLocation")))
         if self._is_copy:
-            return Decision(place, schema)
+            return CommitWriter(options, schema)
         if overwrite:
             raise ConfigurationError('format("exactly_once") writes what is new: outputMode("complete") is not for it')
-        with _job_of(place.job_file) as (sink, protocol):
-            prepared = protocol.prepare(_WrittenBatch(_facts_at(place.location), place.location, schema))
-            return Participant(prepared, prepared.task(sink, protocol.job))
+        with _job_of(options.job_file) as (sink, protocol):
+            prepared = protocol.prepare(_WrittenBatch(_facts_at(options.location), options.location, schema))
+            return TaskWriter(prepared, prepared.task(sink, protocol.job))
 
     def _option(self, name: str) -> str:
         value = self.options.get(name)
@@ -117,7 +117,7 @@ class Written(WriterCommitMessage):
 
 
 @dataclass
-class Participant(DataSourceStreamArrowWriter):
+class TaskWriter(DataSourceStreamArrowWriter):
     prepared: Prepared
     task: SinkTask
 
@@ -147,7 +147,7 @@ class Participant(DataSourceStreamArrowWriter):
 
 # ---------------------------------------------------------------------- on the driver's machine
 @dataclass
-class _Place:
+class _Options:
     job_file: str
     location: str
 
@@ -170,8 +170,8 @@ def _facts_at(location: str, batch_id: int | None = None) -> BatchFacts:
 
 
 @dataclass
-class Decision(DataSourceStreamArrowWriter):
-    place: _Place
+class CommitWriter(DataSourceStreamArrowWriter):
+    options: _Options
     schema: StructType
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> NoReturn:
@@ -183,9 +183,9 @@ class Decision(DataSourceStreamArrowWriter):
             raise CheckpointError(f"the tasks of batch {batchId} were prepared by different processes")
         if prepared.needed:
             acks = [Ack.from_json(message.ack) for message in messages]
-            location = self.place.location
+            location = self.options.location
             batch = _WrittenBatch(_facts_at(location, batchId), location, self.schema, prepared, acks)
-            with _job_of(self.place.job_file) as (_, protocol):
+            with _job_of(self.options.job_file) as (_, protocol):
                 protocol.conclude(prepared, batch)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803
@@ -194,7 +194,7 @@ class Decision(DataSourceStreamArrowWriter):
         acks = [Ack.from_json(message.ack) for message in messages if message and message.ack]
         mine = [ack.committable for ack in acks if ack.committable]
         if mine and None in messages:
-            with _job_of(self.place.job_file) as (sink, protocol):
+            with _job_of(self.options.job_file) as (sink, protocol):
                 sink.open()
                 for committable in mine:
                     protocol.abort_quietly(sink, committable.transaction)

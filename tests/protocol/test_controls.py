@@ -80,7 +80,7 @@ def test_a_stop_amid_a_batch_says_what_follows(
             return FileSink, (self.folder,)
 
     coordinator = job.coordinator(sink=Stopped(job.sink.folder))
-    coordinator._ready = True
+    coordinator._preflight_done = True
     monkeypatch.setattr("coordinator.coordinator.batch_of", lambda *_, **__: batch)
     with caplog.at_level(logging.INFO), pytest.raises(QueryStopped):
         coordinator(None, 0)  # type: ignore[arg-type]

@@ -342,7 +342,7 @@ def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Pat
     assert isinstance(ack, Ack)
     wait_for(lambda: not list(sink.in_doubt("spark-job")))
     query.stop()
-    wait_for(lambda: not coordinator._sweeper.is_alive())
+    wait_for(lambda: not coordinator._sweep_thread.is_alive())
     coordinator.close()
     assert_exactly_once(sink, ids)
 

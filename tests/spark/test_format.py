@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointError, CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
 from coordinator.jobfile import load_job
-from coordinator.spark.source import Decision, ExactlyOnceSource, Participant, Written, register
+from coordinator.spark.source import CommitWriter, ExactlyOnceSource, TaskWriter, Written, register
 from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.row_hash import row_hashes
@@ -197,11 +197,11 @@ class Halves:
         (self.folder / "spark" / "metadata").write_text(json.dumps({"id": query}))
         (self.folder / "spark" / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{offsets}")
 
-    def prepare(self) -> Participant:
+    def prepare(self) -> TaskWriter:
         writer = self.source().streamWriter(COLUMNS, False)
         return pickle.loads(pickle.dumps(writer))  # type: ignore[no-any-return]
 
-    def decision(self) -> Decision:
+    def commit_writer(self) -> CommitWriter:
         copy = pickle.loads(pickle.dumps(self.source()))
         return copy.streamWriter(COLUMNS, False)  # type: ignore[no-any-return]
 
@@ -210,10 +210,10 @@ class Halves:
         return ExactlyOnceSource(known | options)
 
 
-def written(participant: Participant, *starts: int) -> list[Written]:
+def written(writer: TaskWriter, *starts: int) -> list[Written]:
     """By a task for each start, ten rows."""
     tasks = enumerate(starts)
-    return [participant.acked(iter(rows(start, 10).to_batches()), task, 7 * task) for task, start in tasks]
+    return [writer.acked(iter(rows(start, 10).to_batches()), task, 7 * task) for task, start in tasks]
 
 
 @pytest.fixture
@@ -229,8 +229,8 @@ def test_a_superseded_driver_decides_nothing(orders: Orders, halves: Halves) -> 
     newer = halves.prepare()
     of_newer = written(newer, 0, 10)
     with pytest.raises(Superseded, match="generation 2"):
-        halves.decision().commit(of_older, 0)
-    halves.decision().commit(of_newer, 0)
+        halves.commit_writer().commit(of_older, 0)
+    halves.commit_writer().commit(of_newer, 0)
     assert orders.visible() == Counter(range(20))
     halves.prepare()
     assert orders.table.prepared() == []
@@ -251,27 +251,27 @@ def test_a_job_file_that_is_changed_while_a_batch_runs(orders: Orders, halves: H
     before = file.read_text()
     file.write_text(before.replace(former, later))
     with pytest.raises(CheckpointError, match="the job file was changed while batch 0 ran"):
-        halves.decision().commit(answers, 0)
+        halves.commit_writer().commit(answers, 0)
     file.write_text(before)
     assert orders.visible() == Counter()
-    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+    halves.commit_writer().commit(written(halves.prepare(), 0, 10), 0)
     assert orders.visible() == Counter(range(20))
     assert orders.table.prepared() == []
 
 
 def test_the_table_is_altered_before_the_tasks(orders: Orders, halves: Halves) -> None:
     orders.table.run("CREATE TABLE orders (id bigint, amount double precision)")
-    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+    halves.commit_writer().commit(written(halves.prepare(), 0, 10), 0)
     assert orders.table.visible()[:2] == [(0, 0.5, "user-0"), (1, 1.5, "user-1")]
 
 
 def test_it_is_offered_twice(orders: Orders, halves: Halves) -> None:
     answers = written(halves.prepare(), 0, 10)
     for _ in range(2):
-        halves.decision().commit(answers, 0)
+        halves.commit_writer().commit(answers, 0)
     again = written(halves.prepare(), 0, 10)
     assert orders.table.prepared() == [], "it is known to be visible, so nothing is written"
-    halves.decision().commit(again, 0)
+    halves.commit_writer().commit(again, 0)
     assert orders.visible() == Counter(range(20))
 
 
@@ -284,8 +284,8 @@ def test_a_lost_transaction_is_not_replaced_by_other_rows(
     (orders.folder / "unreachable").touch()
     answers = written(halves.prepare(), 0, 10)
     with pytest.raises(InDoubtError, match="unreachable"):
-        halves.decision().commit(answers, 0)
-    halves.decision().abort(answers, 0)
+        halves.commit_writer().commit(answers, 0)
+    halves.commit_writer().abort(answers, 0)
     assert len(orders.table.prepared()) == 2, "a record names them"
     orders.table.run(f"ROLLBACK PREPARED '{orders.table.prepared()[1]}'")
     (orders.folder / "unreachable").unlink()
@@ -293,32 +293,32 @@ def test_a_lost_transaction_is_not_replaced_by_other_rows(
         again = written(halves.prepare(), *starts)
         assert orders.visible() == Counter(range(10))
         with pytest.raises(ReplayMismatch, match=why):
-            halves.decision().commit(again, 0)
-    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+            halves.commit_writer().commit(again, 0)
+    halves.commit_writer().commit(written(halves.prepare(), 0, 10), 0)
     assert orders.visible() == Counter(range(20))
     assert orders.table.prepared() == []
 
 
 def test_what_the_others_have_written_is_aborted_when_a_task_failed(orders: Orders, halves: Halves) -> None:
     answers = written(halves.prepare(), 0, 10)
-    halves.decision().abort(answers, 0)
+    halves.commit_writer().abort(answers, 0)
     assert len(orders.table.prepared()) == 2, "a record may name them"
-    halves.decision().abort([answers[0], None], 0)
+    halves.commit_writer().abort([answers[0], None], 0)
     assert len(orders.table.prepared()) == 1
 
 
 def test_what_the_first_try_of_a_task_has_left_is_aborted_with_its_batch(orders: Orders, halves: Halves) -> None:
-    participant = halves.prepare()
-    participant.acked(iter(rows(0, 10).to_batches()), 0, 99)  # pre-commits, and dies
-    answers = written(participant, 0, 10)
+    writer = halves.prepare()
+    writer.acked(iter(rows(0, 10).to_batches()), 0, 99)  # pre-commits, and dies
+    answers = written(writer, 0, 10)
     assert len(orders.table.prepared()) == 3
-    halves.decision().commit(answers, 0)
+    halves.commit_writer().commit(answers, 0)
     assert orders.visible() == Counter(range(20))
     assert orders.table.prepared() == []
 
 
 def test_an_older_checkpoint_location_is_refused(orders: Orders, halves: Halves) -> None:
-    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+    halves.commit_writer().commit(written(halves.prepare(), 0, 10), 0)
     halves.plan(0, offsets='{"other": 1}')
     with pytest.raises(CheckpointLocationMismatch):
         halves.prepare()
@@ -330,7 +330,7 @@ def test_a_row_that_the_table_refuses_stops_the_query(orders: Orders, halves: Ha
     orders.table.run("ALTER TABLE orders ADD CHECK (id <> 15)")
     answers = written(halves.prepare(), 0, 10)
     with pytest.raises(BadValue, match="orders_id_check"):
-        halves.decision().commit(answers, 0)
+        halves.commit_writer().commit(answers, 0)
     assert orders.visible() == Counter()
     assert orders.table.prepared() == []
 
