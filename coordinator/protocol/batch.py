@@ -11,9 +11,7 @@ import pyarrow as pa
 
 from coordinator.errors import CheckpointError
 from sinks.base import Sink as Sink
-from sinks.dead_letters import allowed, too_many
 from sinks.errors import SinkError
-from sinks.optional import DeadLettering
 from sinks.task import Ack, SinkTask
 from sinks.transaction import Committable
 
@@ -164,17 +162,3 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
     """By sink of dead letters, the sink whose tasks write it; both by name."""
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
-
-
-def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
-    """Raises `TooManyDeadLetters` if a sink refused more rows than it may. `rows`: by sink, those of checkpoint `n`."""
-    for name, sink in sinks.items():
-        if not (isinstance(sink, DeadLettering) and sink.dead_letters):
-            continue
-        dead, limit = sink.dead_letters.name, sink.max_dead_letters
-        refused = rows.get(dead, 0)
-        read = refused + rows.get(name, 0)
-        if refused > allowed(limit, read):
-            named = [row for ack in acks if ack.sink == dead and ack.committable for row in ack.committable.refused]
-            reasons = [(row.error_class, row.error) for row in named[:3]]
-            raise too_many(name, f"{refused:,} of the {read:,} rows of checkpoint {n}", limit, reasons)

@@ -24,8 +24,10 @@ from coordinator.errors import (
 )
 from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
 from coordinator.protocol.records import Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
+from sinks.dead_letters import allowed, too_many
 from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
+from sinks.optional import DeadLettering
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, Identity, not_among, shown
 
@@ -276,6 +278,20 @@ def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, 
                 f"{describe(participant, committable)} is no transaction of this job and sink. Restore the record from "
                 "a backup of the storage. Nothing was committed or aborted."
             )
+
+
+def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
+    """Raises `TooManyDeadLetters` if a sink refused more rows than it may. `rows`: by sink, those of checkpoint `n`."""
+    for name, sink in sinks.items():
+        if not (isinstance(sink, DeadLettering) and sink.dead_letters):
+            continue
+        dead, limit = sink.dead_letters.name, sink.max_dead_letters
+        refused = rows.get(dead, 0)
+        read = refused + rows.get(name, 0)
+        if refused > allowed(limit, read):
+            named = [row for ack in acks if ack.sink == dead and ack.committable for row in ack.committable.refused]
+            reasons = [(row.error_class, row.error) for row in named[:3]]
+            raise too_many(name, f"{refused:,} of the {read:,} rows of checkpoint {n}", limit, reasons)
 
 
 RETRIES_WHEN_BLOCKED = 2

@@ -27,10 +27,11 @@ from coordinator.errors import (
 )
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, dead_letter_writers, require_few_dead_letters
-from coordinator.protocol.clock import Clock, Outages, deadline
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, dead_letter_writers
+from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
+from coordinator.protocol.outages import Outages
 from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
@@ -479,7 +480,7 @@ class CheckpointProtocol:
         if errors := acks.errors:
             raise errors[0]
         n, rows = batch.facts.checkpoint_id, acks.rows
-        require_few_dead_letters(n, rows, acks.all, self.sinks)
+        decisions.require_few_dead_letters(n, rows, acks.all, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
             n,

@@ -10,9 +10,10 @@ from typing import Any
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.clock import Clock, Outages
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.decisions import worth_reading
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.outages import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
 from sinks.progress import progress

@@ -16,7 +16,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import InDoubtError
-from coordinator.protocol import clock
+from coordinator.protocol import outages
 from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
@@ -119,7 +119,7 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It crashes when a checkpoint is complete, and comes back some time later."""
-    monkeypatch.setattr(clock, "_FIRST_REMINDER", 0.5)
+    monkeypatch.setattr(outages, "_FIRST_REMINDER", 0.5)
     with own_postgres.database() as dsn:
         restarts: list[threading.Timer] = []
 
