@@ -202,7 +202,7 @@ class MySQLBackend(Pool, Backend):
     IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
     KEEPS_IDLE = True
     SORTS_TEXTS = False
-    UNSEEN = ", or none that this user may see"
+    NO_TABLE_HINT = ", or none that this user may see"
 
     quote = staticmethod(quoted)
     execute = staticmethod(execute)

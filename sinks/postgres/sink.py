@@ -128,7 +128,7 @@ class PostgresBackend(Pool, Backend):
     KEEPS_IDLE = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
-    UNSEEN = " (a name with capitals needs double quotes)"
+    NO_TABLE_HINT = " (a name with capitals needs double quotes)"
     CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
     TWO_PHASE = "prepared"
     KEY = "gid"

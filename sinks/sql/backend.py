@@ -37,7 +37,7 @@ StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 class RowTransaction(ABC):
     """An open transaction, on a connection that it has to itself. `identity` is what it will be known by when it is
     pre-committed; `sealing` is set just before the statement that makes it durable, after which only the server knows
-    whether it is. `summed` is what the task says of its rows, before that."""
+    whether it is. `fingerprint` is set before that."""
 
     connection: Any
 
@@ -48,7 +48,7 @@ class RowTransaction(ABC):
         self.context, self.identity = context, identity
         self.table, self._fault = table, fault
         self.sealing = False
-        self.summed: Fingerprint | None = None
+        self.fingerprint: Fingerprint | None = None
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         """Who writes, in errors."""
 
@@ -136,10 +136,10 @@ class Backend(ABC):
     """So many go into the target by one INSERT, at the end of which a row may refer to another one of them."""
     SORTS_TEXTS: ClassVar[bool] = True
     """Whether it sorts by all of a long text."""
-    UNSEEN: ClassVar[str] = ""
-    """What is added to "there is no table"."""
+    NO_TABLE_HINT: ClassVar[str] = ""
+    """Follows "there is no table"."""
     CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
-    """What has to be looked at where the server cannot be reached, or lets nobody in."""
+    """What to check if the server cannot be reached, or lets nobody in."""
     TWO_PHASE: ClassVar[str] = ""
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
@@ -230,11 +230,11 @@ class Backend(ABC):
         ask = TRIGGERS.get(self.dialect)
         return dict(self.query(connection, ask, [schema, name])) if ask else {}
 
-    def require_meant(self, connection: Any, target: Any) -> None:
+    def require_known_triggers(self, connection: Any, target: Any) -> None:
         """Raise TargetChanged, at the latest with the next statement, if there are triggers that nobody has seen."""
         if ask := TRIGGERS.get(self.dialect):
             asked = [target.schema, target.name]
-            self.defer(connection, ask, asked, lambda rows: target.require_meant(dict(rows)))
+            self.defer(connection, ask, asked, lambda rows: target.require_known_triggers(dict(rows)))
 
     @abstractmethod
     def declared(self, connection: Any, field: pa.Field, *, key: bool) -> str:
@@ -434,7 +434,7 @@ class Backend(ABC):
             reasons = reasons or [*self.changes_since(move)] or ([not_locked] if not_locked else [])
         if reasons or target is None:
             raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
-        self.require_meant(connection, known)
+        self.require_known_triggers(connection, known)
         if target == known:
             return move
         return move._replace(target=replace(target, constraints=(*target.constraints, "what is new in the table")))
@@ -598,8 +598,8 @@ class Backend(ABC):
         """Every reason why the columns do not fit."""
         return mismatches(batch, target.columns)
 
-    def aim(self, target: Any) -> str:
-        """Where rows go, and how: what committables are compared by."""
+    def destination(self, target: Any) -> str:
+        """Where rows go, and how, in the words by which committables are compared."""
         return f"{target.label} ({self.merge})"
 
     def rights(self, target: Any, strategy: str) -> list[str]:

@@ -238,12 +238,12 @@ class Ledger:
         transactions: Mapping[str, TransactionId],
         *,
         committed: bool,
-        sums: Mapping[str, Fingerprint] | None = None,
+        fingerprints: Mapping[str, Fingerprint] | None = None,
     ) -> bool:
         """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
-        was each of them. Waits for others that write the same keys, within the limit for lock waits. `sums`: of the
-        transactions' rows, as far as they are known."""
-        stored = {key: rows.stored() for key, rows in (sums or {}).items()}
+        was each of them. Waits for others that write the same keys, within the limit for lock waits. `fingerprints`: of
+        the transactions' rows, as far as they are known."""
+        stored = {key: rows.stored() for key, rows in (fingerprints or {}).items()}
         rows = [
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle

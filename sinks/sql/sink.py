@@ -103,7 +103,7 @@ class TableSink(
         self.strategy = backend.strategy
         self._backend = backend
         self._create_table, self._ledger, self.evolves = create_table, ledger, schema_evolution != "none"
-        self._home: tuple[str, str] | None = None  # schema and name of the table as they were at first, which stay
+        self._location: tuple[str, str] | None = None  # schema and name of the table as found first: they stay
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
         self._plan: Plan | None = None
@@ -116,7 +116,7 @@ class TableSink(
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
         """
         try:
-            with self._ready() as connection:
+            with self._usable_connection() as connection:
                 target = self._describe(connection, schema)
                 additions = self._additions(connection, target, schema) if self.evolves else []
                 columns = self._mismatches(target, schema, additions)
@@ -155,7 +155,7 @@ class TableSink(
         return self._backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
 
     @contextmanager
-    def _ready(self) -> Iterator[Any]:
+    def _usable_connection(self) -> Iterator[Any]:
         """A connection. Raises ConfigurationError for a server that the sink cannot work with at all."""
         with self._backend.lend() as connection:
             if reason := self._backend.unfit_server(connection):
@@ -163,7 +163,7 @@ class TableSink(
             yield connection
 
     def _locate(self, connection: Any) -> tuple[str, str]:
-        return self._home or self._backend.locate(connection, self.table)
+        return self._location or self._backend.locate(connection, self.table)
 
     def _describe(self, connection: Any, create_for: pa.Schema | None = None) -> Target:
         """Raises ConfigurationError if there is no table, which is created for rows, if it may be."""
@@ -173,7 +173,7 @@ class TableSink(
             self._create(connection, schema, name, create_for)
             target = self._backend.describe(connection, schema, name)
         if target is None:
-            missing = f"there is no table {label(schema, name)} at {self._backend}{self._backend.UNSEEN}"
+            missing = f"there is no table {label(schema, name)} at {self._backend}{self._backend.NO_TABLE_HINT}"
             raise ConfigurationError(f"sink {self.name!r}: {missing}. Create it, or let create_table=True do so")
         return target
 
@@ -203,7 +203,7 @@ class TableSink(
         self._logged = line
         triggers = self._backend.triggers(connection, target.schema, target.name)
         self._plan = Plan(replace(target, triggers=triggers), ledger, strategy)
-        self._home = target.schema, target.name
+        self._location = target.schema, target.name
         return self._plan
 
     def probe_schema(self) -> pa.Schema | None:
@@ -262,7 +262,7 @@ class TableSink(
             )
 
     def schema_diff(self, batch: pa.Schema) -> SchemaDiff:
-        with self._ready() as connection:
+        with self._usable_connection() as connection:
             schema, name = self._locate(connection)
             target = self._backend.describe(connection, schema, name)
             if target is None:
@@ -302,7 +302,7 @@ class TableSink(
         return write_and_find_refused(batch, transaction.encode, transaction.put, most)
 
     def record_fingerprint(self, transaction: RowTransaction, fingerprint: Fingerprint) -> None:
-        transaction.summed = fingerprint
+        transaction.fingerprint = fingerprint
 
     def pre_commit(self, transaction: RowTransaction) -> Committable:
         return self._strategy_of(transaction.identity).pre_commit(transaction, self._planned())
@@ -350,8 +350,8 @@ class TableSink(
             plan = self._planned()
         except ConfigurationError as error:  # waiting does not bring back what is not there
             outcome = CommitOutcome.unknown(
-                f"{error}. {strategy.place(committables)}. If this is another database, a new one or an older copy, "
-                "point the sink at the one that has the rows, or restore it; then start the query again"
+                f"{error}. {strategy.whereabouts(committables)}. If this is another database, a new one or an older "
+                "copy, point the sink at the one that has the rows, or restore it; then start the query again"
             )
             return [outcome] * len(committables)
         except Exception as error:
@@ -415,7 +415,7 @@ class TableSink(
     def diagnose(self, job: str) -> Iterable[Finding]:
         """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
         try:
-            with self._ready() as connection:
+            with self._usable_connection() as connection:
                 findings = [*self._diagnose(connection), *self._backend.findings(connection)]
         except Exception as error:
             what, _, fix = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
@@ -432,7 +432,7 @@ class TableSink(
             yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
         elif target is None:
             yield Finding.error(
-                f"there is no table {label(schema, name)} at {self._backend}{self._backend.UNSEEN}",
+                f"there is no table {label(schema, name)} at {self._backend}{self._backend.NO_TABLE_HINT}",
                 "create it, or set create_table = true",
             )
         else:

@@ -1,7 +1,6 @@
-"""The two ways for rows to become visible: `TwoPhase`, and staging tables, and how the outcome of each is told.
+"""The strategies `TwoPhase` and `StagingTables`: how rows become visible, and how outcomes are told.
 
-Their methods are those of `sinks.base`; what the sink found out about its server (`plan`), its ledger, or an open
-connection is handed to them.
+Methods named as in `sinks.base` do the same. `plan` is what the sink has found out about its server.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Strategy:
 
     def proof(self, plan: Plan) -> dict[str, object]:
         """What committables carry: which ledger speaks for them, and what their rows were written for."""
-        return plan.ledger.proof() | {"target": self.backend.aim(plan.target)}
+        return plan.ledger.proof() | {"target": self.backend.destination(plan.target)}
 
 
 class TwoPhase(Strategy):
@@ -48,7 +47,7 @@ class TwoPhase(Strategy):
     def finish(self, transaction: RowTransaction, plan: Plan) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
-            self.backend.require_meant(transaction.connection, plan.target)
+            self.backend.require_known_triggers(transaction.connection, plan.target)
         return rows
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
@@ -56,10 +55,11 @@ class TwoPhase(Strategy):
         rows = self.finish(transaction, plan)
         text, ledger = transaction.context.transaction_id, plan.ledger
         key = self.backend.key(transaction.identity)
-        sums = {key: replace(transaction.summed, rows=rows)} if transaction.summed else None
+        fingerprints = {key: replace(transaction.fingerprint, rows=rows)} if transaction.fingerprint else None
         with transaction.explained():
             proof = self.proof(plan) | self.backend.evidence(transaction)
-            if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):
+            names = {key: TransactionId.parse(text)}
+            if not ledger.insert(transaction.connection, names, committed=True, fingerprints=fingerprints):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         transaction.prepare()
         return Committable(transaction.identity, proof=proof)
@@ -81,7 +81,7 @@ class TwoPhase(Strategy):
                 return [CommitOutcome.unknown(str(refused))]
             return [self._outcome_of_gone(connection, plan, committable)]
 
-    def place(self, committables: Sequence[Committable]) -> str:
+    def whereabouts(self, committables: Sequence[Committable]) -> str:
         """Where the rows are, for a person who looks for them."""
         return "It was there when the rows were prepared"
 
@@ -111,7 +111,7 @@ class TwoPhase(Strategy):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
-        if astray := committable.target_mismatch(self.backend.aim(plan.target)):
+        if astray := committable.target_mismatch(self.backend.destination(plan.target)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
@@ -123,23 +123,23 @@ class TwoPhase(Strategy):
 
 
 class TargetRefuses(Exception):
-    """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
+    """The target refuses the rows of a complete checkpoint. Asking again cannot help, an operator can."""
 
 
-class Doubtful(Exception):
-    """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
+class StagedRowsChanged(Exception):
+    """The staging tables hold other rows than were acknowledged, so their outcome is unknown."""
 
 
 class StagingTables(Strategy):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
 
-    Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved again:
-    rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
+    The ledger tells which of the tables that are still there were moved. Even without it none is moved twice: whoever
+    moves a table without dropping it leaves it with another number of rows, and a move counts them."""
 
     # ------------------------------------------------------------------ alike
     def transfer(self, move: Move, rows: int) -> None:
-        """Put the rows of all staging tables into the target, in the caller's transaction."""
+        """Append or upsert the rows of all staging tables, in the caller's transaction."""
         with self.backend.at_work(move.connection):
             if self.merge.mode == "append":
                 self.backend.append(move, rows)
@@ -149,7 +149,7 @@ class StagingTables(Strategy):
             if judge_now := JUDGE_NOW.get(self.backend.dialect):
                 self.backend.execute(move.connection, judge_now)
 
-    def clashes(self, move: Move) -> None:
+    def require_unique(self, move: Move) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
@@ -188,7 +188,7 @@ class StagingTables(Strategy):
         with transaction.explained():
             move = self._locked(connection, plan, [name])
             if self.merge.mode == "upsert":
-                self.clashes(move)
+                self.require_unique(move)
             self.transfer(move, rows)
         transaction.commit()
         try:
@@ -214,33 +214,33 @@ class StagingTables(Strategy):
             ):
                 move = self._locked(connection, plan, tables, committables)
                 if self.merge.mode == "upsert" or move.target.judges:
-                    self.clashes(move)
+                    self.require_unique(move)
                     if self.backend.constraints(move):
                         self.transfer(move, sum(c.fingerprint.rows for c in committables))
                         return
                 self.backend.sample(move)
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
-        """Settle the participants of one checkpoint together: all become visible, or none does."""
+        """All participants of the checkpoint become visible, or none does."""
         rows = sum(committable.fingerprint.rows for committable in committables)
         moving = f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
         try:
             with self.backend.lend() as connection:
                 with progress(moving), self.backend.transaction(connection):
-                    outcomes = self.settle(connection, plan, committables)
+                    outcomes = self._commit_all(connection, plan, committables)
                 committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
                 try:
-                    self.tidy(connection, plan.ledger.schema, committed)
+                    self.drop_moved(connection, plan.ledger.schema, committed)
                 except Exception:
                     logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
-        except Doubtful as doubtful:
+        except StagedRowsChanged as changed:
             advice = (
                 "Nothing was moved now: look which of its rows are in the table. If none is there, as after a failover "
                 "to a replica that lagged, drop the staging tables that have too few rows: these are written again"
             )
-            return [CommitOutcome.unknown(f"{doubtful}. {advice}")] * len(committables)
+            return [CommitOutcome.unknown(f"{changed}. {advice}")] * len(committables)
         except Exception as error:
-            if (reason := self._final(error, plan.target.label)) is None:
+            if (reason := self._advice(error, plan.target.label)) is None:
                 raise
             return [
                 CommitOutcome.unknown(
@@ -251,8 +251,8 @@ class StagingTables(Strategy):
             ] * len(committables)
         return [outcomes[_id(c)] for c in committables]
 
-    def _final(self, error: Exception, table: str) -> str | None:
-        """What an operator is told: asking again does not help, mending what is named does. None where it may."""
+    def _advice(self, error: Exception, table: str) -> str | None:
+        """What an operator has to mend. None if asking again may help."""
         if isinstance(error, TargetRefuses):
             return str(error)
         if (fault := self.backend.fault(error)) and fault.kind == "right":
@@ -261,9 +261,9 @@ class StagingTables(Strategy):
             return _refusal(fault, table)
         return None
 
-    def settle(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
-        """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
-        an older change must not come after a newer one."""
+    def _commit_all(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+        """The outcomes by transaction id. A lost one gets a tombstone, and holds its siblings until the replay, for an
+        older change must not come after a newer one. If none is lost, all rows are moved."""
         ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
         witnessed = ledger.witness.states(connection, list(by_id))
@@ -271,7 +271,7 @@ class StagingTables(Strategy):
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.target_mismatch(self.backend.aim(plan.target))):
+            if not states.get(text) and (astray := c.target_mismatch(self.backend.destination(plan.target))):
                 raise TargetRefuses(f"{text}: {astray}")
         there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
         intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
@@ -288,11 +288,11 @@ class StagingTables(Strategy):
                 else:
                     lost.append(_id(c))
         if lost:
-            states |= self._decide(connection, ledger, lost)
+            states |= self._write_ledger(connection, ledger, lost)
 
         if intact and not outcomes and all(states.values()):
-            sums = {text: c.fingerprint for text, c in by_id.items()}
-            states |= self._decide(connection, ledger, intact, sums)
+            fingerprints = {text: c.fingerprint for text, c in by_id.items()}
+            states |= self._write_ledger(connection, ledger, intact, fingerprints)
             self.move(connection, plan, [c for c in undecided if _id(c) in intact])
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
@@ -307,12 +307,12 @@ class StagingTables(Strategy):
             "in place of its row"
         )
 
-    def _decide(
-        self, connection: Any, ledger: Ledger, ids: Sequence[str], sums: Mapping[str, Fingerprint] | None = None
+    def _write_ledger(
+        self, connection: Any, ledger: Ledger, ids: Sequence[str], fingerprints: Mapping[str, Fingerprint] | None = None
     ) -> dict[str, bool]:
-        """With `sums` they are committed, and lost without."""
-        names, committed = {text: TransactionId.parse(text) for text in ids}, sums is not None
-        if not ledger.insert(connection, names, committed=committed, sums=sums):
+        """With `fingerprints` of their rows they are committed, and lost without."""
+        names, committed = {text: TransactionId.parse(text) for text in ids}, fingerprints is not None
+        if not ledger.insert(connection, names, committed=committed, fingerprints=fingerprints):
             raise TransactionBlocked(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
@@ -333,15 +333,16 @@ class StagingTables(Strategy):
         states = ledger.states(connection, staged) if ledger and staged else {}
         moved = sorted(text for text in staged if states.get(text))
         if moved:
-            self.tidy(connection, schema, moved)  # a reader was in the way then
+            self.drop_moved(connection, schema, moved)  # a reader was in the way then
         return (identity_of(schema, text) for text in staged if text not in moved)
 
-    def place(self, committables: Sequence[Committable]) -> str:
+    def whereabouts(self, committables: Sequence[Committable]) -> str:
         """Where the rows are, for a person who looks for them."""
         return f"If it was dropped or renamed, restore it: the rows are safe in {_tables(committables)}"
 
     def move(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> None:
-        """Put their rows into the target, in the caller's transaction."""
+        """Transfer their rows, in the caller's transaction, so that nobody can move them again. Raises TargetRefuses or
+        StagedRowsChanged for what asking again does not mend."""
         target, tables = plan.target, names_of(committables)
         try:
             move = self._locked(connection, plan, tables, committables)
@@ -351,7 +352,7 @@ class StagingTables(Strategy):
         except SinkError as error:
             if error.retryable:
                 raise
-            raise Doubtful(f"table {target.label}: {error}") from error
+            raise StagedRowsChanged(f"table {target.label}: {error}") from error
         except Exception as error:
             fault = self.backend.fault(error)
             if fault is None or fault.kind not in ("refused", "changed", "server"):
@@ -359,8 +360,8 @@ class StagingTables(Strategy):
             raise TargetRefuses(_refusal(fault, target.label)) from error
         self.backend.mark_moved(connection, plan.target.schema, tables)
 
-    def tidy(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
-        """Remove what moved participants leave behind, as far as it can be done now."""
+    def drop_moved(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
+        """Drop what moved participants leave behind, as far as it can be done now."""
         self.backend.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
     def _existing(self, connection: Any, schema: str, ids: Sequence[str]) -> list[str]:

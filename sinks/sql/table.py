@@ -80,8 +80,8 @@ class Target:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def require_meant(self, triggers: Mapping[str, str]) -> None:
-        """`triggers` are those of now. Raises TargetChanged if there is one that nobody has seen at the start."""
+    def require_known_triggers(self, triggers: Mapping[str, str]) -> None:
+        """`triggers` are those of now. Raises TargetChanged if one is new or altered since the start."""
         new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
         if new:
             raise TargetChanged(

@@ -664,8 +664,8 @@ MUTANTS = (
     Mutant(
         "pre-committed although it was aborted",
         "sinks",
-        "if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):",
-        "if ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True) and False:",
+        "if not ledger.insert(transaction.connection, names, committed=True, fingerprints=fingerprints):",
+        "if ledger.insert(transaction.connection, names, committed=True) and False:",
         POSTGRES,
     ),
     Mutant(
@@ -944,14 +944,14 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.target_mismatch(self.backend.aim(plan.target))):",
+        "if not states.get(text) and (astray := c.target_mismatch(self.backend.destination(plan.target))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
     Mutant(
         "what was rolled back in one table is written again into another",
         "sinks/sql",
-        "if astray := committable.target_mismatch(self.backend.aim(plan.target)):",
+        "if astray := committable.target_mismatch(self.backend.destination(plan.target)):",
         "if astray := None:",
         POSTGRES,
     ),
