@@ -210,8 +210,8 @@ def _read_key(given: str | bytes | None) -> bytes | None:
     return given
 
 
-def used_by(engine: Engine) -> None:
-    """An engine of SQLAlchemy makes its connections so."""
+def connect_for(engine: Engine) -> None:
+    """Let an engine of SQLAlchemy connect by `Connection`."""
     from sqlalchemy import event
 
     @event.listens_for(engine, "do_connect")

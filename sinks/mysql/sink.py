@@ -44,7 +44,7 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.xa import name_of, recovered
-from sinks.sql.backend import Backend, Move, NotDone, Plan, StagedTypes, by_table
+from sinks.sql.backend import Backend, Move, NotEnded, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
 from sinks.sql.names import of_sink, staging_table
@@ -408,7 +408,7 @@ class MySQLBackend(Pool, Backend):
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
         transaction = LoadTransaction(self.take(), self.give, context, target, identity, branch=branch)
-        with transaction.begun(), transaction.explained():
+        with transaction.discarded_on_error(), transaction.explained():
             transaction.connection.defer(f"XA START {branch}")
             columns = self.current(transaction.connection, target, context.schema.names).columns
             transaction.start(target.identifier, columns)
@@ -455,7 +455,7 @@ class MySQLBackend(Pool, Backend):
             return self._commit(connection, ledger, key, identity, proof)
         ended = xa.end(connection, ledger.schema, how, identity)
         if ended and self._is_locked(connection, ledger, key):
-            raise NotDone(
+            raise NotEnded(
                 f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
                 "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
                 "is restarted; it lists the branch again then, and the next start aborts it"
@@ -476,14 +476,14 @@ class MySQLBackend(Pool, Backend):
             watch.defer("COMMIT")
             committed = ledger.states(watch, [key]).get(key)
         if changed and dict(identity) in xa.prepared(connection, ledger.schema):
-            raise NotDone(
+            raise NotEnded(
                 f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
                 f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP TABLE of its own one, "
                 "which InnoDB still has; then give it its name and ENGINE=InnoDB again, and start the query, which "
                 "writes the rows again"
             )
         if ended and not committed:
-            raise NotDone(
+            raise NotEnded(
                 f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
                 f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "
                 "again only after a restart: restart the server, then start the query again"
@@ -529,7 +529,7 @@ class MySQLBackend(Pool, Backend):
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
         transaction = LoadTransaction(self.take(), self.give, context, target, identity, undo=undo)
-        with transaction.begun(), transaction.explained():
+        with transaction.discarded_on_error(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
             target = self.current(transaction.connection, target, written)
             columns = self.staging_columns(target, context.schema, _merge_column)

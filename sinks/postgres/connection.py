@@ -177,14 +177,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         psycopg.connect(**parameters, password=known.password or None).close()
 
 
-def used_by(engine: Engine, answer_seconds: float | None) -> None:
-    """An engine of SQLAlchemy makes its connections so."""
+def connect_for(engine: Engine, answer_seconds: float | None) -> None:
+    """Let an engine of SQLAlchemy connect by `Connection`."""
     from sqlalchemy import event
 
     @event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Connection:
-        none_kept = {"prepare_threshold": None}  # of statements: a pooler may give the session to somebody else
-        connection = Connection.connect(*arguments, **none_kept | options)
+        unprepared = {"prepare_threshold": None}  # a pooler may give the session to somebody else
+        connection = Connection.connect(*arguments, **unprepared | options)
         connection.answer_seconds = answer_seconds
         return connection
 

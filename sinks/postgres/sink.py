@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OLD = 3600  # seconds, of a prepared transaction
-_LONG = 2000  # bytes of what goes into an index, which takes a third of a page for a row
-_LONGEST_LEDGER = 62  # bytes
-_FEW = 8  # free slots of max_prepared_transactions
+_OLD_SECONDS = 3600  # of a prepared transaction
+_LONG_BYTES = 2000  # of what goes into an index, which takes a third of a page for a row
+_LEDGER_BYTES = 62  # of its name, at most
+_FEW_FREE = 8  # free slots of max_prepared_transactions
 Strategy = Literal["auto", "prepared", "staged"]
 
 
@@ -285,7 +285,7 @@ class PostgresBackend(Pool, Backend):
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from target.unwritable
-        if len(ledger.encode()) > _LONGEST_LEDGER:
+        if len(ledger.encode()) > _LEDGER_BYTES:
             yield f"ledger={ledger!r} is cut by PostgreSQL to the name of its witness: give it a shorter name"
 
     def no_two_phase(self, connection: Connection) -> str | None:
@@ -303,7 +303,7 @@ class PostgresBackend(Pool, Backend):
         free = f"{limit - used} of max_prepared_transactions = {limit} are free"
         if limit == 0 and self.strategy == "auto":
             yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
-        elif 0 < limit < used + _FEW and self.strategy != "staged":
+        elif 0 < limit < used + _FEW_FREE and self.strategy != "staged":
             setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
             yield Finding.warning(f"{free}; each partition needs one", setting)
         elif limit:
@@ -334,7 +334,7 @@ class PostgresBackend(Pool, Backend):
         bytes of one type for those of another."""
         target = plan.target
         transaction = self._new(context, target, {self.KEY: context.transaction_id})
-        with transaction.begun():
+        with transaction.discarded_on_error():
             with transaction.explained():
                 catalog.lock(transaction.connection, target)
                 transaction.number = transaction.connection.defer("SELECT txid_current()")
@@ -396,7 +396,7 @@ class PostgresBackend(Pool, Backend):
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         transaction = self._new(context, target, identity)
-        with transaction.begun():
+        with transaction.discarded_on_error():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
             columns = self.staging_columns(target, context.schema, _merge_column)
@@ -454,7 +454,7 @@ class PostgresBackend(Pool, Backend):
         if not sizes:
             return False
         staged = self.union(move.tables, self.quoted(sorted(set().union(*columns))))
-        statement = f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {_LONG} LIMIT 1"
+        statement = f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {_LONG_BYTES} LIMIT 1"
         return bool(self.query(move.connection, statement))
 
     def sample(self, move: Move) -> None:
@@ -536,7 +536,7 @@ def _old(connection: Connection) -> Iterable[Finding]:
     old = connection.execute(
         "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
         " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
-        [_OLD],
+        [_OLD_SECONDS],
     ).fetchall()
     for gid, database, owner, age in old:
         name = sql.Literal(gid).as_string(connection)

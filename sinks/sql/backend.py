@@ -53,8 +53,7 @@ class RowTransaction(ABC):
         """Who writes, in errors."""
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        """Throws it away if anything is raised in this block."""
+    def discarded_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -104,7 +103,7 @@ class Plan:
     strategy: str
 
 
-class NotDone(SinkError):
+class NotEnded(SinkError):
     """The server answered that it has ended a prepared transaction, and has not."""
 
 
@@ -143,7 +142,7 @@ class Backend(ABC):
     TWO_PHASE: ClassVar[str] = ""
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
-    """What the ledger knows a two-phase transaction by, in its identity."""
+    """Where the identity of a two-phase transaction has the name that the ledger knows."""
     INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     """It skips rows whose key is there, and waits for those that are not committed yet."""
     NEWEST_FIRST: ClassVar[str] = "{} DESC"
@@ -151,7 +150,7 @@ class Backend(ABC):
     AS_TEXT: ClassVar[str] = "{}"
     """A value for a message, where the driver cannot read each one that a column may hold."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
-    """Of rows of the target that others are found for."""
+    """Deletes rows of the target for which there are such `rows`."""
 
     # ------------------------------------------------------------------ connections and statements
     @abstractmethod
@@ -231,7 +230,7 @@ class Backend(ABC):
         return dict(self.query(connection, ask, [schema, name])) if ask else {}
 
     def require_known_triggers(self, connection: Any, target: Any) -> None:
-        """Raise TargetChanged, at the latest with the next statement, if there are triggers that nobody has seen."""
+        """Raise TargetChanged, at the latest with the next statement, if triggers are new or altered."""
         if ask := TRIGGERS.get(self.dialect):
             asked = [target.schema, target.name]
             self.defer(connection, ask, asked, lambda rows: target.require_known_triggers(dict(rows)))
@@ -340,7 +339,7 @@ class Backend(ABC):
         self, connection: Any, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]
     ) -> bool:
         """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
-        ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
+        ConfigurationError if the sink may not, NotEnded where the server answered and did not do it, and the driver's
         errors to be asked again."""
         raise ConfigurationError(
             f"{dict(identity)} is a prepared transaction, and this sink has none: let the program that prepared it "

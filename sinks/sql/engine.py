@@ -74,11 +74,11 @@ def make_engine(
     if driver == "pymysql":
         from sinks.mysql import connection as of_pymysql
 
-        of_pymysql.used_by(engine)
+        of_pymysql.connect_for(engine)
     if driver == "psycopg":
         from sinks.postgres import connection as of_psycopg
 
-        of_psycopg.used_by(engine, answer if short else None)
+        of_psycopg.connect_for(engine, answer if short else None)
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

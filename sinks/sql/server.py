@@ -185,7 +185,7 @@ class Fault:
     advice: str = ""
     reason: str = ""
 
-    def explained(self, who: str, error: Exception) -> SinkError | None:
+    def sink_error(self, who: str, error: Exception) -> SinkError | None:
         """None for what the driver's own error says best."""
         if self.kind == "blocked":
             return TransactionBlocked(
@@ -218,7 +218,7 @@ def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) 
         if (fault := judge(error)) is None:
             raise
         fault = replace(fault, text=target_named(fault.text, table))
-        explanation = fault.explained(f"table {table}: {who}", error)
+        explanation = fault.sink_error(f"table {table}: {who}", error)
         if explanation is None:
             raise
         raise explanation from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
 from sinks.progress import progress
-from sinks.sql.backend import Backend, Move, NotDone, Plan, RowTransaction
+from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table, target_named
@@ -77,7 +77,7 @@ class TwoPhase(Strategy):
                     connection, plan.ledger, "COMMIT", committable.transaction, committable.proof
                 ):
                     return [CommitOutcome.COMMITTED]
-            except (ConfigurationError, NotDone) as refused:
+            except (ConfigurationError, NotEnded) as refused:
                 return [CommitOutcome.unknown(str(refused))]
             return [self._outcome_of_gone(connection, plan, committable)]
 

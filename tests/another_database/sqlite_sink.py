@@ -75,7 +75,7 @@ class SqliteTransaction(RowTransaction):
         self._definitions = ", ".join(f"{backend.quote(c.name)} {c.type}" for c in self._values.columns)
         with self.explained():
             self.connection = backend.connect()
-            with self.begun():
+            with self.discarded_on_error():
                 self.connection.execute(f"CREATE TEMPORARY TABLE tpc_rows ({self._definitions})")
 
     def encode(self, batch: pa.RecordBatch) -> object:
