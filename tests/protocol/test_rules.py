@@ -1,5 +1,5 @@
-"""Each fails when the line of the protocol is taken away or turned round that its docstring names. R1, … are the
-rules of docs/protocol.md."""
+"""More of the rules in docs/protocol.md, R1 to R19: each test fails if one line of the protocol is taken away or turned
+round."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def steps_of(steps: Steps) -> list[Step]:
 
 
 def test_a_blocked_task_is_tried_three_times_in_all(job: Job) -> None:
-    """R8: one try more or less"""
     steps = Steps()
 
     class Always(FileSink):
@@ -69,8 +68,7 @@ def test_a_blocked_task_is_tried_three_times_in_all(job: Job) -> None:
 
 
 def test_r8_a_blocked_driver_sees_what_another_one_has_completed_meanwhile(job: Job) -> None:
-    """R8 no reload before retry; retry: superseded check dropped. The old driver's put lands while the new one's tasks
-    wait for its locks."""
+    """The old driver's put lands while the new one's tasks wait for its locks."""
     steps = Steps()
 
     class Once(CheckpointListener):
@@ -94,7 +92,6 @@ def test_r8_a_blocked_driver_sees_what_another_one_has_completed_meanwhile(job: 
 
 
 def test_r8_a_replay_blocked_by_an_orphan_of_a_dead_executor_goes_on_after_a_sweep(job: Job) -> None:
-    """replay blocked: no retry; replay blocked: no sweep; R4 replay attempt constant"""
     complete_but_one_lost(job)
 
     def executor_dies_after_pre_commit() -> None:
@@ -124,7 +121,7 @@ def test_a_replay_that_stays_blocked_stops_and_leaves_no_orphans(job: Job) -> No
 
 
 def test_r9_a_load_that_retention_cuts_into_between_two_rounds_is_read_again(tmp_path: Path) -> None:
-    """R9 load not checked: the complete record was read, and is old by the time its rounds are."""
+    """The complete record was read, and is old by the time its rounds are."""
     job = Job(tmp_path, batches=5)
     job.run(batches=2)
     steps = Steps()
@@ -136,13 +133,11 @@ def test_r9_a_load_that_retention_cuts_into_between_two_rounds_is_read_again(tmp
 
 
 def test_r12_a_record_of_another_query_is_another_batch() -> None:
-    """R12 query id not compared in require_same_offsets"""
     with pytest.raises(CheckpointLocationMismatch):
         require_same_offsets(batch(3, query="other"), record(3))
 
 
 def test_r12_a_skipped_batch_with_other_offsets_is_refused(job: Job) -> None:
-    """R12 SKIP without offsets"""
     job.run()
     facts = job.query().batch(1, "restored").facts
     restored = LocalBatch(type(facts)(1, facts.query_id, ('{"end":99}',)), "restored", job.input[0], job.query())
@@ -152,7 +147,7 @@ def test_r12_a_skipped_batch_with_other_offsets_is_refused(job: Job) -> None:
 
 
 def test_r12_a_record_that_another_query_put_first_is_not_adopted(job: Job) -> None:
-    """R12 adoption without offsets: two checkpointLocations, one job name."""
+    """Two checkpointLocations, one job name."""
 
     def other_query() -> None:
         other = LocalQuery(job.folder / "other-query", [[rows(5000, 2)]])
@@ -211,7 +206,6 @@ def test_a_driver_that_was_suspended_amid_its_commits_is_superseded(job: Job) ->
 
 
 def test_r13_a_replay_under_another_layout_is_refused_before_it_writes(job: Job) -> None:
-    """R13 no layout check (the Spark test has it too; this one takes no Spark)"""
     complete_but_one_lost(job)
     Recording.names.clear()
     table = job.input[0]
@@ -243,7 +237,6 @@ def hidden_rounds(job: Job) -> list[int]:
 
 
 def test_a_replay_of_other_rows_aborts_what_it_wrote(job: Job) -> None:
-    """fingerprint mismatch: no abort"""
     complete_but_one_lost(job)
     job.input = [[rows(5000, 7), *job.input[0][1:]], *job.input[1:]]
     with pytest.raises(ReplayMismatch):
@@ -257,7 +250,7 @@ class CannotList(FileSink):
 
 
 def test_a_driver_that_adopts_a_record_aborts_its_own_transactions_at_once(job: Job) -> None:
-    """adopt: abort nothing. The other driver's sweep could not do it."""
+    """The other driver's sweep could not do it."""
 
     def other_driver() -> None:
         job.run(batches=1, sink=CannotList(job.sink.folder))
@@ -269,7 +262,7 @@ def test_a_driver_that_adopts_a_record_aborts_its_own_transactions_at_once(job: 
 
 
 def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_at_once(tmp_path: Path) -> None:
-    """superseded after put: own not aborted. As R1, where the other driver's sweep could not do it."""
+    """As R1, where the other driver's sweep could not do it."""
     job = Job(tmp_path, batches=5)
 
     def other_driver() -> None:
@@ -282,7 +275,6 @@ def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_a
 
 
 def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job) -> None:
-    """failed put taken as not landed"""
 
     class Landed(HookedStorage):
         def put_if_absent(self, key: str, value: bytes) -> bool:
@@ -336,7 +328,6 @@ class Stumbles(FileSink):
 
 
 def test_r7_a_sweep_while_asking_spares_what_is_asked_for(job: Job) -> None:
-    """sweep spares nothing"""
     steps = Steps()
     job.run(sink=Stumbles.at(job, "commit_all", ConnectionError("not now")), listeners=[steps])
     job.assert_exactly_once()
@@ -360,7 +351,6 @@ def test_r7_a_sweep_while_asking_spares_what_a_replay_record_names(job: Job) -> 
 
 @pytest.mark.parametrize("method", ["in_doubt", "abort"])
 def test_a_sweep_that_failed_is_tried_again_with_the_next_batch(job: Job, method: str) -> None:
-    """failed sweep is not tried again; sweep swallows committed as any"""
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.PRE_COMMITTED, 0)])
     job.run(batches=2, sink=Stumbles.at(job, method, ConnectionError("not now")))
@@ -368,14 +358,12 @@ def test_a_sweep_that_failed_is_tried_again_with_the_next_batch(job: Job, method
 
 
 def test_a_generation_that_was_claimed_by_another_at_the_same_moment_is_not_shared(job: Job) -> None:
-    """generation claim not needed"""
     other = JobStore(job.storage, "job")
     storage = HookedStorage(job.storage, "put_if_absent", "/generation/", other.claim_generation)
     assert JobStore(storage, "job").claim_generation() == 2
 
 
 def test_a_generation_whose_key_was_deleted_while_it_was_claimed_is_claimed_anew(job: Job) -> None:
-    """generation claim not confirmed"""
     other = JobStore(job.storage, "job")
 
     def many() -> None:
@@ -398,7 +386,6 @@ class Stale(WrappedStorage):
 
 
 def test_a_storage_whose_listings_are_stale_is_an_error(job: Job) -> None:
-    """claim not bounded"""
     stale = JobStore(Stale(job.storage), "job")
     JobStore(job.storage, "job").claim_generation()
     with pytest.raises(StorageError, match="listings in a row show no generation after 0"):
@@ -406,7 +393,6 @@ def test_a_storage_whose_listings_are_stale_is_an_error(job: Job) -> None:
 
 
 def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> None:
-    """newest claim not bounded"""
     store = JobStore(job.storage, "job")
     store.claim_generation()
     stale = JobStore(Stale(job.storage), "job")
@@ -417,7 +403,6 @@ def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> No
 
 
 def test_a_storage_that_still_lists_a_deleted_record_is_an_error(job: Job) -> None:
-    """load of the newest not bounded"""
     job.run(batches=1)
     stale = JobStore(Stale(job.storage), "job")
     [key] = [key for key in job.storage.list("") if "/checkpoint/" in key]
@@ -431,7 +416,6 @@ def records(job: Job) -> list[int]:
 
 
 def test_retention_keeps_as_many_checkpoints_as_configured(tmp_path: Path) -> None:
-    """retention keeps one more"""
     job = Job(tmp_path, batches=5)
     job.run()
     assert records(job) == [3, 4]
@@ -448,7 +432,6 @@ class Told(FileSink):
 
 
 def test_sinks_may_remove_no_proof_that_a_retained_record_needs(tmp_path: Path) -> None:
-    """oldest_retained too new"""
     job = Job(tmp_path, batches=5)
     CALLS.clear()
     JOBS[:] = [job]
@@ -470,7 +453,6 @@ class Purging(FileSink):
 
 
 def test_a_sink_may_purge_when_its_part_of_a_checkpoint_is_visible(tmp_path: Path) -> None:
-    """purge: before the replay; of a checkpoint without rows; a failure stops the query; oldest_retained too new"""
     job = Job(tmp_path, batches=5)
     job.input[3] = [rows(0, 0)] * 4  # type: ignore[index]
     complete_but_one_lost(job, 2)
@@ -491,7 +473,6 @@ class RepeatsPuts(HookedStorage):
 
 
 def test_ones_own_record_that_answers_exists_is_ones_own(job: Job) -> None:
-    """own put not recognised; adopt: abort also the named (each alone is covered by the other)"""
     steps = Steps()
     job.run(storage=RepeatsPuts(job.storage, "", "", lambda: None), listeners=[steps])
     job.assert_exactly_once()
@@ -500,7 +481,6 @@ def test_ones_own_record_that_answers_exists_is_ones_own(job: Job) -> None:
 
 
 def test_a_record_under_the_key_of_another_checkpoint_is_refused(job: Job) -> None:
-    """record identity unchecked"""
     job.run(batches=2)
     [older, newest] = [key for key in job.storage.list("") if "/checkpoint/" in key]
     data = job.storage.get(older)
@@ -512,7 +492,7 @@ def test_a_record_under_the_key_of_another_checkpoint_is_refused(job: Job) -> No
 
 
 def test_r4_the_name_tells_the_drivers_tries_apart(job: Job) -> None:
-    """R4 attempt constant. Spark numbers task attempts through; the name must not depend on that alone."""
+    """Spark numbers task attempts through; the name must not depend on that alone."""
     Recording.names.clear()
     sink = Hooked(Recording(job.sink.folder), "validate_all", hook=fail)
     job.run(batches=1, sink=sink, config={"tolerable_failed_checkpoints": 1})
@@ -531,7 +511,6 @@ class BlockedOnce(Recording):
 
 
 def test_r4_the_name_tells_the_tries_of_a_replay_apart(job: Job) -> None:
-    """R4 replay attempt constant"""
     complete_but_one_lost(job)
     Recording.names.clear()
     BLOCK[:] = [True]
@@ -541,7 +520,6 @@ def test_r4_the_name_tells_the_tries_of_a_replay_apart(job: Job) -> None:
 
 
 def test_a_zombie_that_goes_on_with_its_next_batch_sweeps_nothing(job: Job) -> None:
-    """zombie sweeps: interval"""
     zombie = job.coordinator(config={"sweep_interval": 1e-9})
     zombie.process(job.query().batch(0, "zombie"))
     with pytest.raises(CrashError):
@@ -552,7 +530,6 @@ def test_a_zombie_that_goes_on_with_its_next_batch_sweeps_nothing(job: Job) -> N
 
 
 def test_recover_with_an_empty_storage_aborts_nothing(job: Job) -> None:
-    """recover sweeps without a checkpoint"""
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
     job.coordinator(storage=open_storage(f"memory:{job.folder.name}-empty")).recover()
@@ -560,7 +537,6 @@ def test_recover_with_an_empty_storage_aborts_nothing(job: Job) -> None:
 
 
 def test_recover_commits_the_newest_checkpoint(job: Job) -> None:
-    """recovery does not commit"""
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
     job.coordinator().recover()
@@ -568,7 +544,6 @@ def test_recover_commits_the_newest_checkpoint(job: Job) -> None:
 
 
 def test_a_second_start_of_one_coordinator_is_a_new_driver_and_sweeps_at_once(job: Job) -> None:
-    """no first sweep; second start in one object not noticed"""
     steps = Steps()
     coordinator = job.coordinator(listeners=[steps])
     job.query(1).run(coordinator)
@@ -580,7 +555,6 @@ def test_a_second_start_of_one_coordinator_is_a_new_driver_and_sweeps_at_once(jo
 
 
 def test_a_recovery_that_failed_is_done_again_by_the_next_call(job: Job) -> None:
-    """run id set before recovery"""
 
     def unreadable() -> None:
         raise StorageError(job.storage.uri, "key", "not now")
@@ -599,7 +573,6 @@ def test_a_recovery_that_failed_is_done_again_by_the_next_call(job: Job) -> None
 
 
 def test_a_query_that_is_being_stopped_does_not_try_again(job: Job) -> None:
-    """inactive batch tried again"""
     stopping = job.query().batch(0, "run")
 
     class Stops(Steps):
@@ -662,7 +635,6 @@ def test_a_sink_that_is_away_holds_back_the_query_but_no_other_sink(job: Job, tm
 
 
 def test_a_failed_batch_is_tried_no_more_often_than_tolerated(job: Job) -> None:
-    """tolerable off by one"""
     steps = Steps()
 
     class Always(FileSink, Validating[Any]):
@@ -675,7 +647,7 @@ def test_a_failed_batch_is_tried_no_more_often_than_tolerated(job: Job) -> None:
 
 
 def test_a_checkpoint_that_failed_for_good_leaves_no_orphans_of_siblings(job: Job) -> None:
-    """final failure: no sweep. The Spark job failed, so no ack tells which transactions there are."""
+    """The Spark job failed, so no ack tells which transactions there are."""
 
     class FailsLate(FileSink):
         def begin_transaction(self, context):
@@ -694,14 +666,12 @@ class AbortsFirst(FileSink):
 
 
 def test_a_checkpoint_that_failed_aborts_its_acks_also_where_no_sweep_can(job: Job) -> None:
-    """failure: own not aborted"""
     with pytest.raises(CheckpointFailed):
         job.run(sink=Hooked(AbortsFirst(job.sink.folder), "validate_all", hook=fail))
     assert list(job.sink.in_doubt("job")) == []
 
 
 def test_errors_that_no_retry_mends_come_first(job: Job) -> None:
-    """errors in any order"""
     steps = Steps()
 
     class Both(FileSink):
@@ -726,7 +696,6 @@ class Checking(FileSink):
 
 
 def test_the_schema_is_checked_at_each_start_and_when_it_changes(job: Job) -> None:
-    """schemas checked once for ever; schema never checked again"""
     CHECKS.clear()
     wider = [table.append_column("more", table["id"]) for table in job.input[1]]
     job.input = [job.input[0], wider, wider]
@@ -738,7 +707,6 @@ def test_the_schema_is_checked_at_each_start_and_when_it_changes(job: Job) -> No
 
 
 def test_a_checkpoint_whose_replay_was_lost_too_is_replayed_again_after_a_restart(job: Job) -> None:
-    """replays: only one round loaded"""
     complete_but_one_lost(job)
     for _ in range(2):
         with pytest.raises(CrashError):
@@ -752,7 +720,6 @@ def test_a_checkpoint_whose_replay_was_lost_too_is_replayed_again_after_a_restar
 
 
 def test_close_sweeps(job: Job) -> None:
-    """close does not sweep"""
     coordinator = job.coordinator()
     job.query().run(coordinator)
     stray = TransactionId("job", "aa", 3, "files", 0, 1, 0, 0, 99)
@@ -762,8 +729,7 @@ def test_close_sweeps(job: Job) -> None:
 
 
 def test_close_sweeps_what_a_stop_amid_the_first_checkpoint_left(job: Job) -> None:
-    """close sweeps only with a checkpoint. Without one the storage may be the wrong one, but not where it swept before
-    the first batch."""
+    """Without a checkpoint the storage may be the wrong one, but not where it swept before the first batch."""
     stopping = job.query().batch(0, "run")
 
     class StoppedLate(FileSink):
@@ -785,7 +751,6 @@ def test_close_sweeps_what_a_stop_amid_the_first_checkpoint_left(job: Job) -> No
 
 
 def test_close_of_a_zombie_sweeps_nothing(job: Job) -> None:
-    """close sweeps as zombie"""
     zombie = job.coordinator()
     zombie.process(job.query().batch(0, "zombie"))
     with pytest.raises(CrashError):
@@ -795,7 +760,6 @@ def test_close_of_a_zombie_sweeps_nothing(job: Job) -> None:
 
 
 def test_recover_tells_of_an_outcome_that_nobody_knows(job: Job) -> None:
-    """require_known not called after commit"""
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
     next(path for path in job.sink.folder.iterdir()).unlink()
@@ -804,7 +768,6 @@ def test_recover_tells_of_an_outcome_that_nobody_knows(job: Job) -> None:
 
 
 def test_r19_a_topic_made_anew_between_two_batches_is_refused_before_a_row_is_written(job: Job) -> None:
-    """R19 not before the tasks; adopt: not for the first batch, or for more than that"""
     job.topics = [{"orders": "first"}]
     job.run(batches=1)
     job.topics = [{"orders": "second"}]
@@ -824,7 +787,6 @@ def test_r19_a_topic_made_anew_between_two_batches_is_refused_before_a_row_is_wr
 
 
 def test_r19_a_topic_made_anew_while_its_tasks_run_is_refused_before_the_decision(job: Job) -> None:
-    """R19 not after the tasks; R19 own transactions not aborted"""
     job.topics = [{"orders": "first"}]
 
     class MakeAnew(CheckpointListener):
@@ -842,7 +804,7 @@ def test_r19_a_topic_made_anew_while_its_tasks_run_is_refused_before_the_decisio
 def test_r19_where_nobody_tells_ids_the_next_batch_is_compared_with_what_was_known_last(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R19 ids forgotten where nobody tells. Checkpoint 0 is of a version that did not ask."""
+    """Checkpoint 0 is of a version that did not ask."""
     job.run(batches=1)
     job.topics = [{"orders": "first"}]
     job.run(batches=2)
@@ -855,7 +817,6 @@ def test_r19_where_nobody_tells_ids_the_next_batch_is_compared_with_what_was_kno
 
 
 def test_r19_a_query_that_is_stopped_amid_the_question_decides_nothing(job: Job) -> None:
-    """R19 own transactions not aborted"""
     batch = job.query().batch(0, "run")
 
     def asked_before_the_tasks() -> TopicIds:
