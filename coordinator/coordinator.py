@@ -305,7 +305,7 @@ class CheckpointCoordinator:
         if location is None:
             raise SavepointError("no batch has come to this coordinator: wait for one, or pass checkpoint_location")
         storage, known = self.protocol.store.storage, self.protocol.load()
-        if known:  # looked at before a claim stops a driver that runs
+        if known:  # before the claim, which stops a driver that runs
             require_own_location(open_location(location), known.record)
         newest = self.protocol.claim_and_commit_newest() if known else None
         if newest is None:

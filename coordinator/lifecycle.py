@@ -70,9 +70,9 @@ class QueryLifecycle:
         self.location: str | None = None
         self._job, self._clock, self._min_pause = job, clock, min_pause
         self._finished_at = self._cut_off_at = -math.inf
-        self._stopping = self._held_back = self._seen_through = False
+        self._stopping = self._held_back = self._idle = False
         self._finished: MicroBatch | None = None
-        """The last batch that was seen through."""
+        """The last batch that was processed to its end."""
         self._failed: tuple[MicroBatch, Exception] | None = None
         """The batch and error of the last call, if it failed and its query was not being stopped. Unless the calling
         function catches the error, Spark fails the query with it, and no other batch comes."""
@@ -89,8 +89,8 @@ class QueryLifecycle:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the query runs, and its last batch was seen through."""
-        return self._seen_through and self.calling is not None and self.calling.isActive
+        """Whether the query runs, and its last batch was processed to its end."""
+        return self._idle and self.calling is not None and self.calling.isActive
 
     def notice_start_of(self, writer: DataStreamWriter) -> None:
         start = writer.start
@@ -113,7 +113,7 @@ class QueryLifecycle:
 
     def admit(self, batch: MicroBatch) -> None:
         """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
-        self.calling, self.run_id, self.location, self._seen_through = batch.query, batch.run_id, batch.location, False
+        self.calling, self.run_id, self.location, self._idle = batch.query, batch.run_id, batch.location, False
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)
@@ -123,7 +123,7 @@ class QueryLifecycle:
         self._require_called_once(batch)
 
     def finished(self, batch: MicroBatch) -> None:
-        self._finished, self._finished_at, self._seen_through = batch, self._clock.monotonic(), True
+        self._finished, self._finished_at, self._idle = batch, self._clock.monotonic(), True
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""

@@ -76,8 +76,8 @@ _tasks: Counter[type[Sink]] = Counter()
 
 
 def _freeze_imports(kind: type[Sink]) -> None:
-    """PySpark's daemon collects garbage after each task, over all that the worker has imported by then. What the first
-    task of a kind of sink has left after that stays, and is left out of it from the second on."""
+    """PySpark's daemon collects garbage after each task, among all that the worker has imported. What is there when the
+    second task of a kind of sink begins is left out from then on."""
     _tasks[kind] += 1
     if _tasks[kind] == 2:
         gc.freeze()

@@ -29,8 +29,8 @@ class Fence:
     generation: int = 0
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
-        """Raises `Superseded` if a newer generation was claimed before the listing was made, or now; `StorageBehind` if
-        the claim of this one is gone."""
+        """Raises `Superseded` if a newer generation is in the listing (default: one made now), `StorageBehind` if this
+        one is not."""
         listing = listing or self.store.listing("generation/")
         if listing.newest_generation > self.generation:
             raise Superseded(

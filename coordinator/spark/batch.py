@@ -34,10 +34,10 @@ UNLIMITED = "2147483647"
 """With this limit, and no other, Spark does not sum up the size of the record batch before each row, which takes longer
 than all else on the way into Python (`BatchedPythonArrowInput.writeSizedBatch`, 4.0 to 4.3)."""
 SMALL_BATCH = 16 * 2**20
-"""Bytes of a record batch of as many rows as Spark puts in one, for whose rows its limit of bytes is lifted: a quarter
-of that limit, since they may grow."""
+"""Spark's limit is lifted if a record batch of its largest number of rows has at most so many bytes: a quarter of the
+limit, since rows may grow."""
 FEW_ROWS = 10_000
-"""After a batch of fewer rows the next one is expected to be small, too: to lift the limit costs more than it saves."""
+"""After a batch of fewer rows the limit stays: to lift it would cost more than it saves."""
 
 _DESCRIPTION = "spark.job.description"
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
@@ -137,11 +137,11 @@ class SparkBatch(MicroBatch):
         raise BatchLeft(INTERRUPTED) from None
 
     def schema(self, sink: Sink) -> pa.Schema:
-        return arrow_schema(self._written(sink))
+        return arrow_schema(self._rows_for(sink))
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return partition_count(self._written(sink))
+            return partition_count(self._rows_for(sink))
 
     # ------------------------------------------------------------------ its rows
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
@@ -150,7 +150,7 @@ class SparkBatch(MicroBatch):
                 return self._side_by_side([partial(_collect, self._df, task, ended) for task in tasks.values()])
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
-            hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
+            hashed = {name: with_row_hash(self._rows_for(task.sink)) for name, task in tasks.items()}
             with self._transfer.limited(self._df.sparkSession, partial(self._may_lift_limit, tasks)):
                 calls = [partial(_collect, hashed[name], task, ended) for name, task in tasks.items()]
                 acks = self._side_by_side(calls)
@@ -165,7 +165,7 @@ class SparkBatch(MicroBatch):
     def same_rows(self, other: SparkBatch) -> bool:
         return self._df.sameSemantics(other._df)
 
-    def _written(self, sink: Sink) -> DataFrame:
+    def _rows_for(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df
 
     def _computed_once(self) -> AbstractContextManager[None]:
@@ -176,7 +176,7 @@ class SparkBatch(MicroBatch):
         (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …)."""
         if self._execution.runs_python is None:
             plans = [self._execution.executed_plan]
-            plans += [executed_plan(self._written(task.sink)) for task in tasks.values()]
+            plans += [executed_plan(self._rows_for(task.sink)) for task in tasks.values()]
             self._execution.runs_python = any(runs_python(plan) for plan in plans)
         return not self._execution.runs_python
 

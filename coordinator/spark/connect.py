@@ -93,7 +93,7 @@ class ConnectBatch(SparkBatch):
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return len(with_row_hash(self._written(sink)).mapInArrow(_single_row, "one int").collect())
+            return len(with_row_hash(self._rows_for(sink)).mapInArrow(_single_row, "one int").collect())
 
     def cancel(self) -> None:
         self._df.sparkSession.interruptTag(self.run_id)

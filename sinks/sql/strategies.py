@@ -137,7 +137,7 @@ class StagingTables(Strategy):
     The ledger tells which of the tables that are still there were moved. Even without it none is moved twice: whoever
     moves a table without dropping it leaves it with another number of rows, and a move counts them."""
 
-    # ------------------------------------------------------------------ alike
+    # ------------------------------------------------------------------ in the task and on the driver
     def transfer(self, move: Move, rows: int) -> None:
         """Append or upsert the rows of all staging tables, in the caller's transaction."""
         with self.backend.at_work(move.connection):
