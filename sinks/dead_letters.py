@@ -112,7 +112,7 @@ def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
     return places.filter(pc.invert(pc.is_in(places, pa.array([refusal.row for refusal in refused], pa.int64()))))
 
 
-class Recorded:
+class RecordedRefusals:
     """Finds the rows again, by their hashes, that a record names as refused, each as often as it is named."""
 
     def __init__(self, refused: Iterable[Refused]) -> None:

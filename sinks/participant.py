@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.base import Sink
-from sinks.dead_letters import Recorded, Refusal, letter_rows, most_in_task, shortened, too_many, without
+from sinks.dead_letters import RecordedRefusals, Refusal, letter_rows, most_in_task, shortened, too_many, without
 from sinks.optional import Auditable, DeadLettering, commit_now
 from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
@@ -131,15 +131,15 @@ class FirstWrite:
     """Writes rows for the first time: the target says which it takes. `where`: what rows these are, for people."""
 
     own: SinkTransaction
-    dead: LettersTransaction | None
+    letters: LettersTransaction | None
     where: str
 
     def write(self, batch: pa.RecordBatch) -> None:
         rows, hashes = split_hash_column(batch)
-        if self.dead is None:
+        if self.letters is None:
             self.own.write(rows, hashes)
             return
-        sink, before = self.own.sink, self.dead.refused
+        sink, before = self.own.sink, self.letters.refused
         assert isinstance(sink, DeadLettering)
         most = most_in_task(sink.max_dead_letters)
         refused = self.own.write_good_rows(rows, hashes, most - len(before))
@@ -147,7 +147,7 @@ class FirstWrite:
             reasons = [(row.error_class, row.error) for row in before[:3]]
             reasons += [(row.error_class, row.error) for row in refused[: 3 - len(reasons)]]
             raise too_many(sink.name, f"more than {most:,} of {self.where} alone", sink.max_dead_letters, reasons)
-        self.dead.write_refused(rows, hashes, refused)
+        self.letters.write_refused(rows, hashes, refused)
 
 
 @dataclass
@@ -155,8 +155,8 @@ class ReplayWrite:
     """Writes lost rows again: the record says which the target took then (R17), whatever it would take now."""
 
     own: SinkTransaction | None
-    dead: LettersTransaction | None
-    recorded: Recorded
+    letters: LettersTransaction | None
+    recorded: RecordedRefusals
 
     def write(self, batch: pa.RecordBatch) -> None:
         rows, hashes = split_hash_column(batch)
@@ -164,8 +164,8 @@ class ReplayWrite:
         accepted, their_hashes = _accepted(rows, hashes, refused)
         if self.own and accepted.num_rows:
             self.own.write(accepted, their_hashes)
-        if self.dead:
-            self.dead.write_refused(rows, hashes, refused)
+        if self.letters:
+            self.letters.write_refused(rows, hashes, refused)
 
 
 def split_hash_column(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from sinks.base import Sink
-from sinks.dead_letters import Recorded
+from sinks.dead_letters import RecordedRefusals
 from sinks.errors import SinkError
 from sinks.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkTransaction
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
@@ -118,7 +118,7 @@ class SinkTask:
         tries = self.generation, self.round, self.attempt, task_attempt
         task = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
         write = self._first_or_replay(task, slot)
-        transactions = [each for each in (write.own, write.dead) if each]
+        transactions = [each for each in (write.own, write.letters) if each]
         if not transactions:
             _drain(given)
             return []
@@ -150,14 +150,14 @@ class SinkTask:
 
     def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
         how = task, slot, self.exactly_once
-        replay, letters, subtask = self.replay, self.sink.dead_letters, task.subtask
+        replay, letters_sink, subtask = self.replay, self.sink.dead_letters, task.subtask
         if replay is None:
-            dead = LettersTransaction(letters, *how) if letters else None
+            letters = LettersTransaction(letters_sink, *how) if letters_sink else None
             where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
-            return FirstWrite(SinkTransaction(self.sink, *how), dead, where)
+            return FirstWrite(SinkTransaction(self.sink, *how), letters, where)
         own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
-        dead = LettersTransaction(letters, *how) if letters and subtask in replay.letters else None
-        return ReplayWrite(own, dead, Recorded(replay.refused.get(subtask, ())))
+        letters = LettersTransaction(letters_sink, *how) if letters_sink and subtask in replay.letters else None
+        return ReplayWrite(own, letters, RecordedRefusals(replay.refused.get(subtask, ())))
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

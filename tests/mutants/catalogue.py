@@ -1390,8 +1390,8 @@ MUTANTS = (
     Mutant(
         "a replay separates rows as the target says now (R17)",
         "sinks",
-        "        if replay is None:\n            dead",
-        "        if replay is None or subtask in replay.own:\n            dead",
+        "        if replay is None:\n            letters",
+        "        if replay is None or subtask in replay.own:\n            letters",
         DEAD_LETTERS,
     ),
     Mutant(
