@@ -202,11 +202,11 @@ class Committable:
 
     def target_mismatch(self, target: str) -> str:
         """An error text if the sink now writes to another `target` than its proof says; "" if it is the same."""
-        meant = self.proof.get("target", target)
-        if meant == target:
+        before = self.proof.get("target", target)
+        if before == target:
             return ""
         return (
-            f"its rows were written for {meant}, and the sink writes to {target} now: give it {meant} until this "
+            f"its rows were written for {before}, and the sink writes to {target} now: give it {before} until this "
             "checkpoint is visible"
         )
 

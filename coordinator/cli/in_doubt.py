@@ -341,7 +341,7 @@ def resolve(
             tell(_choices(complete), as_json)
         undecided = [pending for pending in seen.pending if not pending.named]
         _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
-        older = [one for one in seen.pending if one.named and one.about.checkpoint != complete.checkpoint_id]
+        older = [other for other in seen.pending if other.named and other.about.checkpoint != complete.checkpoint_id]
         if older:
             tell(
                 f"Not touched: {_names(older)}, of a checkpoint before the newest: the system was set back. Start the "

@@ -112,23 +112,23 @@ def show_(
     """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        found = store.load_newest() if checkpoint is None else store.find(checkpoint)
-        if found is None:
+        complete = store.load_newest() if checkpoint is None else store.find(checkpoint)
+        if complete is None:
             keys = store.retained()
             there = f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}" if keys else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
-        about = found.record.to_json() | {
-            "checkpoint": found.checkpoint_id,
+        about = complete.record.to_json() | {
+            "checkpoint": complete.checkpoint_id,
             "committables": [
                 committable.to_json() | {"round": record.round}
-                for record in found.rounds
+                for record in complete.rounds
                 for committable in record.committables
             ],
-            "accepted": losses_of(found.rounds),
+            "accepted": losses_of(complete.rounds),
         }
-        show(about, as_json, facts=_facts(found.record), **_TABLES)
-        for replay in found.rounds[1:]:
+        show(about, as_json, facts=_facts(complete.record), **_TABLES)
+        for replay in complete.rounds[1:]:
             counts = {"written again": len(replay.committables), "given up": len(replay.accepted)}
             what = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
             tell(f"Round {replay.round}, by generation {replay.generation}: {what}.", as_json)

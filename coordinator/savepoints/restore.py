@@ -184,9 +184,9 @@ def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
-        found = JobStore(store.storage, job, lineage).load_newest()
-        newest = found.checkpoint_id if found else -1
-        untouched = lineage == savepoint.lineage or found is None or found.record.restored_from
+        complete = JobStore(store.storage, job, lineage).load_newest()
+        newest = complete.checkpoint_id if complete else -1
+        untouched = lineage == savepoint.lineage or complete is None or complete.record.restored_from
         if newest > n or not untouched:
             raise SavepointError(
                 f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "

@@ -92,32 +92,32 @@ class CheckpointStatistics:
     @property
     def remarks(self) -> str:
         """The error, and whatever else is out of the ordinary."""
-        said = [self.error] if self.error else []
-        said += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
-        said += ["no row was written again"] if self.status is Status.RESTORED else []
-        said += [f"try {self.attempt}"] if self.attempt > 1 else []
-        said += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
+        remarks = [self.error] if self.error else []
+        remarks += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
+        remarks += ["no row was written again"] if self.status is Status.RESTORED else []
+        remarks += [f"try {self.attempt}"] if self.attempt > 1 else []
+        remarks += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
         for what, counts in (
             ("dead letters", self.dead_lettered),
             ("lost" if self.error else "written again", self.replayed),
             ("orphans aborted", self.aborted),
             ("not known to be visible", self.unknown),
         ):
-            said += [f"{what}: {by_sink(counts)}"] if any(counts.values()) else []
-        return "; ".join(said)
+            remarks += [f"{what}: {by_sink(counts)}"] if any(counts.values()) else []
+        return "; ".join(remarks)
 
     def __str__(self) -> str:
         """One line for a person."""
         if self.status is Status.RESTORED:
-            said, label = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"], "its rows: "
+            parts, label = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"], "its rows: "
         else:
             phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
             ended = f"{self.status.value} in {self.duration:.3f} s ({phases})"
-            said, label = [f"checkpoint {self.checkpoint_id} {ended}"], "rows: "
-        said += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
+            parts, label = [f"checkpoint {self.checkpoint_id} {ended}"], "rows: "
+        parts += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
         transactions = sum(self.transactions.values())
-        said += [f"{transactions} transactions"] if transactions else []
-        return "; ".join([*said, self.remarks] if self.remarks else said)
+        parts += [f"{transactions} transactions"] if transactions else []
+        return "; ".join([*parts, self.remarks] if self.remarks else parts)
 
 
 def summarized(tries: Sequence[CheckpointStatistics]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Activity:
     @property
     def sentences(self) -> list[str]:
         """All of it, for a person."""
-        said = [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
+        lines = [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
         if checkpoint := self.checkpoint:
             number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
             again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
@@ -187,8 +187,8 @@ class Activity:
             done = (phases or "nothing yet") + (f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else "")
             lasts = duration(checkpoint.duration) + (" then" if self.is_past else "")
             settled = " The next start settles it." if self.is_past else ""
-            said.insert(0, f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: {done}.{settled}")
-        return [*said, *self.not_visible, *self.differs]
+            lines.insert(0, f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: {done}.{settled}")
+        return [*lines, *self.not_visible, *self.differs]
 
     @property
     def not_visible(self) -> list[str]:

@@ -168,10 +168,10 @@ class HadoopStorage(CheckpointStorage):
         try:
             yield
         except (Py4JJavaError, PySparkException) as error:  # PySpark translates some, such as IllegalArgumentException
-            said = str(error)
+            text = str(error)
             if isinstance(error, Py4JJavaError):
-                said = f"{_class(error)}: {error.java_exception.getMessage()}"
-            reason = said.partition("\n")[0]
+                text = f"{_class(error)}: {error.java_exception.getMessage()}"
+            reason = text.partition("\n")[0]
             advice = next((advice for name, advice in _ADVICE.items() if name in reason), "")
             raise StorageError(self.uri, key, f"{action}: {reason}", advice) from error
         except (Py4JError, OSError) as error:

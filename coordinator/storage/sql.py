@@ -202,12 +202,12 @@ class SQLStorage(CheckpointStorage):
         try:
             yield
         except SQLAlchemyError as error:
-            said = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
-            reason = said
+            text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+            reason = text
             for secret in self._secrets:
                 reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", reason)
-            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, said, re.IGNORECASE)), "")
-            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == said else None)
+            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text, re.IGNORECASE)), "")
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == text else None)
 
 
 def _parse(uri: str) -> URL:

@@ -143,8 +143,8 @@ class JobView:
     @_good_for(5)
     def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
         """Its committables, with the round of each, as long as the record is retained."""
-        found = self.store.find(checkpoint_id)
-        rounds = found.rounds if found else ()
+        complete = self.store.find(checkpoint_id)
+        rounds = complete.rounds if complete else ()
         return [(record.round, committable) for record in rounds for committable in record.committables]
 
     # ------------------------------------------------------------------ the job
@@ -210,12 +210,12 @@ class JobView:
         if answer.trouble:
             return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
         seen: Seen = answer.value
-        said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
-        said += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
+        news = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
+        news += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
         for remedy in remedies(seen):
             text = f"{remedy.count:,} transactions in doubt: {remedy.decision.value}"
-            said.append(Notice("bad", text, "in-doubt"))
-        return said
+            news.append(Notice("bad", text, "in-doubt"))
+        return news
 
     # ------------------------------------------------------------------ what other systems tell
     @_good_for(10)

@@ -347,7 +347,7 @@ class Cluster:
         answers = await self._ask_all(requests)
         if busy := _listed((deciding for deciding, *_ in answers.values()), prefix):
             raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
-        if any(found.coordinators[0].node_id != node for _, *others in answers.values() for found in others):
+        if any(answer.coordinators[0].node_id != node for _, *others in answers.values() for answer in others):
             self._coordinators.pop((_GROUP, group), None)
             raise CoordinatorNotAvailableError(f"the brokers do not agree who coordinates group {group}")
         topics = (await self._ask_coordinator(_GROUP, group, offsets)).groups[0].topics
@@ -777,8 +777,8 @@ def _list(state: str) -> Any:
 
 def _listed(answers: Iterable[Any], prefix: str) -> list[str]:
     """The transactional ids that start with `prefix`."""
-    found = [_checked(answer, "list of transactions").transaction_states for answer in answers]
-    names = {transaction.transactional_id for transactions in found for transaction in transactions}
+    listed = [_checked(answer, "list of transactions").transaction_states for answer in answers]
+    names = {transaction.transactional_id for transactions in listed for transaction in transactions}
     return sorted(name for name in names if name.startswith(prefix))
 
 

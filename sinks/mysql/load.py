@@ -270,12 +270,12 @@ class LoadTransaction(RowTransaction):
 
     def _refused(self, warnings: Sequence[str], sent: int, took: int) -> BadValue:
         """Of rows that the server took with warnings, or skipped."""
-        said = "; ".join(map(self._counted, warnings[:3])) or "the server says no more"
+        reasons = "; ".join(map(self._counted, warnings[:3])) or "the server says no more"
         more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
         return BadValue(
             f"table {self.table}: {self.who} was refused, since the server would alter or skip rows: "
-            f"{said}{more}{skipped}"
+            f"{reasons}{more}{skipped}"
         ).because("; ".join(map(self._uncounted, warnings[:3])))
 
     def finish(self) -> int:

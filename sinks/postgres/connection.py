@@ -133,16 +133,16 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(self._watched(gen), *args, **kwargs)
 
     def _watched(self, gen: Any) -> Any:
-        heard = time.monotonic()
+        answered_at = time.monotonic()
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
                 if ready or ready is None:  # None: begun again, after an interrupt
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > (self.answer_seconds or SILENCE):
+                    answered_at = time.monotonic()
+                elif time.monotonic() - answered_at > (self.answer_seconds or SILENCE):
                     self._require_answer()
-                    heard = time.monotonic()
+                    answered_at = time.monotonic()
                 wanted = gen.send(ready)
         except StopIteration as stop:
             return stop.value
@@ -150,8 +150,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def _require_answer(self) -> None:
         if self.answer_seconds is not None:
             self.close()
-            said = f"the server was silent for {self.answer_seconds:g} s, so the connection was closed"
-            raise psycopg.OperationalError(said)
+            text = f"the server was silent for {self.answer_seconds:g} s, so the connection was closed"
+            raise psycopg.OperationalError(text)
         try:
             self.probe()
         except errors.ConnectionTimeout as error:

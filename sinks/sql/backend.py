@@ -321,8 +321,8 @@ class Backend(ABC):
             return f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
         if fault and fault.kind == "right":
             return f"the user lacks a right at {self}: {fault.text}"
-        said = self.unreachable(error)
-        return None if said is None else f"{said}. Check {self.CHECK}"
+        text = self.unreachable(error)
+        return None if text is None else f"{text}. Check {self.CHECK}"
 
     def unreachable(self, error: Exception) -> str | None:
         """The driver's words where the server could not be reached, without the password. Default: what is no `fault`

@@ -274,7 +274,7 @@ class SqlAlchemyBackend(Backend):
     def close(self) -> None:
         self.engine.dispose()
 
-    def said(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """The database's own words, in one line, without the password."""
         text = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         return text.replace(str(self.url.password), "***") if self.url.password else text
@@ -283,7 +283,7 @@ class SqlAlchemyBackend(Backend):
         """None for a lost connection, and what is no error of SQLAlchemy."""
         if not isinstance(error, exc.SQLAlchemyError):
             return None
-        text, of_database = self.said(error), isinstance(error, exc.DBAPIError)
+        text, of_database = self.error_text(error), isinstance(error, exc.DBAPIError)
         cause = getattr(error, "orig", None)
         if getattr(cause, "sqlstate", None) and self.url.get_driver_name() == "psycopg":
             from sinks.postgres import connection as of_psycopg
@@ -309,7 +309,7 @@ class SqlAlchemyBackend(Backend):
 
     def unreachable(self, error: Exception) -> str | None:
         """Also of what else SQLAlchemy raises, without the statement."""
-        return f"cannot use {self}: {self.said(error)}" if isinstance(error, exc.SQLAlchemyError) else None
+        return f"cannot use {self}: {self.error_text(error)}" if isinstance(error, exc.SQLAlchemyError) else None
 
     def __str__(self) -> str:
         return self.url.set(query={}).render_as_string(hide_password=True)
