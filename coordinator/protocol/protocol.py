@@ -396,8 +396,8 @@ class CheckpointProtocol:
             try:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
-                    acks = self._run(batch, len(errors))
-                    self._check_before_decision(batch, acks)
+                    acks = self._run(batch, len(errors))  # 4.
+                    self._check_before_decision(batch, acks)  # 5.
                 # No topic gets the id of an earlier one: with the same id before and after, the tasks read this topic.
                 self._topic_ids = self._topic_ids_now(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
@@ -558,7 +558,7 @@ class CheckpointProtocol:
     def decide(self, record: Record, before: CompletedCheckpoint | None = None) -> CommitPermit:
         """Put the record, or adopt another driver's that is there; then look whether this driver may commit what is
         decided. `before`: the checkpoint that the record adds a round to."""
-        try:
+        try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
             decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
         except (Superseded, StorageBehind):
@@ -574,7 +574,7 @@ class CheckpointProtocol:
             self._abort(record.committables, keep=decided.committables)
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         self.listeners.tell(step, record.checkpoint_id, adopted=decided is not record)
-        listing = self.store.listing()
+        listing = self.store.listing()  # 7.
         if decided is None or listing.newest_complete > record.checkpoint_id:  # R1: newest after the put
             self._abort(record.committables)
             raise Superseded(
