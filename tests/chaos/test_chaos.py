@@ -23,7 +23,7 @@ def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = 
     return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault, peer=False)
 
 
-SHORT = (("all", "mixed"),)
+SHORT = (("postgres", "prepared"),)
 """The rig of `make test`."""
 
 

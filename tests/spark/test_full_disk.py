@@ -84,18 +84,22 @@ def play(small: Path, folder: Path, full: Mapping[str, Sequence[int]]) -> None:
 
 
 # Into its location a batch writes an offset and a commit, each with a checksum.
-FULL = {"location": (0, 1, 2, 3, 4), "storage": (0, 1), "local": (0,)}
+FULL = {"location": (0, 2), "storage": (0, 1), "local": (0,)}
+AT_A_CHECKSUM = {"location": (1, 3, 4)}
 
 
 @needs_mount
 @pytest.mark.slow
-def test_the_query_stops_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "full", [FULL, pytest.param(AT_A_CHECKSUM, marks=pytest.mark.large)], ids=["", "at a checksum"]
+)
+def test_the_query_stops_and_goes_on_when_there_is_space(tmp_path: Path, full: Mapping[str, Sequence[int]]) -> None:
     small = tmp_path / "small"
-    call = f"play(Path({str(small)!r}), Path({str(tmp_path)!r}), {FULL})"
+    call = f"play(Path({str(small)!r}), Path({str(tmp_path)!r}), {full})"
     code = f"from pathlib import Path; from tests.spark.test_full_disk import play; {call}"
     printed = in_mount("tmpfs -o size=8m", small, [sys.executable, "-c", code])
     told = [json.loads(line) for line in printed.splitlines()]
-    assert len(told) == sum(map(len, FULL.values()))
+    assert len(told) == sum(map(len, full.values()))
     for name, error, again, before, rows, each_once in told:
         assert "No space left on device" in error, name
         assert again == "", name
