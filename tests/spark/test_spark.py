@@ -59,7 +59,11 @@ def count_by_remainder(df: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "after"),
-    [("write", True), pytest.param("pre_commit", False, marks=pytest.mark.large), ("pre_commit", True)],
+    [
+        ("write", True),
+        pytest.param("pre_commit", False, marks=pytest.mark.large),
+        pytest.param("pre_commit", True, marks=pytest.mark.large),  # test_killed.py has it with other sinks
+    ],
 )
 def test_python_worker_killed(tmp_path: Path, sink: FileSink, method: str, after: bool) -> None:
     """Spark runs the task again; what the dead worker left behind is swept."""
