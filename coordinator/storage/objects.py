@@ -30,7 +30,7 @@ _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 _RACERS = 4
 """How many put one name at once when a store is opened."""
 
-_PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|SlowDown|RequestTimeout"
+_PASSING = r"HTTP error: (?!builder)|status code: (5(?!01)\d\d|408|429)|InternalError|SlowDown|RequestTimeout"
 """What obstore says of faults that may pass: of the transport, or of the store."""
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"

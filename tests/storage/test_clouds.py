@@ -227,6 +227,12 @@ class TestFailures(LostPuts):
         assert open_storage(f"s3://{bucket}/x").put_if_absent("a", b"1") is True
         assert proxy.answers == []
 
+    def test_a_store_that_has_no_conditional_puts_is_refused(self, bucket, proxy):
+        answer = (b"if-none-match", b"HTTP/1.1 501 Not Implemented\r\ncontent-length: 0\r\n\r\n")
+        proxy.answers += [answer] * _RACERS
+        with pytest.raises(StorageError, match=r"501.*The store has no conditional puts"):
+            open_storage(f"s3://{bucket}/x")
+
     def test_a_store_of_ones_own(self, bucket, direct):
         storage = ObjectStorage("s3://elsewhere", S3Store(bucket, prefix="x"))
         assert storage.put_if_absent("a", b"1") is True
