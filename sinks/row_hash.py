@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.arrow.json import to_json
 from sinks.arrow.types import is_text
 from sinks.errors import SchemaMismatch
 
@@ -159,6 +160,17 @@ def _hashes(column: pa.Array) -> Any:
         column = pc.fill_null(column.cast(pa.large_binary()), b"")
     import numpy
 
-    texts, values = numpy.empty(len(column), dtype=object), column.to_pylist()
-    texts[:] = [v.decode("utf-8", "backslashreplace") if is_text(kind) else repr(v) for v in values]
+    texts = numpy.empty(len(column), dtype=object)
+    try:
+        values = column.to_pylist()
+        texts[:] = [v.decode("utf-8", "backslashreplace") if is_text(kind) else repr(v) for v in values]
+    except (ValueError, OverflowError):
+        texts[:] = [_text(column[i : i + 1]) for i in range(len(column))]
     return hash_array(texts, categorize=False)
+
+
+def _text(value: pa.Array) -> str:
+    try:
+        return repr(value[0].as_py())
+    except (ValueError, OverflowError):  # Python has no such text or year
+        return str(to_json(value).cast(pa.binary())[0].as_py().decode("utf-8", "backslashreplace"))

@@ -389,6 +389,26 @@ def test_a_text_that_is_no_utf8_has_a_hash_and_changes_none() -> None:
     assert hashes[2:] == row_hashes(pa.RecordBatch.from_arrays([pa.array(["a", None])], ["a"])).to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("rare", "usual"),
+    [
+        (pa.array([b"\xff", b"a"]).view(pa.string()), pa.array(["", "a"])),
+        (pa.array([12_000_000, 1], pa.date32()), pa.array([0, 1], pa.date32())),
+    ],
+    ids=["no UTF-8", "no year"],
+)
+def test_a_nested_value_that_python_has_not_has_a_hash_and_changes_none(rare: pa.Array, usual: pa.Array) -> None:
+    for wrap in (
+        lambda values: pa.StructArray.from_arrays([values], ["v"]),
+        lambda values: pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), values),
+    ):
+        (strange, same), (other, good) = (
+            row_hashes(pa.RecordBatch.from_arrays([wrap(values)], ["a"])).to_pylist() for values in (rare, usual)
+        )
+        assert same == good
+        assert strange not in (same, other)
+
+
 SINK = """[[sinks]]
 type = "postgres"
 dsn = "postgresql://nowhere"
