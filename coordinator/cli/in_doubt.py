@@ -7,9 +7,8 @@ import getpass
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -100,7 +99,7 @@ def commit(
             "double",
             given=break_decision and yes,
         )
-        _report(coordinator, list(_each("commit", wanted, partial(_commit, protocol))), as_json)
+        _report(coordinator, list(_commit(protocol, wanted)), as_json)
 
 
 @app.command()
@@ -159,7 +158,7 @@ def abort(
                 "lose",
                 given=break_decision and yes,
             )
-        results = list(_each("abort", wanted, partial(_abort, protocol)))
+        results = list(_abort(protocol, wanted))
         left = [pending for pending in seen.pending if pending not in wanted] if all_orphans else []
         _tell_remedies(coordinator, replace(seen, pending=left), as_json, "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
@@ -203,28 +202,34 @@ def _participant(pending: Pending) -> tuple[Any, ...]:
     return pending.sink, about.lineage, about.checkpoint, about.subtask
 
 
-def _each(action: str, pending: Sequence[Pending], act: Callable[[Pending], str]) -> Iterator[tuple[Pending, str]]:
-    with progress(action, len(pending), "transactions") as advance:
+def _commit(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterator[tuple[Pending, str]]:
+    """Those of one checkpoint and sink together: a table takes the last change of a key from all of them."""
+    for part in dict.fromkeys(_participant(each)[:3] for each in pending):
+        name, lineage, checkpoint = part
+        together = [each for each in pending if _participant(each)[:3] == part]
+        about = Checkpoint(protocol.job, lineage or protocol.store.lineage, checkpoint or 0)
+        named = [Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0) for each in together]
+        outcomes: Sequence[CommitOutcome | Exception]
+        try:
+            outcomes = protocol.sinks[name].notify_checkpoint_complete(about, named)
+        except Exception as error:
+            outcomes = [error] * len(named)
+        for each, outcome in zip(together, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                yield each, f"failed: {outcome}"
+            else:
+                yield each, f"{outcome.state.value}: {outcome.reason}" if outcome.reason else outcome.state.value
+
+
+def _abort(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterator[tuple[Pending, str]]:
+    with progress("abort", len(pending), "transactions") as advance:
         for each in pending:
             try:
-                yield each, act(each)
+                protocol.sinks[each.sink].abort(each.about.transaction)
+                yield each, "aborted"
             except Exception as error:
                 yield each, f"failed: {error}"
             advance(1)
-
-
-def _commit(protocol: CheckpointProtocol, pending: Pending) -> str:
-    committable = Committable(pending.about.transaction, sink=pending.sink, subtask=pending.about.subtask or 0)
-    about = Checkpoint(protocol.job, protocol.store.lineage, pending.about.checkpoint or 0)
-    [outcome] = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
-    if isinstance(outcome, Exception):
-        raise outcome
-    return f"{outcome.state.value}: {outcome.reason}" if outcome.reason else outcome.state.value
-
-
-def _abort(protocol: CheckpointProtocol, pending: Pending) -> str:
-    protocol.sinks[pending.sink].abort(pending.about.transaction)
-    return "aborted"
 
 
 def _names(several: Sequence[Pending]) -> str:

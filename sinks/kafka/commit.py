@@ -64,7 +64,7 @@ class Commit:
     def of(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         names, places = topics_of(committables), places_of_all(committables)
         here, ids, logs, fences = self.patiently(lambda: self.brokers.before_commit(names, places))
-        if there := {committable.proof["cluster"] for committable in committables} - {here}:
+        if there := {committable.proof.get("cluster", here) for committable in committables} - {here}:
             unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
                 f"it was written to the cluster {', '.join(there)}, and {self.servers} is {here}: point the "
                 "sink at the old one"
@@ -162,12 +162,14 @@ class Commit:
     def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
         """What the log says about the record that the committable names. `answer` is why it is asked."""
         identity, proof = committable.transaction, committable.proof
-        topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
         name, producer, epoch = (identity[key] for key in ("transactional_id", "producer_id", "producer_epoch"))
         about = f"{name} (producer {producer}, epoch {epoch})"
-        where = f"{topic}-{partition} at offset {offset}"
         forgotten = f"the coordinator does not know {about} any more ({answer}), and"
         by_hand = "Look for its rows in the topic; they are either all there or none"
+        if not proof:
+            return CommitOutcome.unknown(f"{forgotten} only the record in storage told where its rows are. {by_hand}")
+        topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
+        where = f"{topic}-{partition} at offset {offset}"
 
         known = proof.get("topic_ids", {}).get(topic)
         if known and self.brokers.topic_ids([topic])[topic] not in (known, None):
@@ -256,10 +258,11 @@ def made_anew(committable: Committable, ids: Ids) -> str | None:
 
 
 def places_of(committable: Committable) -> dict[tuple[str, int], list[int]]:
-    """Topics and partitions that the transaction wrote to, as far as the brokers have told, and the offset of its first
-    record there; then, unless an older version wrote it, the one after the last, and the last sequence number."""
+    """Topics and partitions that the transaction wrote to, as far as the brokers have told (without proof: none), and
+    the offset of its first record there; then, unless an older version wrote it, the one after the last, and the last
+    sequence number."""
     proof = committable.proof
-    spans = proof.get("spans") or {proof["topic"]: [[proof["partition"], proof["offset"]]]}
+    spans = proof.get("spans") or ({proof["topic"]: [[proof["partition"], proof["offset"]]]} if proof else {})
     return {(topic, partition): its for topic, several in spans.items() for partition, *its in several}
 
 

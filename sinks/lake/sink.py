@@ -342,6 +342,9 @@ class LakeSink(
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
+        if not all(committable.proof for committable in committables):
+            reason = "only the record tells its files: restore checkpoint storage, or write its rows by hand"
+            return [CommitOutcome.unknown(reason)] * len(committables)
         by_name = {TransactionId.parse(c.transaction["transaction"]): c for c in committables}
         first, outcomes = next(iter(by_name)), dict[TransactionId, CommitOutcome]()
 

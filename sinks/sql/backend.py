@@ -452,7 +452,7 @@ class Backend(ABC):
         nothing."""
         return ()
 
-    def append(self, move: Move, rows: int) -> None:
+    def append(self, move: Move, rows: int | None) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
         into, names, moved = self.into(move.target, move.written), self.quoted(move.written), 0
@@ -492,14 +492,14 @@ class Backend(ABC):
         """What equal values of a column are grouped by."""
         return self.quote(column)
 
-    def count(self, move: Move, rows: int) -> None:
-        """Raise SinkError if the staging tables do not hold so many rows."""
+    def count(self, move: Move, rows: int | None) -> None:
+        """Raise SinkError if the staging tables do not hold so many rows; None: they may hold any number."""
         staged = 0
         for some in batches(move.tables, _COUNTED_TOGETHER):
             counts = (f"SELECT count(*) AS n FROM {table}" for table in some)
             ((count,),) = self.query(move.connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
             staged += int(count)
-        if staged != rows:
+        if rows not in (staged, None):
             raise SinkError(
                 f"the staging tables hold {staged} rows, and their tasks acknowledged {rows}: somebody changed one, or "
                 "emptied the ledger after they were moved"

@@ -138,8 +138,8 @@ class StagingTables(Strategy):
     moves a table without dropping it leaves it with another number of rows, and a move counts them."""
 
     # ------------------------------------------------------------------ in the task and on the driver
-    def transfer(self, move: Move, rows: int) -> None:
-        """Append or upsert the rows of all staging tables, in the caller's transaction."""
+    def transfer(self, move: Move, rows: int | None) -> None:
+        """Append or upsert the rows of all staging tables, in the caller's transaction. `rows`: as in `count`."""
         with self.backend.at_work(move.connection):
             if self.merge.mode == "append":
                 self.backend.append(move, rows)
@@ -291,7 +291,7 @@ class StagingTables(Strategy):
             states |= self._write_ledger(connection, ledger, lost)
 
         if intact and not outcomes and all(states.values()):
-            fingerprints = {text: c.fingerprint for text, c in by_id.items()}
+            fingerprints = {text: c.fingerprint for text, c in by_id.items() if c.proof}
             states |= self._write_ledger(connection, ledger, intact, fingerprints)
             self.move(connection, plan, [c for c in undecided if _id(c) in intact])
 
@@ -342,11 +342,12 @@ class StagingTables(Strategy):
 
     def move(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> None:
         """Transfer their rows, in the caller's transaction, so that nobody can move them again. Raises TargetRefuses or
-        StagedRowsChanged for what asking again does not mend."""
+        StagedRowsChanged for what asking again does not mend. Without the record nobody knows how many rows."""
         target, tables = plan.target, names_of(committables)
+        rows = sum(c.fingerprint.rows for c in committables) if all(c.proof for c in committables) else None
         try:
             move = self._locked(connection, plan, tables, committables)
-            self.transfer(move, sum(c.fingerprint.rows for c in committables))
+            self.transfer(move, rows)
         except (ConfigurationError, BadValue) as error:
             raise TargetRefuses(str(error)) from error
         except SinkError as error:
@@ -374,7 +375,8 @@ class StagingTables(Strategy):
         staged = self.backend.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
-            if there and committable.proof["columns"] != columns_digest(there):
+            digest = columns_digest(there)
+            if there and committable.proof.get("columns", digest) != digest:
                 raise altered(committable.transaction["table"], there)
         with self.backend.at_work(connection):
             return self.backend.locked(connection, plan, {name: staged.get(name, {}) for name in tables})

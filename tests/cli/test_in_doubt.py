@@ -232,6 +232,30 @@ def test_kafka_and_mysql_in_one_job(tmp_path: Path, kafka: KafkaService, kafka_t
     assert [one["result"] for one in told["results"]] == ["aborted"] * 4
     assert job.json("in-doubt", "list")["transactions"] == []
 
+    job.run(3, crash=(Step.PRE_COMMITTED, 2))
+    shutil.rmtree(tmp_path / "checkpoints")
+    left = [one["id"] for one in job.json("in-doubt", "list", code=1)["transactions"]]
+    told = job.json("in-doubt", "commit", *left, "--break-decision", "--yes")
+    assert [one["result"] for one in told["results"]] == ["committed"] * 4
+    assert job.json("in-doubt", "list", code=1)["transactions"] == []
+
+
+def test_what_is_staged_is_committed_without_its_record(pg_job: Job, pg_database: str) -> None:
+    """As after storage was lost amid the commits of two sinks; all of a checkpoint together."""
+    text = pg_job.file.read_text().replace('"prepared"', '"staged"')
+    pg_job.file.write_text(f'{text}mode = "upsert"\nkeys = ["id"]\norder_by = "amount"\n')
+    changes = [("old", 1.0), ("new", 2.0), ("older", 0.0)]
+    pg_job.input = [[pa.table({"id": [1], "name": [name], "amount": [at]}) for name, at in changes]]
+    pg_job.run(crash=(Step.PRE_COMMITTED, 0))
+    left = [one["id"] for one in pg_job.json("in-doubt", "list", code=None)["transactions"]]
+    told = pg_job.json("in-doubt", "commit", *left, "--break-decision", "--yes")
+    assert [one["result"] for one in told["results"]] == ["committed"] * 3
+    assert pg_job.json("in-doubt", "list", code=None)["transactions"] == []
+    with psycopg.connect(pg_database) as connection:
+        assert connection.execute("SELECT name FROM orders").fetchall() == [("new",)]
+        sums = connection.execute("SELECT DISTINCT committed, written FROM tpc_ledger WHERE sink LIKE 'orders-%'")
+        assert sums.fetchall() == [(True, None)]
+
 
 def test_what_an_older_record_decides_is_no_orphan(file_job: Job, file_rows: Callable[[], list[int]]) -> None:
     """R16: the target was set back to where checkpoint 1 was in doubt, and storage has checkpoint 2."""

@@ -148,6 +148,7 @@ def test_a_mark_that_somebody_deleted_is_no_proof(lake: Lake) -> None:
     assert committed(sink, made) == [UNKNOWN]
     assert lake.ids() == []
     mark.touch()
+    assert committed(sink, Committable(made.transaction)) == [UNKNOWN], "only the record tells its files"
     assert committed(sink, made) == [COMMITTED]
     assert lake.ids() == [0, 1]
 
