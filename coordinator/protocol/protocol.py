@@ -584,8 +584,9 @@ class CheckpointProtocol:
         complete = before.with_round(decided) if before else CompletedCheckpoint((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
-        if known and (known.checkpoint_id, 0) not in listing.records:  # wiped: our number is now a new driver's
-            raise self.fence.storage_changed("commit", f"the record of checkpoint {known.checkpoint_id}")
+        own = {(record.checkpoint_id, record.round)} | ({(known.checkpoint_id, 0)} if known else set())
+        if gone := own.difference(listing.records):  # set back just now; or wiped, and our number is a new driver's
+            raise self.fence.storage_changed("commit", f"the record of checkpoint {min(gone)[0]}")
         self.newest = complete
         self._delete_older_records(listing)
         return permit

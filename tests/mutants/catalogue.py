@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "own records that are gone are not missed (R15)",
         "coordinator",
-        "if known and (known.checkpoint_id, 0) not in listing.records:",
+        "if gone := own.difference(listing.records):",
         "if False:",
         MEMORIES,
     ),

@@ -573,13 +573,13 @@ def test_a_database_of_before_a_savepoint_without_rows(world: World) -> None:
 
 
 class Meanwhile(CheckpointListener):
-    """Something happens to the storage when checkpoint 2 is about to be decided."""
+    """Something happens to the storage when checkpoint 2 is about to be decided, or at another step of it."""
 
-    def __init__(self, happens: Callable[[], object]) -> None:
-        self.happens = happens
+    def __init__(self, happens: Callable[[], object], at: Step = Step.VALIDATED) -> None:
+        self.happens, self.at = happens, at
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if (step, checkpoint_id) == (Step.VALIDATED, 2):
+        if (step, checkpoint_id) == (self.at, 2):
             self.happens()
 
 
@@ -641,6 +641,18 @@ def test_storage_that_is_set_back_under_a_driver_stops_it_before_it_commits(tmp_
     set_back = Meanwhile(lambda: world.restore("storage", backups.moments[0, Step.DONE]))
     with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
         world.start(listeners=[backups, set_back])
+    assert world.visible() == Counter(ids(INPUT[:2]))
+    world.start()
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT)), [])
+
+
+def test_a_record_that_a_failover_of_its_storage_has_lost_is_missed_before_the_first_commit(tmp_path: Path) -> None:
+    """The target would have what no record tells of, and no start would go on."""
+    world = Files(tmp_path / "world")
+    backups = Backups(world, tmp_path / "backups")
+    fail_over = Meanwhile(lambda: world.restore("storage", backups.moments[1, Step.DONE]), Step.COMPLETE)
+    with pytest.raises(StorageBehind, match="the record of checkpoint 2 is no more in"):
+        world.start(listeners=[backups, fail_over])
     assert world.visible() == Counter(ids(INPUT[:2]))
     world.start()
     assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT)), [])
