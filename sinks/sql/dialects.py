@@ -15,7 +15,8 @@ SELECT to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s A
 _POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
- WHERE NOT tgisinternal AND tgenabled <> 'D'
+ WHERE NOT tgisinternal AND tgenabled <> 'D' AND NOT EXISTS (SELECT FROM pg_trigger whole
+  JOIN relations r ON r.oid = whole.tgrelid WHERE whole.oid::text = to_jsonb(t) ->> 'tgparentid')
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
   FROM pg_rewrite r JOIN target ON ev_class = target.oid WHERE ev_enabled <> 'D'
@@ -47,7 +48,8 @@ TRIGGERS = {
     **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS),
 }
 """What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
-definition. The parameters are the table's schema and name. In MySQL a user without the right TRIGGER sees none."""
+definition; a trigger that every partition gets from the table is the table's. The parameters are the table's schema and
+name. In MySQL a user without the right TRIGGER sees none."""
 
 LEDGERS = {
     "postgresql": (

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator import Step
-from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TargetChanged
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.conformance import example_input, ids
@@ -279,6 +279,29 @@ def test_a_trigger_that_was_meant_and_does_something_else_now(db: Observer, stra
     with pytest.raises(ConfigurationError, match="trigger t of orders is new or was altered"):
         sink.validate_all(checkpoint(1), [pre_commit(sink, rows_of(2), checkpoint=1)])
     sink.close()
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_new_partition_has_the_triggers_of_its_table(db: Observer, strategy: Any) -> None:
+    db.run("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
+    db.run("CREATE TRIGGER t BEFORE INSERT ON parts FOR EACH ROW EXECUTE FUNCTION f()")
+    db.run("CREATE TABLE few PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    sink, own = PostgresSink(db.dsn, "parts", strategy=strategy), PostgresSink(db.dsn, "few", strategy=strategy)
+    sink.check(SCHEMA)
+    own.check(SCHEMA)
+    db.run("CREATE TABLE more PARTITION OF parts FOR VALUES FROM (10) TO (20)")
+    committables = [pre_commit(sink, rows_of(1, 11))]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    db.run("CREATE TRIGGER u BEFORE INSERT ON more FOR EACH ROW EXECUTE FUNCTION f()")
+    with pytest.raises(TargetChanged, match=r"table public\.parts .* trigger u of more is new"):
+        sink.validate_all(checkpoint(1), [pre_commit(sink, rows_of(2), checkpoint=1)])
+    db.run("CREATE TRIGGER v BEFORE INSERT ON parts FOR EACH ROW EXECUTE FUNCTION f()")
+    with pytest.raises(TargetChanged, match=r"table public\.few .* trigger v of few is new"):
+        own.validate_all(checkpoint(), [pre_commit(own, rows_of(3))])
+    sink.close()
+    own.close()
 
 
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])
