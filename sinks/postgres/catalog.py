@@ -229,7 +229,8 @@ class PostgresTarget(tables.Target):
     """The columns of each index that has one without a fixed length: it takes no value beyond a third of a page."""
 
     keyless: bool = False
-    """It has no replica identity, without which a publication refuses updates and deletes."""
+    """It has no replica identity, or not all that a publication's filter asks for: that may refuse updates and
+    deletes."""
 
     @property
     def judges(self) -> bool:
@@ -332,6 +333,9 @@ UNION ALL
 SELECT 'keyless', '' FROM pg_class c WHERE oid = %(oid)s AND relreplident <> 'f'
    AND EXISTS (SELECT FROM pg_publication WHERE pubupdate OR pubdelete) AND NOT EXISTS (SELECT FROM pg_index
  WHERE indrelid = c.oid AND (relreplident = 'd' AND indisprimary OR relreplident = 'i' AND indisreplident))
+UNION ALL
+SELECT 'keyless', '' FROM pg_publication_rel p WHERE prrelid = %(oid)s
+   AND (to_jsonb(p) ->> 'prqual' IS NOT NULL OR to_jsonb(p) ->> 'prattrs' IS NOT NULL)
 UNION ALL
 SELECT 'heir', inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
  WHERE inhparent = %(oid)s AND NOT relispartition

@@ -706,6 +706,20 @@ def test_upserts_that_a_publication_refuses_are_found_before_the_decision(db: Ob
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
 
 
+@pytest.mark.parametrize("published", ["(id, name) WHERE (name <> '')", "(name)"])
+def test_upserts_that_the_filter_of_a_publication_refuses(db: Observer, published: str) -> None:
+    """Of rows by more than the replica identity has, or of columns, which leave it out."""
+    if db.connection.info.server_version < 150000:
+        pytest.skip("such publications came with PostgreSQL 15")
+    db.run("CREATE TABLE stock (id bigint PRIMARY KEY, name text)")
+    schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
+    upsert: dict[str, Any] = {"mode": "upsert", "keys": ["id"], "order_by": "name", "delete_marker": "gone"}
+    sink = make(db, table="stock", check=schema, **upsert)
+    db.run(f"CREATE PUBLICATION filtered FOR TABLE stock {published}")
+    with pytest.raises(ConfigurationError, match=r"publication|Column list"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, batch([{"id": 1, "name": "a", "gone": False}], schema))])
+
+
 @pytest.mark.parametrize(
     ("index", "options"),
     [
@@ -844,6 +858,14 @@ def test_a_sequence_that_is_behind_the_table_is_found_before_the_decision(db: Ob
     made = [pre_commit(sink, rows_of(10, 11))]
     sink.validate_all(checkpoint(), made)
     assert sink.commit_all(checkpoint(), made) == [COMMITTED]
+    db.run("INSERT INTO orders VALUES (12, 'loaded', 16)")  # behind a gap: the row that is tried passes
+    made = [pre_commit(sink, rows_of(*range(20, 30)), checkpoint=1)]
+    sink.validate_all(checkpoint(1), made)
+    assert "where a sequence gives the key, set that beyond the table's (setval)" in why_unknown(
+        sink.commit_all(checkpoint(1), made)[0]
+    )
+    db.run("SELECT setval('orders_number_seq', 16)")
+    assert sink.commit_all(checkpoint(1), made) == [COMMITTED]
 
 
 def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: Observer) -> None:
