@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 
@@ -56,7 +56,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     to be atomic in the external system: a compare-and-set, a rename, a primary key.
     """
 
-    system: ClassVar[str] = "the external system"
+    system: str = "the external system"
     """Name of the target's kind, for messages."""
     dead_letters: Sink | None = None
     """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""

@@ -54,7 +54,9 @@ class ThreadPool(ThreadPoolExecutor):
     def submit(self, call: Callable[..., A], /, *arguments: Any, **options: Any) -> Future[A]:
         try:
             return super().submit(call, *arguments, **options)
-        except RuntimeError:
+        except RuntimeError as error:
+            if not str(error).startswith("cannot schedule"):  # of a thread, which another may do without
+                raise
             made = Future[A]()
             made.set_result(call(*arguments, **options))
             return made

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sinks.threads import side_by_side
+from sinks.threads import ThreadPool, side_by_side
 
 
 def test_an_interrupt_is_raised_whatever_failed_before() -> None:
@@ -25,3 +25,21 @@ def test_an_interrupt_is_raised_whatever_failed_before() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         side_by_side(call, range(2))
+
+
+def test_a_pool_makes_no_call_twice_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken the call by then, and makes it when there is a thread again."""
+    pool, calls = ThreadPool(1), list[int]()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        pool.submit(calls.append, 1)
+    monkeypatch.undo()
+    pool.submit(calls.append, 2).result()
+    assert calls == [1, 2]
+    pool.shutdown()
+    pool.submit(calls.append, 3)
+    assert calls == [1, 2, 3]

@@ -73,10 +73,10 @@ class Pool(ABC):
         connection = self.take()
         try:
             yield connection
+            self.give(connection)
         except BaseException:
             disconnect(connection)
             raise
-        self.give(connection)
 
     def take(self) -> Any:
         """One that is idle and answers, or a new one."""

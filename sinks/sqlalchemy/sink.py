@@ -88,8 +88,6 @@ class SqlAlchemySink(TableSink):
     refused: `MySQLSink` is theirs.
     """
 
-    system = "the database"
-
     def __init__(
         self,
         url: str | URL,
@@ -137,6 +135,7 @@ class SqlAlchemySink(TableSink):
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,
         )
+        self.system = backend.dialect
 
 
 @dataclass(frozen=True, kw_only=True)
