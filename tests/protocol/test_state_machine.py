@@ -4,6 +4,7 @@ visible twice, only decided rows are visible, and in the end every row is visibl
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import uuid
@@ -145,7 +146,7 @@ class WorldStorage(WrappedStorage):
         self.world = world
 
     def _call(self, method: str, key: str, *more: Any) -> Any:
-        if "/alive" not in key and "/statistics" not in key:  # they come from a thread of their own, and decide nothing
+        if not re.search("/(alive|statistics|request|begun|answer)", key):  # of other threads; they decide nothing
             self.world.tick()
         return super()._call(method, key, *more)
 
