@@ -14,7 +14,7 @@ EVERY_CASE = ("test_custom_sink.py", "test_shelf.py")
 """Run every case of the kit, or of the contract, at little cost, since their sinks write files."""
 
 EVERY_TEST = "postgres/test_conformance.py"
-"""Runs every test of the kit in a real system that prepares, and nearly every one with staging tables."""
+"""Runs every test of the kit in a real system that prepares, and in one with staging tables."""
 
 QUOTED = "other job/ü 'o\"`; DROP TABLE orders --%s_%+sink"
 
@@ -41,14 +41,10 @@ KEPT: dict[str, Collection[Any]] = {
 next one does about it, is the protocol's, whatever the sink; what is the sink's is whether another process sees,
 commits and aborts what a dead one has pre-committed."""
 
-KEPT_IN_ONE_MODE: dict[str, Collection[Any]] = {
+KEPT_ELSEWHERE: dict[str, Collection[Any]] = {
+    "test_a_system_that_does_not_answer_is_no_outcome": (3,),
     "test_a_driver_killed_at_any_line_of_abort": (),
     "test_a_driver_killed_at_any_line_of_purge": (),
-}
-"""The same for the second mode of `EVERY_TEST`."""
-
-KEPT_ELSEWHERE: dict[str, Collection[Any]] = KEPT_IN_ONE_MODE | {
-    "test_a_system_that_does_not_answer_is_no_outcome": (3,),
     "test_two_drivers_commit_the_same": (3,),
     "test_an_abort_beside_a_commit": (3,),
     "test_an_abort_beside_a_pre_commit": (),
@@ -120,8 +116,5 @@ def is_large(item: pytest.Item) -> bool:
     file = "::".join(item.nodeid.split("::")[:2])
     if file.endswith(SECOND_VARIANTS) and name not in RISKIEST:
         return True
-    if not file.startswith(f"tests/{EVERY_TEST}"):
-        kept = KEPT | KEPT_ELSEWHERE
-    else:
-        kept = KEPT | KEPT_IN_ONE_MODE if file.endswith("::TestStaged") else KEPT
+    kept = KEPT if item.nodeid.startswith(f"tests/{EVERY_TEST}") else KEPT | KEPT_ELSEWHERE
     return name in kept and not any(case in kept[name] for case in cases.values())
