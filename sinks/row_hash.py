@@ -6,9 +6,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -129,6 +130,7 @@ _NO_VALUE = 0x9E3779B97F4A7C15
 """What is hashed in place of a NULL."""
 _OF_THE_SESSION = re.compile(r"large_(?=string|binary|list)|(?<=tz=)[^\]]*| not null")
 """What differs with the session's settings in the Arrow type of one Spark type."""
+_ANY_TEXT: Callable[[Any], str] = methodcaller("decode", "utf-8", "backslashreplace")
 
 
 def row_hashes(batch: pa.RecordBatch) -> pa.Array:
@@ -149,6 +151,7 @@ def _hashes(column: pa.Array) -> Any:
     from pandas.util import hash_array
 
     kind = column.type
+    text: Callable[[Any], str] = repr
     if pa.types.is_boolean(kind):
         column, kind = column.cast(pa.int8()), pa.int8()
     if pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64):
@@ -157,13 +160,12 @@ def _hashes(column: pa.Array) -> Any:
     if is_text(kind):
         with suppress(pa.ArrowException):  # one that is no UTF-8
             return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
-        column = pc.fill_null(column.cast(pa.large_binary()), b"")
+        column, text = pc.fill_null(column.cast(pa.large_binary()), b""), _ANY_TEXT
     import numpy
 
     texts = numpy.empty(len(column), dtype=object)
     try:
-        values = column.to_pylist()
-        texts[:] = [v.decode("utf-8", "backslashreplace") if is_text(kind) else repr(v) for v in values]
+        texts[:] = list(map(text, column.to_pylist()))
     except (ValueError, OverflowError):
         texts[:] = [_text(column[i : i + 1]) for i in range(len(column))]
     return hash_array(texts, categorize=False)
@@ -173,4 +175,4 @@ def _text(value: pa.Array) -> str:
     try:
         return repr(value[0].as_py())
     except (ValueError, OverflowError):  # Python has no such text or year
-        return str(to_json(value).cast(pa.binary())[0].as_py().decode("utf-8", "backslashreplace"))
+        return _ANY_TEXT(to_json(value).cast(pa.binary())[0].as_py())
