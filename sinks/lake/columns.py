@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks.arrow.convert import RefusedValue, in_utf8, in_years, no_internals
+from sinks.arrow.convert import RefusedValue, Unfit, in_utf8, in_years, no_internals
 from sinks.arrow.types import is_bytes, is_list, is_moment, is_text, spark_name
 from sinks.errors import BadValue
 
@@ -25,6 +25,11 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
                     f"column {field.name!r} is not in the table: leave it out, add it there, or let "
                     'schema_evolution="add" do so'
                 )
+                continue
+            try:
+                column_of(field)
+            except Unfit as unfit:
+                yield str(unfit)
         elif known != field.name:
             yield f"column {field.name!r} is {known!r} in the table: rename it in Spark"
         elif not fits(field.type, table.field(known).type):
@@ -35,13 +40,21 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
             yield f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it in Spark"
 
 
-def of_table(kind: pa.DataType) -> pa.DataType:
-    """The type that a table gets for a batch's: moments are in UTC, whatever time zone the session shows them in, and
-    times in microseconds. Raises Unfit for a variant and the like, of which it would get the inner bytes."""
-    no_internals(kind)
+def column_of(field: pa.Field) -> pa.Field:
+    """The column that a table gets for a batch's. Raises Unfit for a variant and the like, of which it would get the
+    inner bytes."""
+    try:
+        no_internals(field.type)
+    except Unfit as unfit:
+        raise Unfit(f"column {field.name!r}: {unfit}") from None
+    return field.remove_metadata().with_type(_of_table(field.type))
+
+
+def _of_table(kind: pa.DataType) -> pa.DataType:
+    """Moments are in UTC, whatever time zone the session shows them in, and times in microseconds."""
 
     def child(field: pa.Field) -> pa.Field:
-        return field.with_type(of_table(field.type))
+        return field.with_type(_of_table(field.type))
 
     if at.is_struct(kind):
         return pa.struct([child(kind.field(i)) for i in range(kind.num_fields)])

@@ -30,7 +30,7 @@ from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
-from sinks.lake.columns import converted, mismatches, of_table
+from sinks.lake.columns import column_of, converted, mismatches
 from sinks.lake.files import Files
 from sinks.optional import (
     Auditable,
@@ -236,7 +236,7 @@ class LakeSink(
         all reasons at once."""
         if self._look() is None and self._create_table:
             try:
-                self._create(_plain(schema))
+                self._create(pa.schema(map(column_of, schema)))
             except Exception as error:  # deltalake adds a stack of its own
                 why = str(error).partition("\n")[0]
                 raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
@@ -253,7 +253,7 @@ class LakeSink(
         table = self._require_table()
         if added := [field.with_nullable(True) for field in lacking(schema, table.columns.names)]:
             logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
-            self._add_columns(_plain(added))
+            self._add_columns(pa.schema(map(column_of, added)))
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
@@ -507,10 +507,6 @@ def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str
         why = f"{len(gone)} of its files are not counted by the table any more: compacted, or deleted with their rows"
         return Holding(remarks=(why,), unexpected=unnamed)
     return Holding(rows=sum(held[path] for path in paths), unexpected=unnamed)
-
-
-def _plain(fields: Iterable[pa.Field]) -> pa.Schema:
-    return pa.schema([field.remove_metadata().with_type(of_table(field.type)) for field in fields])
 
 
 def app_of(job: str, sink: str) -> str:

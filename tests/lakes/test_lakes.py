@@ -421,8 +421,16 @@ def test_no_table_is_made_of_the_inner_bytes_of_a_variant(tmp_path: Path) -> Non
     inner = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})])
     schema = pa.schema([("id", pa.int64()), ("deep", pa.list_(pa.struct([("v", inner)])))])
     for kind in LAKES:
-        with pytest.raises(ConfigurationError, match=r"holds a variant: use to_json\(\)"):
+        with pytest.raises(ConfigurationError, match=r"column 'deep': it holds a variant: use to_json\(\)"):
             kind(tmp_path).sink(create_table=True).check(schema)
+
+
+def test_no_column_is_added_for_the_inner_bytes_of_a_variant(lake: Lake) -> None:
+    inner = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})])
+    schema, sink = pa.schema([*SCHEMA, ("deep", inner)]), lake.sink(schema_evolution="add")
+    with pytest.raises(SchemaMismatch, match=r"cannot write to .*\n  - column 'deep': it holds a variant: use to_json"):
+        sink.check(schema)
+    assert sink.schema_diff(schema).unfit == ("column 'deep': it holds a variant: use to_json() in Spark",)
 
 
 def test_at_least_once_is_refused(lake: Lake) -> None:
