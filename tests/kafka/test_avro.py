@@ -299,8 +299,9 @@ def test_names_and_types_that_avro_has_not() -> None:
     assert "no type of Avro" in merged(None, pa.struct([("i", pa.month_day_nano_interval())]), "r").unfit[0]
     assert "no default" in merged(text({"name": "x", "type": "int"}), pa.struct([]), "r").unfit[0]
     inner = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})])
-    for kind in (inner, pa.struct([("v", pa.list_(inner))])):
-        assert merged(None, kind, "r").unfit == ("it holds a variant: use to_json() in Spark",)
+    deep = pa.struct([("id", pa.int64()), ("v", pa.list_(inner))])
+    for kind, where in ((inner, ""), (deep, "column 'v': ")):
+        assert merged(None, kind, "r").unfit == (f"{where}it holds a variant: use to_json() in Spark",)
 
 
 def test_a_type_that_stands_twice_is_not_changed_for_one() -> None:

@@ -42,10 +42,12 @@ class Merged:
 def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merged:
     """`registered` with room for rows of this type, or, without one, a schema that is called `name`."""
     unfit = [*_unnameable(value, "")]
-    try:
-        no_internals(value)
-    except Unfit as error:
-        unfit.append(str(error))
+    for where, kind in (*((f"column {field.name!r}: ", field.type) for field in value), ("", value)):
+        try:
+            no_internals(kind)
+        except Unfit as error:
+            unfit.append(f"{where}{error}")
+            break
     if unfit:
         return Merged(registered or "", unfit=tuple(unfit))
     text = registered or json.dumps({"type": "record", "name": name, "fields": []})
