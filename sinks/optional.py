@@ -161,7 +161,7 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
         a `probe_schema`."""
         yield from basic_findings(self, job)
         for weakness in self.weaknesses():
-            yield Finding.warning(weakness, "set it otherwise; the job is not exactly-once like this")
+            yield Finding.warning(weakness, "change that setting or place; until then the job is not exactly-once")
         if (schema := self.probe_schema()) is not None:
             name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
             transaction = self.begin_transaction(name.context(schema))

@@ -120,7 +120,8 @@ class Evolution:
             ]
             assert found.unfit == ()
             sink.evolve(NEW.remove(5).remove(4))
-            with pytest.raises(SchemaMismatch, match='"note" of the batch is not in the table'):
+            message = r'"note" of the batch is not in the table: add it \(schema_evolution="add" does\)'
+            with pytest.raises(SchemaMismatch, match=message):
                 sink.check(NEW)
             assert [change.column for change in sink.schema_diff(NEW).changes] == [c.column for c in found.changes]
             assert self.columns(orders) == before

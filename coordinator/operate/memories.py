@@ -83,7 +83,9 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
     lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
-        return Memory(name, newest, "as storage")
+        return Memory(
+            name, newest, "as storage" if newest >= 0 else "as storage, which has no rows of its lineage for it"
+        )
     if [part.checkpoint_id for part in lacking] == [stored]:
         return Memory(
             name, newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"

@@ -117,14 +117,13 @@ def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collectio
     """Raise SchemaMismatch with every column that does not fit. `serialized`: those that somebody makes bytes of."""
     problems = []
     if "value" not in schema.names:
-        problems.append("there is no column `value`")
+        problems.append("there is no column `value`; value_format='json' makes it of the other columns")
     if topic is None and "topic" not in schema.names:
         problems.append("there is no column `topic`, and the sink has no topic of its own")
+    if others := [f"`{name}`" for name in schema.names if name not in _COLUMNS]:
+        problems.append(f"only {', '.join(_COLUMNS)} are written: drop {', '.join(others)}, or put them into the value")
     for field in schema:
         if field.name not in _COLUMNS:
-            problems.append(
-                f"a column `{field.name}` is not one of {', '.join(_COLUMNS)}: drop it, or put it into the value"
-            )
             continue
         wanted, fits = _COLUMNS[field.name]
         if not fits(field.type) and field.name not in serialized:

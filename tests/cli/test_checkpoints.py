@@ -156,6 +156,14 @@ def test_memories_that_agree(db_job: Job) -> None:
     assert doctors_errors(db_job) == []
 
 
+def test_memories_after_a_restore(db_job: Job) -> None:
+    db_job.run(1)
+    db_job.save_to(db_job.folder / "savepoints")
+    uri = db_job.json("savepoint", "trigger", "--checkpoint-location", f"{db_job.folder}/query", "--yes")["uri"]
+    db_job.cli("savepoint", "restore", uri, f"{db_job.folder}/restored", "--yes")
+    assert memories(db_job)["sink o"] == (-1, "as storage, which has no rows of its lineage for it")
+
+
 def test_a_checkpoint_that_is_complete_and_not_yet_committed(db_job: Job) -> None:
     db_job.run(2, crash=(Step.COMPLETE, 1))
     assert memories(db_job) == {
