@@ -16,7 +16,8 @@ _POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
  WHERE NOT tgisinternal AND tgenabled <> 'D' AND NOT EXISTS (SELECT FROM pg_trigger whole
-  JOIN relations r ON r.oid = whole.tgrelid WHERE whole.oid::text = to_jsonb(t) ->> 'tgparentid')
+  JOIN relations r ON r.oid = whole.tgrelid
+ WHERE whole.tgenabled <> 'D' AND whole.oid::text = to_jsonb(t) ->> 'tgparentid')
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
   FROM pg_rewrite r JOIN target ON ev_class = target.oid WHERE ev_enabled <> 'D'
