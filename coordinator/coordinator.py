@@ -40,6 +40,7 @@ from coordinator.storage import CheckpointStorage, open_storage, storage_at
 from coordinator.verifier import Verifier
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink
+from sinks.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -152,8 +153,8 @@ class CheckpointCoordinator:
         """`df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the config. If
         the config has no checkpointLocation, set that option. Then start it.
 
-        Reports setup problems here and not in the first batch: `WorkersNotReady`, and `ConfigurationError` of each sink
-        without a `transform` (in a classic session)."""
+        Reports setup problems here and not in the first batch: `WorkersNotReady`, and one `ConfigurationError` for all
+        sinks without a `transform` (in a classic session)."""
         from pyspark.sql import is_remote
 
         if refusal := refused_start.get():
@@ -161,10 +162,16 @@ class CheckpointCoordinator:
         self._preflight(df)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = dead_letter_writers(self.sinks)
+            problems = []
             for name, sink in self.sinks.items():
                 if not sink.transform:
-                    sink.open()
-                    sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
+                    try:
+                        sink.open()
+                        sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
+                    except ConfigurationError as problem:
+                        problems.append(problem)
+            if problems:
+                raise problems[0] if len(problems) == 1 else ConfigurationError("\n".join(map(str, problems)))
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)

@@ -48,11 +48,13 @@ def start(writer: DataStreamWriter, folder: Path) -> StreamingQuery:
     return writer.option("checkpointLocation", str(folder / "spark")).start()
 
 
-def test_a_wrong_password_is_told_before_the_query_starts(
+def test_wrong_passwords_of_all_sinks_are_told_before_the_query_starts(
     spark: SparkSession, tmp_path: Path, pg_database: str
 ) -> None:
-    coordinator = into(wrong(pg_database), tmp_path)
-    with pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password authentication failed.*[Cc]heck host"):
+    sinks = [PostgresSink(wrong(pg_database), table=table, create_table=True) for table in ("numbers", "copies")]
+    coordinator = CheckpointCoordinator("numbers", sinks, (tmp_path / "storage").as_uri())
+    failed = "password authentication failed.*[Cc]heck host"
+    with pytest.raises(ConfigurationError, match=rf"(?s)sink 'numbers'.*{failed}.*\nsink 'copies'.*{failed}"):
         coordinator.write_stream(numbers(spark))
     assert not (tmp_path / "storage" / "numbers").exists()
 
