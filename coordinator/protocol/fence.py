@@ -43,8 +43,8 @@ class Fence:
     def storage_changed(self, what: str, gone: str) -> StorageBehind:
         return StorageBehind(
             f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "
-            f"set back while the query ran, so this driver may not {what} any more. Put the storage back as it was, "
-            "and start the query again."
+            f"set back while the query ran, so this driver may not {what} any more. Start the query again; if "
+            "that start is refused, put the storage back as it was."
         )
 
     def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:

@@ -45,7 +45,7 @@ _NOT_PREPARED = (
 )
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, drop the index, or, where a sequence gives the key, "
-    "set that beyond the table's (setval)",
+    "set the sequence beyond the table's keys (setval)",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
     errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
     errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",

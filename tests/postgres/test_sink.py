@@ -861,7 +861,7 @@ def test_a_sequence_that_is_behind_the_table_is_found_before_the_decision(db: Ob
     db.run("INSERT INTO orders VALUES (12, 'loaded', 16)")  # behind a gap: the row that is tried passes
     made = [pre_commit(sink, rows_of(*range(20, 30)), checkpoint=1)]
     sink.validate_all(checkpoint(1), made)
-    assert "where a sequence gives the key, set that beyond the table's (setval)" in why_unknown(
+    assert "where a sequence gives the key, set the sequence beyond the table's keys (setval)" in why_unknown(
         sink.commit_all(checkpoint(1), made)[0]
     )
     db.run("SELECT setval('orders_number_seq', 16)")
