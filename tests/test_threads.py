@@ -23,8 +23,12 @@ def test_an_interrupt_is_raised_whatever_failed_before() -> None:
         threading.Timer(0.2, failed.set).start()
         raise OSError(f"{number} cannot be deleted")
 
-    with pytest.raises(KeyboardInterrupt):
-        side_by_side(call, range(2))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            side_by_side(call, range(2))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_pool_makes_no_call_twice_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
