@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow.json import ANY, to_json
+from sinks.arrow.json import escaped, to_json
 from sinks.arrow.types import is_bytes, is_text
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.spark_types import schema_to_json
@@ -148,7 +148,7 @@ def letter_rows(
         "row_number": [before + refusal.row for refusal in refused],
         "error_class": [refusal.error_class for refusal in refused],
         "error": [shortened(refusal.error) for refusal in refused],
-        "row": pa.repeat("{}", len(refused)) if struct is None else _in_utf8(to_json(struct)),
+        "row": pa.repeat("{}", len(refused)) if struct is None else _for_any_column(to_json(struct)),
         "row_schema": [_schema(rows)] * len(refused),
         "key": _raw(bad, "key"),
         "value": _raw(bad, "value"),
@@ -163,13 +163,12 @@ def shortened(error: str) -> str:
     return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
 
 
-def _in_utf8(texts: pa.Array) -> pa.Array:
-    """JSON for any column of text: bytes that are no UTF-8 as Python's surrogates, in escapes."""
+def _for_any_column(texts: pa.Array) -> pa.Array:
+    """The same JSON; a text that is no UTF-8, which columns of text refuse, is escaped."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        every = texts.cast(pa.binary()).to_pylist()
-        return pa.array(text.decode(*ANY).encode("utf-8", "backslashreplace").decode() for text in every)
+        return pa.array(map(escaped, texts.cast(pa.binary()).to_pylist()))
     return texts
 
 

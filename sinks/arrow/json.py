@@ -16,10 +16,15 @@ import pyarrow.types as at
 
 from sinks.arrow.types import bytes_of, is_bytes, is_list
 
-ANY = "utf-8", "surrogateescape"
+_ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8."""
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
+
+
+def escaped(data: bytes) -> str:
+    """A JSON text of `to_json` as one that is UTF-8: bytes that are none become Python's surrogates, in escapes."""
+    return data.decode(*_ANY).encode("utf-8", "backslashreplace").decode()
 
 
 def to_json(array: pa.Array) -> pa.Array:
@@ -63,7 +68,7 @@ def _string(texts: pa.Array) -> pa.Array:
         return quoted
     data = texts.cast(pa.binary())
     special = pc.fill_null(pc.match_substring_regex(data, _ESCAPED), False)
-    some = [encode_basestring(text.decode(*ANY)).encode(*ANY) for text in data.filter(special).to_pylist()]
+    some = [encode_basestring(text.decode(*_ANY)).encode(*_ANY) for text in data.filter(special).to_pylist()]
     return pc.replace_with_mask(quoted, special, pa.array(some, pa.binary()).view(pa.string()))
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from kafka.errors import TopicAuthorizationFailedError, UnsupportedCodecError
 
-from sinks.arrow.json import ANY
+from sinks.arrow.json import escaped
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
 from sinks.kafka.audit import batches
@@ -80,7 +80,7 @@ def letter_of(record: Any) -> dict[str, Any] | None:
     letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
     letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
     schema, value = headers.get(_ROW_SCHEMA), record.value or b""
-    row = headers.get(_ROW, value).decode(*ANY).encode("utf-8", "backslashreplace").decode()
+    row = escaped(headers.get(_ROW, value))
     raw = record.value if _ROW in headers else None
     return letter | {"key": record.key, "value": raw, "row": row, "row_schema": schema and schema.decode()}
 
