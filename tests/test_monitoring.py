@@ -19,7 +19,7 @@ from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from sinks.testing.servers.common import ServerProcess, free_port
 from sinks.testing.servers.maven import cache_folder
 from sinks.testing.table import eventually
-from tests.protocol.play import Job
+from tests.protocol.job import Job
 
 DOCS = Path(__file__).parents[1] / "docs"
 ALERTS, DASHBOARD, PAGE = DOCS / "alerts.yaml", DOCS / "grafana-dashboard.json", DOCS / "monitoring.md"

@@ -12,7 +12,7 @@ import pytest
 from sinks import progress as module
 from sinks.progress import progress, under_way
 from sinks.testing.table import eventually
-from tests.protocol.play import Job, complete_but_one_lost
+from tests.protocol.job import Job, complete_but_one_lost
 
 
 def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KILLED, Driver, KillAt
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.mysql import MySQLService
-from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import AsRecords
 
 
 class Targets:

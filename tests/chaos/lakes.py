@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import SCHEMA
 from tests.chaos.rigs import EVOLUTION, Row, System, Target
-from tests.lakes.play import DeltaLake, IcebergLake
+from tests.lakes.tables import DeltaLake, IcebergLake
 
 
 class LakeTarget(Target):

@@ -37,8 +37,8 @@ from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer
 from sinks.testing.servers.postgres import PostgresServer, jdbc_url
 from sinks.transaction import token
 from tests.chaos.network import Network
-from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import AsRecords
 
 Row = tuple[int, float]
 """Id and amount."""

@@ -7,7 +7,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.play import Job
+from tests.cli.jobs import Job
 
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)"
 

@@ -21,7 +21,7 @@ from coordinator.ui.job import JobView
 from coordinator.ui.page import TABS, page_of
 from sinks.errors import SinkError, printable
 from sinks.transaction import shown
-from tests.cli.play import Job
+from tests.cli.jobs import Job
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\u202eevil\x9b"
 COMMANDS = (

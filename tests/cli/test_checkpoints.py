@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.listener import Step
-from tests.cli.play import INPUT, Job
+from tests.cli.jobs import INPUT, Job
 
 
 def test_show(file_job: Job) -> None:

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.cli.play import Job, cli
+from tests.cli.jobs import Job, cli
 from tests.dead_letters import batch, ids
 
 

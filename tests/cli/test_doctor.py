@@ -19,8 +19,8 @@ from sinks.mysql.connection import is_mariadb
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.postgres import PostgresService
 from tests.cli.conftest import TABLE
-from tests.cli.play import Job
-from tests.mysql.play import Observer
+from tests.cli.jobs import Job
+from tests.mysql.observer import Observer
 
 Findings = list[dict[str, Any]]
 

@@ -15,7 +15,7 @@ import pytest
 from coordinator.errors import ReplayMismatch
 from coordinator.listener import Step
 from sinks.testing.conformance import example_input
-from tests.cli.play import INPUT, Job
+from tests.cli.jobs import INPUT, Job
 
 
 def test_history(file_job: Job) -> None:

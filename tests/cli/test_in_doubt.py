@@ -15,7 +15,7 @@ from coordinator.listener import Step
 from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.testing.servers.kafka import KafkaService
-from tests.cli.play import Job, cli, ids
+from tests.cli.jobs import Job, cli, ids
 
 
 def prepared(dsn: str) -> int:

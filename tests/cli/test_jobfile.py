@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.jobfile import JobFileError, load_job
-from tests.cli.play import Job, cli
+from tests.cli.jobs import Job, cli
 
 ROOT = Path(__file__).parents[2]
 PG = 'type = "postgres"\ndsn = "postgresql://app:${PASSWORD}@db/shop"\ntable = "orders"'

@@ -18,7 +18,7 @@ from sinks.testing.conformance import example_input
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
 from tests.cli.conftest import TABLE
-from tests.cli.play import INPUT, Job, ids
+from tests.cli.jobs import INPUT, Job, ids
 from tests.cli.test_in_doubt import prepared, visible
 
 

@@ -15,8 +15,8 @@ from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
-from tests.cli.play import INPUT, Job, ids
-from tests.protocol.play import CrashError, crash_at
+from tests.cli.jobs import INPUT, Job, ids
+from tests.protocol.job import CrashError, crash_at
 
 
 def lost_and_changed(job: Job) -> list[Any]:

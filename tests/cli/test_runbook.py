@@ -30,7 +30,7 @@ from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
 from sinks.testing.table_crashes import At
 from sinks.transaction import TransactionId
-from tests.cli.play import INPUT, Job, ids
+from tests.cli.jobs import INPUT, Job, ids
 from tests.kafka.reading import read, settled
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -17,8 +17,8 @@ from coordinator.storage import open_storage
 from sinks.testing import LocalQuery
 from sinks.testing.table import eventually
 from sinks.transaction import token
-from tests.cli.play import INPUT, Job, ids
-from tests.protocol.play import QuietQuery
+from tests.cli.jobs import INPUT, Job, ids
+from tests.protocol.job import QuietQuery
 
 
 def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list[int]]) -> None:

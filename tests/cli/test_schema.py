@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator.cli.targets import schema_of
-from tests.cli.play import Job
+from tests.cli.jobs import Job
 
 SPARKS = {
     "type": "struct",

@@ -13,7 +13,7 @@ import pytest
 from coordinator.jobfile import load_job
 from coordinator.ui.job import JobView
 from coordinator.ui.page import page_of
-from tests.cli.play import Job, cli
+from tests.cli.jobs import Job, cli
 from tests.signals import in_background, in_foreground
 
 

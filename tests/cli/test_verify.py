@@ -33,10 +33,10 @@ from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.table import eventually
 from tests.cli.conftest import TABLE
-from tests.cli.play import INPUT, Job
-from tests.kafka.play import pre_commit, sink_of, texts
-from tests.mysql.play import Observer
-from tests.protocol.play import CheckedThenPut, QuietQuery
+from tests.cli.jobs import INPUT, Job
+from tests.kafka.tasks import pre_commit, sink_of, texts
+from tests.mysql.observer import Observer
+from tests.protocol.job import CheckedThenPut, QuietQuery
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
 ROWS = [sum(table.num_rows for table in batch) for batch in INPUT]
@@ -216,7 +216,7 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
 def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(
         tmp_path,
-        f'type = "tests.kafka.play:AsRecords"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
+        f'type = "tests.kafka.tasks:AsRecords"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
     )
     job.run(2, crash=(Step.PRE_COMMITTED, 1))
     job.run(3, crash=(Step.COMPLETE, 2))

@@ -38,8 +38,8 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import KILLED, Driver, LocalQuery
 from sinks.testing.driver import KillAt
 from sinks.testing.table import Database
-from tests.mysql.play import Observer as MySQLObserver
-from tests.postgres.play import Observer as PostgresObserver
+from tests.mysql.observer import Observer as MySQLObserver
+from tests.postgres.observer import Observer as PostgresObserver
 
 HERE = Path(__file__).parent
 FOLDERS = ("storage", "spool", "query", "savepoints", "orders")

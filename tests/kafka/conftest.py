@@ -7,7 +7,7 @@ import pytest
 from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import RegistryServer
-from tests.kafka.play import sink_of
+from tests.kafka.tasks import sink_of
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from sinks.kafka import KafkaSink
 from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer
-from tests.kafka.play import anew
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import anew
 from tests.kafka.test_crashes import At, run
 
 AnyRegistry = RegistryServer | ExternalRegistry

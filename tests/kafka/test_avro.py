@@ -31,10 +31,10 @@ from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import RegistryServer
 from sinks.transaction import CommitOutcome
-from tests.cli.play import Job
-from tests.kafka.play import pre_commit
+from tests.cli.jobs import Job
 from tests.kafka.reading import read, settled
 from tests.kafka.subject import AnyRegistry, Subject, rows
+from tests.kafka.tasks import pre_commit
 from tests.kafka.test_crashes import At, run
 
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}

@@ -15,8 +15,8 @@ from sinks.testing import Ability, SinkConformance, SinkContract
 from sinks.testing.kit import copy_of
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.transaction import Committable, Identity
-from tests.kafka.play import AsRecords, AsRecordsWithHeaders
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import AsRecords, AsRecordsWithHeaders
 
 
 class Contract(SinkContract):

@@ -25,9 +25,9 @@ from sinks.testing.driver import KILLED, Driver, KillAt
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.table import eventually
-from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
-from tests.protocol.play import Steps
+from tests.kafka.tasks import AsRecords
+from tests.protocol.job import Steps
 
 
 @dataclass

@@ -28,8 +28,8 @@ from sinks.testing.table import eventually
 from sinks.testing.table_crashes import run
 from sinks.transaction import TransactionContext
 from tests.dead_letters import batch, ids
-from tests.kafka.play import TEXTS, begun, texts
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import TEXTS, begun, texts
 from tests.sqlalchemy_sink.test_dead_letters import Observer
 
 

@@ -24,7 +24,7 @@ from sinks.kafka.cluster import Cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.transaction import Fingerprint, TransactionContext, TransactionId
-from tests.kafka.play import LINEAGE, TEXTS, begun, sink_of
+from tests.kafka.tasks import LINEAGE, TEXTS, begun, sink_of
 
 ROW = pa.RecordBatch.from_pylist([{"key": "a", "value": "b"}], TEXTS)
 

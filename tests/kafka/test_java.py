@@ -13,8 +13,8 @@ from sinks.kafka.record_batch import CODECS
 from sinks.testing.servers.common import java
 from sinks.testing.servers.kafka import JARS, VERSION, KafkaService
 from sinks.testing.servers.maven import maven_jars
-from tests.kafka.play import pre_commit, sink_of
 from tests.kafka.reading import settled
+from tests.kafka.tasks import pre_commit, sink_of
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 MOMENT = datetime.now(timezone.utc).replace(microsecond=0)

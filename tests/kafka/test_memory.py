@@ -25,8 +25,8 @@ from sinks.testing.driver import KillAt, die
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
-from tests.kafka.play import LINEAGE, AsRecords, anew, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import LINEAGE, AsRecords, anew, begun, context, pre_commit, sink_of, texts
 
 INPUT = example_input(6)
 

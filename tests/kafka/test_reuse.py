@@ -33,7 +33,7 @@ from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaServer, KafkaService, _id
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
-from tests.kafka.play import LINEAGE, AsRecords, anew, begun, pre_commit, sink_of, texts
+from tests.kafka.tasks import LINEAGE, AsRecords, anew, begun, pre_commit, sink_of, texts
 from tests.kafka.test_crashes import At, every_row_once, run
 from tests.kafka.test_sink import values
 

@@ -23,7 +23,7 @@ from sinks.kafka.cluster import Cluster
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome, CommitState
-from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
+from tests.kafka.tasks import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.test_sink import outcome
 
 USERS = ("ann", "bob", "cid")

@@ -23,9 +23,9 @@ from sinks.testing.driver import KillAt
 from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from tests.kafka.orders_pb2 import Order
-from tests.kafka.play import pre_commit, sink_of
 from tests.kafka.reading import read, settled
 from tests.kafka.subject import AnyRegistry, rows
+from tests.kafka.tasks import pre_commit, sink_of
 from tests.kafka.test_crashes import At
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema-registry.md"

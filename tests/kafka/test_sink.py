@@ -31,8 +31,8 @@ from sinks.kafka.record_batch import CODECS
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
-from tests.kafka.play import LINEAGE, TEXTS, anew, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import LINEAGE, TEXTS, anew, begun, pre_commit, sink_of, texts
 
 
 def values(kafka: KafkaService, topic: str, **how: Any) -> list[str]:

@@ -15,8 +15,8 @@ from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import VERSION, KafkaServer, KafkaService, _program
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState
-from tests.kafka.play import LINEAGE, TEXTS, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
+from tests.kafka.tasks import LINEAGE, TEXTS, pre_commit, sink_of, texts
 from tests.kafka.test_reuse import again
 from tests.kafka.test_sink import expect_fenced, values
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sinks.testing import rows
-from tests.lakes.play import IcebergLake
+from tests.lakes.tables import IcebergLake
 from tests.lakes.test_lakes import JOB, committed, pre_committed
 
 

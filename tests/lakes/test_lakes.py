@@ -33,7 +33,7 @@ from sinks.lake.sink import LakeSink, app_of
 from sinks.testing import SCHEMA, rows
 from sinks.testing.lines import at, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint, TransactionId
-from tests.lakes.play import LAKES, DeltaLake, IcebergLake
+from tests.lakes.tables import LAKES, DeltaLake, IcebergLake
 
 Lake = Any
 JOB, LINEAGE = "job", "0badcafe"
@@ -206,7 +206,7 @@ def test_a_job_in_a_thread_when_the_main_thread_has_ended(kind: Any, tmp_path: P
         import sys, threading
         from pathlib import Path
         from sinks.testing import rows
-        from tests.lakes.play import {kind.__name__}
+        from tests.lakes.tables import {kind.__name__}
         from tests.lakes.test_lakes import committed, pre_committed
 
         def job():

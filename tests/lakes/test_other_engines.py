@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.transforms import IdentityTransform
 
 from sinks.testing import rows
-from tests.lakes.play import DeltaLake, IcebergLake
+from tests.lakes.tables import DeltaLake, IcebergLake
 from tests.lakes.test_lakes import COMMITTED, committed, pre_committed
 
 pytestmark = pytest.mark.large

@@ -28,8 +28,8 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.driver import die
 from sinks.testing.servers.kafka import KafkaService
 from tests.kafka.reading import read, settled
-from tests.mysql.play import Observer as MySQLObserver
-from tests.postgres.play import Observer
+from tests.mysql.observer import Observer as MySQLObserver
+from tests.postgres.observer import Observer
 from tests.spark.connect import ConnectJob, ConnectServer
 from tests.spark.job import KILLED, KillGroupAt, SparkJob, cool, write_input
 from tests.spark.test_connect import CallAt

@@ -10,7 +10,7 @@ import pytest
 
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer, MySQLService, mysql_can_be_had
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 REPEATED = [pytest.mark.large] if mysql_can_be_had() else []
 

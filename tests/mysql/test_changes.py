@@ -22,7 +22,7 @@ from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt
 from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import COMMITTED, batch, checkpoint, context, pre_commit, why_unknown
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 _made: list[MySQLSink] = []
 

@@ -13,7 +13,7 @@ from sinks.mysql.connection import parameters
 from sinks.sql.strategies import identity_of
 from sinks.testing import Ability, SinkConformance
 from sinks.transaction import Committable, Identity
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 from tests.table_kit import TableKit
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double) ENGINE=InnoDB"

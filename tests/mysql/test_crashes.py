@@ -18,7 +18,7 @@ from sinks.testing import Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 
 @pytest.fixture

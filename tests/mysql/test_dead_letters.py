@@ -4,7 +4,7 @@ import pytest
 
 from sinks.mysql import MySQLSink
 from tests.dead_letters import INPUT, DeadLettersOfTables, batch
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 
 @pytest.fixture

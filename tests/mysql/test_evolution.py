@@ -9,7 +9,7 @@ import pytest
 
 from sinks.mysql import MySQLSink
 from tests.evolution import Evolution
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 
 class TestEvolution(Evolution):

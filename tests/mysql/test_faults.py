@@ -27,7 +27,7 @@ from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
-from tests.mysql.play import ON_MARIADB, Observer, held
+from tests.mysql.observer import ON_MARIADB, Observer, held
 
 COMMITTED = CommitOutcome.COMMITTED
 COLUMNS = "transaction_id, committed, job, lineage, sink, checkpoint"

@@ -16,7 +16,7 @@ from sinks.mysql.connection import execute
 from sinks.testing.servers import debian
 from sinks.testing.servers.mysql import MySQLServer
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 pytestmark = pytest.mark.skipif(not debian.available(), reason="MySQL is fetched from Debian's archive")
 

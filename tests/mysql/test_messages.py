@@ -19,7 +19,7 @@ from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.amid import WHEN, nothing, write
-from tests.mysql.play import ON_MARIADB, Observer
+from tests.mysql.observer import ON_MARIADB, Observer
 
 
 @pytest.fixture(params=["xa", "staged"])

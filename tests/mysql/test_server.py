@@ -18,7 +18,7 @@ from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, ExternalMySQL, MySQLServer, mysql_service
 from sinks.testing.table import eventually
 from tests.mysql.conftest import REPEATED
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 MYSQL = pytest.param(MySQLServer, id="MySQL", marks=pytest.mark.skipif(not debian.available(), reason="no Debian"))
 EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB", marks=REPEATED)])

@@ -35,7 +35,7 @@ from sinks.testing.table import (
 )
 from sinks.testing.table_suite import TableSuite
 from sinks.transaction import Fingerprint, TransactionId
-from tests.mysql.play import Observer, held, with_option
+from tests.mysql.observer import Observer, held, with_option
 
 _made: list[MySQLSink] = []
 

@@ -25,7 +25,7 @@ from sinks.mysql.connection import literal
 from sinks.mysql.load import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.sql.table import mismatches
 from sinks.testing.table import context
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["load", "insert"])
 NOON = dt.datetime(2026, 1, 2, 12, 30, 15, 123456)

@@ -12,7 +12,7 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import COMMITTED, SCHEMA, batch, checkpoint, pre_commit
-from tests.mysql.play import Observer
+from tests.mysql.observer import Observer
 
 
 @pytest.mark.parametrize("kind", ["double", "float"])

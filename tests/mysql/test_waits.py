@@ -22,7 +22,7 @@ from sinks.mysql import MySQLSink
 from sinks.mysql.connection import Connection
 from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
-from tests.mysql.play import Observer, with_option
+from tests.mysql.observer import Observer, with_option
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sinks.testing.servers.postgres import PostgresService
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from sinks.testing.table import (
 )
 from sinks.testing.table_crashes import At, run
 from sinks.transaction import Fingerprint
-from tests.postgres.play import Observer, held
+from tests.postgres.observer import Observer, held
 
 NUMBERS = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
 

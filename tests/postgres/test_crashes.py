@@ -23,7 +23,7 @@ from sinks.testing.driver import KillAt
 from sinks.testing.servers.postgres import PostgresServer, PostgresService
 from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from sinks.testing.driver import KillAt
 from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, run
 from tests.dead_letters import INPUT, DeadLettersOfTables, assert_each_once, ids
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 
 
 @pytest.fixture

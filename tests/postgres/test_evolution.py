@@ -11,7 +11,7 @@ import pytest
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
 from tests.evolution import NEW, Evolution, table
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 
 
 def filenode(db: Observer, name: str = "orders") -> int:

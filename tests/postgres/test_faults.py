@@ -28,7 +28,7 @@ from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
 from sinks.testing.table import SCHEMA, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
-from tests.postgres.play import Observer, held
+from tests.postgres.observer import Observer, held
 
 
 @pytest.fixture(params=["prepared", "staged"])

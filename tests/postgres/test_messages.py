@@ -17,7 +17,7 @@ from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import COMMITTED, SCHEMA
 from tests.amid import WHEN, nothing, write
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 
 
 @pytest.fixture(params=["prepared", "staged"])

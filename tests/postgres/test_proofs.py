@@ -15,7 +15,7 @@ from sinks.errors import CommittedError
 from sinks.postgres import PostgresSink
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
-from tests.postgres.play import Observer, held
+from tests.postgres.observer import Observer, held
 
 
 @pytest.fixture(params=["prepared", "staged"])

@@ -37,7 +37,7 @@ from sinks.testing.table import (
 )
 from sinks.testing.table_suite import TableSuite
 from sinks.transaction import Fingerprint, TransactionId
-from tests.postgres.play import Observer, held
+from tests.postgres.observer import Observer, held
 
 _made: list[PostgresSink] = []
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.play import Job, TestClock
+from tests.protocol.job import Job, TestClock
 
 
 @pytest.fixture

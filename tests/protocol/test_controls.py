@@ -16,7 +16,7 @@ from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked
 from sinks.testing.local import QueryStopped
-from tests.protocol.play import Job, Steps, complete_but_one_lost, newest_record
+from tests.protocol.job import Job, Steps, complete_but_one_lost, newest_record
 
 CLOCKS: list[Clock] = []  # global: hooks are pickled with the sink
 

@@ -16,7 +16,7 @@ from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
-from tests.protocol.play import CrashError, Job, crash_at, fail, newest_record
+from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record
 
 FAST = {"heartbeat_interval": 0.1}
 

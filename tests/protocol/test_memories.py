@@ -43,7 +43,7 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.local import Partitions
-from tests.protocol.play import fail
+from tests.protocol.job import fail
 
 BATCHES = 4
 INPUT = example_input(BATCHES)

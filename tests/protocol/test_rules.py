@@ -34,7 +34,7 @@ from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import ids
 from sinks.testing.kit import rows
 from sinks.transaction import TransactionId
-from tests.protocol.play import (
+from tests.protocol.job import (
     CheckedThenPut,
     CrashError,
     HookedStorage,

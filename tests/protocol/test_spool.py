@@ -24,7 +24,7 @@ from sinks.optional import DeadLettering
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import ids
 from sinks.testing.local import Partitions
-from tests.protocol.play import CrashError, Job, crash_at
+from tests.protocol.job import CrashError, Job, crash_at
 
 
 class SpoolingJob(Job):

@@ -27,7 +27,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionC
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
-from tests.protocol.play import TestClock
+from tests.protocol.job import TestClock
 
 BATCHES = 4
 

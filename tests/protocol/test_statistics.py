@@ -35,7 +35,7 @@ from sinks.testing import Hooked, LocalQuery
 from sinks.testing.servers.common import free_port
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, Committable, Fingerprint
-from tests.protocol.play import CrashError, Job, complete_but_one_lost, crash_at, fail
+from tests.protocol.job import CrashError, Job, complete_but_one_lost, crash_at, fail
 
 
 class Told:

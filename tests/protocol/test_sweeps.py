@@ -26,7 +26,7 @@ from sinks.errors import SinkError, TransactionBlocked
 from sinks.task import Ack
 from sinks.testing import Hooked
 from sinks.transaction import TransactionId
-from tests.protocol.play import (
+from tests.protocol.job import (
     CheckedThenPut,
     CrashError,
     HookedStorage,

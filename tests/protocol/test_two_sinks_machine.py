@@ -22,7 +22,7 @@ from coordinator.storage import StorageError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
 from tests.protocol import test_state_machine as base
-from tests.protocol.play import TestClock
+from tests.protocol.job import TestClock
 from tests.protocol.test_state_machine import CrashError, Histories, Ticking, WorldSink, WorldStorage
 
 base.BATCHES = 2  # a run does at most so many new batches, so that every run has something to do

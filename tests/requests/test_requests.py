@@ -26,7 +26,7 @@ from sinks.testing.local import LocalQuery
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
 from sinks.transaction import token
-from tests.protocol.play import Job
+from tests.protocol.job import Job
 
 Change = Callable[[SignOfLife], SignOfLife]
 
@@ -372,7 +372,7 @@ def _refuse_after_the_savepoint(storage: Shaky, calls: int, monkeypatch: pytest.
             storage.left = calls
             return savepoint
 
-    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+    monkeypatch.setattr("tests.protocol.job.CheckpointCoordinator", Fails)
 
 
 def test_storage_that_fails_when_a_request_is_looked_for(job: Job, target: str) -> None:

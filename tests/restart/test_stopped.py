@@ -23,7 +23,7 @@ from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import ids
 from sinks.testing.local import LocalBatch
 from sinks.testing.table import eventually
-from tests.protocol.play import Job, fail
+from tests.protocol.job import Job, fail
 
 
 class Started:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.play import Job
+from tests.protocol.job import Job
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from coordinator.protocol import operators
 from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
-from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at, newest_record
+from tests.protocol.job import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at, newest_record
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.table import eventually
-from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at, newest_record
+from tests.protocol.job import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at, newest_record
 
 
 def save(job: Job, target: str, batches: int = 2) -> Savepoint:

@@ -26,7 +26,7 @@ from sinks import Identity
 from sinks.postgres import PostgresSink
 from sinks.testing import Hooked
 from sinks.testing.driver import die
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 from tests.spark.connect import ConnectJob, ConnectServer
 from tests.spark.job import Once, end_group, wait_for, write_input
 from tests.spark.test_spark import ROCKSDB, assert_exactly_once, count_by_remainder, linger, visible, withdraw_one

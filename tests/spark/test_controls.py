@@ -38,7 +38,7 @@ from sinks.postgres import PostgresSink
 from sinks.task import Ack, SinkTask
 from sinks.testing import Hooked
 from sinks.testing.local import with_row_hash
-from tests.protocol.play import Steps
+from tests.protocol.job import Steps
 from tests.spark.job import Once, SparkJob, wait_for, write_input
 from tests.spark.test_spark import assert_exactly_once, visible
 

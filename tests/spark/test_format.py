@@ -31,7 +31,7 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.row_hash import row_hashes
 from sinks.testing import rows
-from tests.postgres.play import Observer
+from tests.postgres.observer import Observer
 from tests.spark.job import KILLED, SparkJob, write_input
 
 COLUMNS = StructType().add("id", "long").add("name", "string").add("amount", "double")

@@ -38,10 +38,10 @@ from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from sinks.testing.table import Database
-from tests.kafka.play import anew
 from tests.kafka.reading import read, settled
-from tests.mysql.play import Observer as MySQLObserver
-from tests.postgres.play import Observer as PostgresObserver
+from tests.kafka.tasks import anew
+from tests.mysql.observer import Observer as MySQLObserver
+from tests.postgres.observer import Observer as PostgresObserver
 from tests.spark.job import KILLED, KillGroupTogether, Once, SparkJob, write_input
 from tests.spark.kafka import (
     JOB,

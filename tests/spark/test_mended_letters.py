@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator import Step
-from tests.cli.play import Job
+from tests.cli.jobs import Job
 from tests.spark.job import KILLED, KillGroupAt, SparkJob
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dead-letters.md").read_text()

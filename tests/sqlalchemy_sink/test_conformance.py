@@ -14,7 +14,7 @@ from sinks.sql.strategies import identity_of
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
 from sinks.transaction import Committable, Identity
-from tests.sqlalchemy_sink.play import url_of
+from tests.sqlalchemy_sink.urls import url_of
 from tests.table_kit import TableKit
 
 

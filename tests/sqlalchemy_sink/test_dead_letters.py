@@ -12,7 +12,7 @@ from sinks.errors import ConfigurationError
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import Database
 from tests.dead_letters import DeadLettersOfTables, batch
-from tests.sqlalchemy_sink.play import url_of
+from tests.sqlalchemy_sink.urls import url_of
 
 
 class Observer(Database):

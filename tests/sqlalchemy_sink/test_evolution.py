@@ -17,7 +17,7 @@ from sinks.testing.driver import KILLED, Driver, Hooked
 from sinks.testing.table import COMMITTED, checkpoint, pre_commit
 from sinks.testing.table_crashes import run
 from tests.evolution import AFTER_BOTH, BIG, NEW, NEW_BATCH, OLD, OLD_BATCH, TABLE, batches
-from tests.sqlalchemy_sink.play import url_of
+from tests.sqlalchemy_sink.urls import url_of
 
 
 class Shop:

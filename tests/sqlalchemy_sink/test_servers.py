@@ -26,9 +26,9 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import context, why_unknown
 from sinks.testing.table_crashes import set_back_to_before_a_replay
 from sinks.transaction import CommitState, Fingerprint
-from tests.sqlalchemy_sink.play import url_of
 from tests.sqlalchemy_sink.test_dead_letters import Observer
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
+from tests.sqlalchemy_sink.urls import url_of
 
 
 class Server(Play):

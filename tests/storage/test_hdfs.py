@@ -18,7 +18,7 @@ from coordinator.requests import ask_driver
 from coordinator.storage import CheckpointStorage, MissingStorage, StorageError, existing_storages, open_storage
 from sinks.testing.servers.hdfs import HdfsServer
 from sinks.testing.storage import ProcessConformance
-from tests.protocol.play import Job
+from tests.protocol.job import Job
 from tests.storage.proxy import Proxy
 
 

@@ -24,7 +24,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.local import LocalQuery
-from tests.protocol.play import Job, QuietQuery, fail
+from tests.protocol.job import Job, QuietQuery, fail
 from tests.ui.chromium import chromium, playwright
 from tests.ui.test_page import HOSTILE
 

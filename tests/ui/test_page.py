@@ -33,7 +33,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
 from sinks.transaction import Identity
-from tests.protocol.play import CrashError, Job, crash_at, fail
+from tests.protocol.job import CrashError, Job, crash_at, fail
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 

@@ -25,7 +25,7 @@ from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.driver import fork
 from tests.cli import driver
-from tests.protocol.play import CrashError, crash_at
+from tests.protocol.job import CrashError, crash_at
 
 INPUT = example_input(3)
 
