@@ -24,7 +24,13 @@ from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago, duration
 from coordinator.requests import LONGEST, ask_driver
-from coordinator.savepoints.model import describe_savepoint, dispose_savepoint, full_address, list_savepoints
+from coordinator.savepoints.model import (
+    Savepoint,
+    describe_savepoint,
+    dispose_savepoint,
+    full_address,
+    list_savepoints,
+)
 from coordinator.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
 
@@ -140,13 +146,15 @@ def restore(
     """Prepare the next start of the job, from a savepoint, in an empty checkpointLocation."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         address = full_address(savepoint, coordinator.config.savepoint_dir)
-        chosen = describe_savepoint(address)
-        confirm(
-            f"This begins a new lineage of job {coordinator.job!r} at checkpoint {chosen.checkpoint_id}, saved "
-            f"{ago(chosen.created_at)}: a driver that runs stops with Superseded.",
-            "restore",
-            given=yes,
-        )
+
+        def ask(chosen: Savepoint) -> None:
+            confirm(
+                f"This begins a new lineage of job {coordinator.job!r} at checkpoint {chosen.checkpoint_id}, saved "
+                f"{ago(chosen.created_at)}: a driver that runs stops with Superseded.",
+                "restore",
+                given=yes,
+            )
+
         restored = restore_savepoint(
             address,
             checkpoint_location,
@@ -155,6 +163,7 @@ def restore(
             sinks=list(coordinator.sinks),
             allow_non_restored=allow_non_restored,
             allow_later_checkpoints=allow_later_checkpoints,
+            confirm=ask,
         )
         lineage = coordinator.protocol.store.newest_claim().lineage
         about = restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}

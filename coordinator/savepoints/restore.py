@@ -8,7 +8,7 @@ import re
 import secrets
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
@@ -40,13 +40,15 @@ def restore_savepoint(
     sinks: Iterable[str] | None = None,
     allow_non_restored: bool = False,
     allow_later_checkpoints: bool = False,
+    confirm: Callable[[Savepoint], object] | None = None,
 ) -> Savepoint:
     """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and begin a new lineage of the job
     in `storage` with its checkpoint. Then start the query there.
 
     `job`: another name makes another job. `sinks`: names of the sinks that the job will have, to check them now; else
     the first start checks them. `allow_non_restored`: accept that the job lacks a sink of the savepoint.
-    `allow_later_checkpoints`: accept that visible rows of later checkpoints are written again.
+    `allow_later_checkpoints`: accept that visible rows of later checkpoints are written again. `confirm` is called when
+    all is checked and nothing is changed; it may raise.
 
     A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises SavepointError,
     UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
@@ -65,14 +67,17 @@ def restore_savepoint(
 
         if not lineage:
             allow()
-            lineage = secrets.token_hex(4)
-            mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
-            location.write(MARK, [seal(mark)])
         elif JobStore(target, store.job, lineage).listing().newest_complete > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
             )
+        if confirm:
+            confirm(savepoint)
+        if not lineage:
+            lineage = secrets.token_hex(4)
+            mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
+            location.write(MARK, [seal(mark)])
         with progress(f"restore into {location.uri}", savepoint.files, "files") as advance:
             for path, content in _files(source, savepoint):
                 location.write(path, iter(partial(content.read, _PIECE), b""))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +38,11 @@ def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list
     assert taken["uri"] in file_job.cli("savepoint", "list").stdout
 
     place = f"{file_job.folder}/restored"
+    refused = file_job.cli("savepoint", "restore", taken["uri"], query, code=1).stderr
+    assert "is not empty" in refused
+    assert "This begins a new lineage" not in refused
     file_job.cli("savepoint", "restore", taken["uri"], place, code=3)
+    assert not Path(place).exists()
     restored = file_job.json("savepoint", "restore", taken["uri"], place, "--yes")
     assert restored["lineage"] != taken["lineage"]
     assert restored == taken | {"lineage": restored["lineage"], "checkpoint_location": place}
