@@ -124,8 +124,6 @@ class TableSink(
                     raise self._unfit(ConfigurationError, target, [*others, *columns])
                 if columns:
                     raise self._unfit(SchemaMismatch, target, columns)
-                for change in additions:
-                    logger.info("sink %r alters its table before it writes the first batch: %s", self.name, change)
                 self._plan_for(connection, target)
         except Exception as error:
             if (reason := self._backend.misconfigured(error)) is None:

@@ -66,8 +66,10 @@ def test_a_driver_is_killed_after_the_alter_and_the_rows_are_as_they_were_sent(s
 
 
 @on("sqlite")
-def test_sqlite_gets_columns(shop: Shop, tmp_path: Path) -> None:
+def test_sqlite_gets_columns(shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     run(tmp_path, shop.sink(schema_evolution="add"), batches(OLD_BATCH, NEW_BATCH))
+    assert [caplog.text.count(f"ADD COLUMN {name}") for name in ("note", "at")] == [1, 1]
     assert shop.visible()[-1] == (BIG, 12345678.1234, "n" * 60, 0.1, "new")
 
 
