@@ -243,7 +243,8 @@ class IcebergSink(LakeSink):
             transaction = _Transaction(table)
             transaction.set_properties({app: memory.to_json()})
             update = transaction.update_snapshot(snapshot_properties=dict(about), branch=self._branch)
-            merges = files and metadata.properties.get("commit.manifest-merge.enabled") != "false"
+            columns = {part.source_id for spec in metadata.partition_specs for part in spec.fields}
+            merges = files and columns <= metadata.schema().field_ids  # pyiceberg fails at those that were dropped
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
                     append.append_data_file(_from_json(file, metadata))

@@ -23,6 +23,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
+from pyiceberg.types import StringType
 
 from sinks.audit import Part
 from sinks.delta import DeltaSink
@@ -867,6 +868,28 @@ def test_iceberg_another_branch_takes_commits_meanwhile(tmp_path: Path) -> None:
     amid(sink, lambda: lake.table().append(rows(600, 1), branch="other"))
     assert committed(sink, made) == [COMMITTED]
     assert lake.ids() == [0, 1, 500]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_iceberg_manifests_of_a_partition_column_that_is_gone_hinder_no_commit(tmp_path: Path, gone: bool) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create(properties={"commit.manifest-merge.enabled": "true"})
+    with lake.table().update_schema() as update:
+        update.add_column("country", StringType())
+    with lake.table().update_spec() as update:
+        update.add_field("country", IdentityTransform())
+    for first in (500, 600):
+        lake.append(rows(first, 1).append_column("country", pa.array(["NO"])))
+    with lake.table().update_spec() as update:
+        update.remove_field("country")
+    if gone:
+        with lake.table().update_schema() as update:
+            update.delete_column("country")
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    assert lake.ids() == [0, 1, 500, 600]
+    table = lake.table()
+    assert len(table.current_snapshot().manifests(table.io)) == (3 if gone else 2), "those of old partitions are merged"
 
 
 def test_iceberg_branches(tmp_path: Path) -> None:
