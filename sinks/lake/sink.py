@@ -181,6 +181,9 @@ class LakeSink(
         self._store: Files | None = None
         self._alone = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, table={str(self)!r})"
+
     def close(self) -> None:
         self._handle = self._store = None
 

@@ -45,3 +45,10 @@ def test_a_job_without_dead_letters(file_job: Job) -> None:
     file_job.run(1)
     told = file_job.cli("dead-letters", "show", code=2).stderr
     assert "no sink of this job has the option dead_letters" in told
+
+
+def test_letters_in_a_lake_table_are_not_read_and_its_place_is_told(tmp_path: Path) -> None:
+    good = f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}/good.db"\ntable = "good"'
+    job = Job(tmp_path, f'{good}\n[sinks.dead_letters]\ntype = "delta"\nuri = "{tmp_path}/lake/dead"')
+    told = job.cli("dead-letters", "show", code=4).stderr
+    assert f"DeltaSink(name='dead', table='{tmp_path}/lake/dead') cannot read its dead letters: look there" in told
