@@ -205,9 +205,9 @@ class LoadTransaction(RowTransaction):
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
-        return explained(self._told, self.table, self.who)
+        return explained(self._fault_with_row_numbers, self.table, self.who)
 
-    def _told(self, error: Exception) -> Fault | None:
+    def _fault_with_row_numbers(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""
         known = fault(error)
         return known and replace(known, text=self._counted(known.text), reason=self._uncounted(known.text))
@@ -311,7 +311,7 @@ class LoadTransaction(RowTransaction):
 
     def seal(self, statement: str) -> None:
         """Run the statement that makes the transaction durable."""
-        self.sealing = True
+        self.may_be_durable = True
         self.execute(statement)
 
     def _end(self) -> None:

@@ -593,11 +593,11 @@ class MySQLBackend(Pool, Backend):
     def _put_in_anew(self, move: Move, last: str) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
         connection, target = move.connection, move.target
-        if (giving := self.giving(move, last)) is None:
+        if (handed_on := self.hands_on_unique_value(move, last)) is None:
             return
         own = [column.name for column in target.columns if not column.generated]
         names = ", ".join(f"target.{quoted(column)}" for column in own)
-        giver = f"FROM {target.identifier} AS target JOIN ({last}) AS last WHERE {giving}"
+        giver = f"FROM {target.identifier} AS target JOIN ({last}) AS last WHERE {handed_on}"
         if not query(connection, f"SELECT 1 {giver} FOR UPDATE"):
             return
         keys, given = self.merge.keys, quoted("tpc given")

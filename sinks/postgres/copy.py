@@ -149,7 +149,7 @@ class CopyTransaction(RowTransaction):
         """Run the statement that makes the transaction durable, then let go of the connection: it may be another's."""
         with self.explained():
             self.connection.flush()
-        self.sealing = True
+        self.may_be_durable = True
         with self.explained():
             self.connection.end(statement)
         self._sealed = True

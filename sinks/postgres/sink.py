@@ -478,9 +478,9 @@ class PostgresBackend(Pool, Backend):
 
     def _put_in_anew(self, move: Move, last: str, changes: Sequence[str]) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
-        giving, table = self.giving(move, last), self.quote(move.target.schema, move.target.name)
-        if giving is None or not self.query(
-            move.connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
+        handed_on, table = self.hands_on_unique_value(move, last), self.quote(move.target.schema, move.target.name)
+        if handed_on is None or not self.query(
+            move.connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {handed_on} LIMIT 1"
         ):
             return
         own = [column.name for column in move.target.columns if not column.generated]
@@ -488,7 +488,7 @@ class PostgresBackend(Pool, Backend):
         # counted first: no row goes in before all are out
         self.execute(
             move.connection,
-            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {handed_on} RETURNING target.*)"
             f" {self.into(move.target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
             f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )

@@ -36,7 +36,7 @@ StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 
 class RowTransaction(ABC):
     """An open transaction, on a connection that it has to itself. `identity` is what it will be known by when it is
-    pre-committed; `sealing` is set just before the statement that makes it durable, after which only the server knows
+    pre-committed; `may_be_durable` is set just before the statement that makes it so, after which only the server knows
     whether it is. `fingerprint` is set before that."""
 
     connection: Any
@@ -47,7 +47,7 @@ class RowTransaction(ABC):
         """`table` is the target's name for a reader, and `fault` the backend's."""
         self.context, self.identity = context, identity
         self.table, self._fault = table, fault
-        self.sealing = False
+        self.may_be_durable = False
         self.fingerprint: Fingerprint | None = None
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         """Who writes, in errors."""
@@ -475,7 +475,7 @@ class Backend(ABC):
         """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
         return
 
-    def twice(self, move: Move, columns: Sequence[str]) -> Row | None:
+    def first_duplicate(self, move: Move, columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
         keys = [self.grouped(move.target, column) for column in columns]
         names, shown = ", ".join(keys), ", ".join(map(self.AS_TEXT.format, keys))
@@ -571,7 +571,7 @@ class Backend(ABC):
             rows = f"({last}) AS last"
             self.execute(move.connection, self.DELETE.format(target=target, rows=rows, condition=condition))
 
-    def giving(self, move: Move, last: str) -> str | None:
+    def hands_on_unique_value(self, move: Move, last: str) -> str | None:
         """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
         change of another key takes: one that is changed first would meet what the other is yet to give up. None if
         there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""

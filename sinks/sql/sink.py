@@ -308,7 +308,7 @@ class TableSink(
     def rollback(self, transaction: RowTransaction) -> None:
         """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
         transaction.discard()
-        if transaction.sealing:
+        if transaction.may_be_durable:
             self.abort(transaction.identity)
 
     def commit_directly(self, transaction: RowTransaction) -> None:

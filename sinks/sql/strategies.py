@@ -162,7 +162,7 @@ class StagingTables(Strategy):
                 self._taken(move, unique.columns, rule)
 
     def _twice(self, move: Move, columns: Sequence[str], rule: str) -> None:
-        if row := self.backend.twice(move, columns):
+        if row := self.backend.first_duplicate(move, columns):
             clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 

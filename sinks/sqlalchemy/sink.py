@@ -427,7 +427,7 @@ class SqlAlchemyBackend(Backend):
                 if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
                     yield f'its column "{name}" takes no NULL, and rows have NULL there: let it be NULL'
 
-    def twice(self, move: Move, columns: Sequence[str]) -> Row | None:
+    def first_duplicate(self, move: Move, columns: Sequence[str]) -> Row | None:
         keys = list(sa.union_all(*map(sa.select, self._tables(move, columns))).subquery().c)
         groups = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
         row = move.connection.execute(groups).first()
@@ -595,7 +595,7 @@ class InsertTransaction(RowTransaction):
         return self._values.rows
 
     def commit(self) -> None:
-        self.sealing = True
+        self.may_be_durable = True
         with self.explained():
             self._transaction.commit()
         self._disconnect()
@@ -603,7 +603,7 @@ class InsertTransaction(RowTransaction):
     def discard(self) -> None:
         """Nothing is thrown away of what is sealed."""
         with contextlib.suppress(Exception):
-            if not self.sealing:
+            if not self.may_be_durable:
                 self._transaction.rollback()
                 if self._backend.dialect not in _DDL_IS_UNDONE:
                     self._staging.drop(self.connection)

@@ -104,7 +104,7 @@ class SqliteTransaction(RowTransaction):
         return self._values.rows
 
     def commit(self) -> None:
-        self.sealing = True
+        self.may_be_durable = True
         with self.explained():
             self.connection.commit()
         self.connection.close()

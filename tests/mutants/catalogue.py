@@ -1000,8 +1000,8 @@ MUTANTS = (
     Mutant(
         "a transaction is made durable before what was asked is judged",
         "sinks/postgres",
-        "        with self.explained():\n            self.connection.flush()\n        self.sealing",
-        "        self.sealing",
+        "        with self.explained():\n            self.connection.flush()\n        self.may_be_durable",
+        "        self.may_be_durable",
         POSTGRES,
     ),
     Mutant(
@@ -1155,7 +1155,7 @@ MUTANTS = (
     Mutant(
         "tables: what pre-commit had sealed stays after a rollback",
         "sinks/sql",
-        "        if transaction.sealing:\n            self.abort(",
+        "        if transaction.may_be_durable:\n            self.abort(",
         "        if False:\n            self.abort(",
         POSTGRES,
     ),
