@@ -509,9 +509,16 @@ class CheckpointProtocol:
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
-            if remembered is not None and remembered.get(self.store.lineage, -1) < newest_rows.get(name, -1):
-                visible = [key for key in self.store.retained() if key.checkpoint_id < batch.facts.checkpoint_id]
-                self._commit_in_doubt_again({name: remembered}, visible, newest_rows, batch)
+            self._require_not_behind(name, remembered, newest_rows, batch)
+
+    def _require_not_behind(
+        self, sink: str, memory: Mapping[str, int] | None, newest_rows: Mapping[str, int], batch: MicroBatch
+    ) -> None:
+        """R15: commit again what was visible before the batch and its sink has in doubt; raise `ExternalSystemBehind`
+        for what is gone. `newest_rows`: as in `Record`, of the batch."""
+        if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
+            visible = [key for key in self.store.retained() if key.checkpoint_id < batch.facts.checkpoint_id]
+            self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
@@ -701,7 +708,7 @@ class CheckpointProtocol:
         """Write the lost participants again, and decide them as the next round."""
         n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost()
         self.fence.require_newest("replay")  # R6: only the newest driver does
-        self._require_alone(complete)
+        self._compare_memories_before_replay(complete, batch)
         self._check_schemas(batch)
         self._evolve(batch)  # a table that was set back lacks what was altered for these rows
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
@@ -729,14 +736,16 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, round), complete)
 
-    def _require_alone(self, complete: CompletedCheckpoint) -> None:
+    def _compare_memories_before_replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> None:
         """R15: raise `StorageBehind` if another driver, with a copy of this storage, has committed a later
-        checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows."""
+        checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows. What
+        has lost transactions may have lost earlier commits with them."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
             remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for loss in complete.given_up}
             self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
+            self._require_not_behind(name, remembered, complete.record.newest_rows, batch)
 
     def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
         """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of

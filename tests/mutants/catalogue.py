@@ -222,7 +222,14 @@ MUTANTS = (
     Mutant(
         "rows that another driver has written are not looked for before a replay (R15)",
         "coordinator",
-        "        self._require_alone(complete)\n",
+        "        self._compare_memories_before_replay(complete, batch)\n",
+        "",
+        MEMORIES,
+    ),
+    Mutant(
+        "a replay goes on without the commits that were lost with it (R15)",
+        "coordinator",
+        "            self._require_not_behind(name, remembered, complete.record.newest_rows, batch)\n",
         "",
         MEMORIES,
     ),
@@ -692,8 +699,8 @@ MUTANTS = (
     Mutant(
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
-        "self._commit_in_doubt_again({name: remembered}, visible, newest_rows, batch)",
-        "raise decisions.external_system_behind_error(name, -1, newest_rows[name])",
+        "self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)",
+        "raise decisions.external_system_behind_error(sink, -1, newest_rows[sink])",
         MEMORIES,
     ),
     Mutant(

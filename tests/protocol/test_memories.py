@@ -691,16 +691,18 @@ def test_what_is_decided_becomes_visible_though_its_storage_is_gone(tmp_path: Pa
 
 
 class FailsOver(CheckpointListener):
-    """Between two batches, to a replica that has missed all since checkpoint 1 was decided."""
+    """To a replica that has missed all since checkpoint 1 was decided; between two batches, unless `step` is another
+    one."""
 
-    def __init__(self, world: World, after: int) -> None:
-        self.world, self.after, self.replica = world, after, sqlite3.connect(":memory:", check_same_thread=False)
+    def __init__(self, world: World, after: int, step: Step = Step.DONE) -> None:
+        self.world, self.when = world, (step, after)
+        self.replica = sqlite3.connect(":memory:", check_same_thread=False)
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         with closing(sqlite3.connect(self.world.path("db") / "shop.db")) as live:
             if (step, checkpoint_id) == (Step.COMPLETE, 1):
                 live.backup(self.replica)
-            if (step, checkpoint_id) == (Step.DONE, self.after):
+            if (step, checkpoint_id) == self.when:
                 with closing(self.replica):
                     self.replica.backup(live)
 
@@ -714,6 +716,20 @@ def test_a_failover_that_lost_the_newest_commit_is_mended_while_the_query_runs(w
 def test_a_failover_that_lost_more_than_commits_stops_the_query(world: World) -> None:
     with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 2 was complete and visible"):
         world.start(listeners=[FailsOver(world, after=2)])
+
+
+def test_a_failover_between_decision_and_commit_is_mended_in_order(world: World) -> None:
+    """The newest transactions are written again only when those of the checkpoint before are visible again."""
+    world.start(3, [FailsOver(world, after=2, step=Step.COMPLETE)])
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT[:3])), [])
+
+
+def test_the_database_set_back_between_decision_and_commit(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    old = moments[0, Step.DONE]
+    put_together(world, storage=old, query=old, db=old)
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
+        world.start(listeners=[SetBack(world, old, after=2, step=Step.COMPLETE)])
+    assert world.visible() == Counter(ids(INPUT[:1]))
 
 
 def test_a_driver_that_was_suspended_amid_its_start_is_superseded(world: World) -> None:
