@@ -639,6 +639,9 @@ class Cluster:
     def _manager(self) -> Any:
         return self._admin._manager
 
+    def connect(self) -> None:
+        self._call(lambda _: None)
+
     def close(self) -> None:
         with self._lock:
             client, self._client = self._client, None

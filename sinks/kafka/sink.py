@@ -459,7 +459,10 @@ class KafkaSink(
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
     def _patiently(self, question: Callable[[], Answered]) -> Answered:
-        """A broker that is frozen takes one request's time, and then is no longer among those that are asked."""
+        """A broker that is frozen takes one request's time, and then is no longer among those that are asked. A first
+        connection to an only address is tried again by kafka-python, for one `timeout`."""
+        if "," not in self.bootstrap_servers:
+            self._brokers.connect()
         return patiently(question, min(2 * self.timeout, self._reached_by - time.monotonic()))
 
     # ------------------------------------------------------------------ for operators
