@@ -119,7 +119,7 @@ class CheckpointCoordinator:
             store,
             config.heartbeat_interval,
             config.request_poll_interval,
-            lambda: self.statistics.now(config.request_poll_interval),
+            lambda: self.statistics.activity(config.request_poll_interval),
             self.history.flush,
             self._requests.look,
         )

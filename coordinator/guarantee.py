@@ -30,7 +30,7 @@ class Guarantee:
         return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.weaknesses)}")
 
 
-def promise(
+def compute_guarantee(
     job: str,
     config: CheckpointConfig,
     storage: CheckpointStorage,

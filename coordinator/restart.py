@@ -167,7 +167,7 @@ def run(
     stopping = _Stopping(stop)
     with stopping.on_signals():
         try:
-            while not stopping.asked:
+            while not stopping.asked_by:
                 error, fatal = _attempt(query_factory, coordinator, stopping, attempts)
                 if error is None:
                     break
@@ -185,7 +185,7 @@ def run(
         finally:
             if coordinator:
                 coordinator.close()
-    return RunSummary(tuple(attempts), stopping.asked)
+    return RunSummary(tuple(attempts), stopping.asked_by)
 
 
 class _Stopping:
@@ -198,14 +198,14 @@ class _Stopping:
         self._before: dict[signal.Signals, Any] = {}
 
     @property
-    def asked(self) -> str:
+    def asked_by(self) -> str:
         if not self._by and self._event and self._event.is_set():
             self._by = "stop"
         return self._by
 
     def sleep(self, time_off: float) -> None:
         end = time.monotonic() + time_off
-        while not self.asked and (left := end - time.monotonic()) > 0:
+        while not self.asked_by and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _POLL))
 
     @contextmanager
@@ -246,14 +246,14 @@ def _attempt(
         refused = False
         stopping.listen()
         while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
-            if stopping.asked:
-                logger.info("%s: stopping, asked by %s", _job(coordinator), stopping.asked)
+            if stopping.asked_by:
+                logger.info("%s: stopping, asked by %s", _job(coordinator), stopping.asked_by)
                 coordinator.stop(query) if coordinator else query.stop()
                 break
     except Exception as raised:
         error = raised
     swallowed = coordinator.swallowed_error if coordinator and not error else None
-    stopped = stopping.asked or not (error or swallowed)  # maybe by somebody else
+    stopped = stopping.asked_by or not (error or swallowed)  # maybe by somebody else
     if swallowed:
         error = swallowed
     elif coordinator and coordinator.last_error is not earlier:

@@ -120,7 +120,7 @@ class RecordedRefusals:
         for row in refused:
             self._left.setdefault(row.row_hash, deque()).append(row)
 
-    def among(self, hashes: pa.Array) -> list[Refusal]:
+    def find_refused(self, hashes: pa.Array) -> list[Refusal]:
         if not self._left:
             return []
         known = pc.is_in(hashes, pa.array(list(self._left), pa.int64()))

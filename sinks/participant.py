@@ -160,7 +160,7 @@ class ReplayWrite:
 
     def write(self, batch: pa.RecordBatch) -> None:
         rows, hashes = split_hash_column(batch)
-        refused = self.recorded.among(hashes)
+        refused = self.recorded.find_refused(hashes)
         accepted, their_hashes = _accepted(rows, hashes, refused)
         if self.own and accepted.num_rows:
             self.own.write(accepted, their_hashes)

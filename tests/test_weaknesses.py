@@ -165,7 +165,7 @@ def test_checkpoint_storage_in_postgres(unsynced: PostgresService) -> None:
             connection.execute("ALTER TABLE checkpoint_storage SET UNLOGGED")
         unlogged = "public.checkpoint_storage is UNLOGGED, so a crash of the server empties it"
         assert storage.weaknesses() == [fsync, unlogged]
-        promise = guarantee.promise("job", CheckpointConfig(), storage, {})
+        promise = guarantee.compute_guarantee("job", CheckpointConfig(), storage, {})
         assert promise.weaknesses == tuple(f"checkpoint storage {storage.uri}: {why}" for why in (fsync, unlogged))
 
 

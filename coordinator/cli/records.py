@@ -114,7 +114,7 @@ def show_(
         store = coordinator.protocol.store
         complete = store.load_newest() if checkpoint is None else store.find(checkpoint)
         if complete is None:
-            keys = store.retained()
+            keys = store.record_keys()
             there = f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}" if keys else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")

@@ -141,7 +141,7 @@ class Answer:
     memory: Mapping[str, int] | None = None
     """The answer of `TwoPhaseCommitSink.committed_checkpoints`."""
 
-    def beside(self, sink: str, before: History, after: History) -> Answer:
+    def with_memory_differences(self, sink: str, before: History, after: History) -> Answer:
         """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
         ahead = of_sink(sink, self.memory, after)
         behind = of_sink(sink, self.memory, before)
@@ -162,7 +162,7 @@ def take_balance(
     at the same time is looked at again. `retained`: `retained_checkpoints` as far as known; what a zombie has put
     before those is left out. `last`: at most so many of the newest checkpoints. None: all that storage has. Raises
     `StorageError`, `CorruptRecord`."""
-    keys = store.retained()
+    keys = store.record_keys()
     oldest = _oldest_retained(keys, retained) if retained else 0
     if keys and last:
         oldest = max(oldest, keys[-1].checkpoint_id - last + 1)
@@ -173,9 +173,9 @@ def take_balance(
     for _ in range(_TRIES):
         history = store.history(wanted)
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        before, keys = keys, store.retained()
+        before, keys = keys, store.record_keys()
         later = history if keys == before else store.history(wanted)
-        answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
+        answers = {name: answer.with_memory_differences(name, history, later) for name, answer in answers.items()}
         now = {complete.checkpoint_id: complete for complete in later}
         if all(now.get(complete.checkpoint_id, complete) == complete for complete in history):
             break

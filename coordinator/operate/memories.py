@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import beyond, missing, newest_of, worth_reading
+from coordinator.protocol.decisions import lacks_part, later_checkpoint, newest_of, worth_reading
 from coordinator.protocol.records import CompletedCheckpoint, JobStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
@@ -75,13 +75,13 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         return Memory(name, newest, _DELETED, agrees=False, ahead=True)
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
-    if record.predecessors is not None and (other := beyond(others, record.predecessors)):
+    if record.predecessors is not None and (other := later_checkpoint(others, record.predecessors)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
         return Memory(name, other[1], verdict, agrees=False, ahead=True)
     newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
         return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
-    lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
+    lacking = [part for complete in history if lacks_part(memory, part := complete.only(sink))]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
         return Memory(
             name, newest, "as storage" if newest >= 0 else "as storage, which has no rows of its lineage for it"

@@ -354,7 +354,7 @@ def require_none_later(
 ) -> None:
     """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is
     always put before anything of it is committed."""
-    if (later := beyond(memory, known)) is None:
+    if (later := later_checkpoint(memory, known)) is None:
         return
     other, newest = later
     if other == lineage and other in known:
@@ -450,7 +450,7 @@ def in_doubt_again(
             gone = not_among(named, in_doubt[sink])
             if len(gone) < len(named):
                 parts.append((sink, part))
-            if gone and memory is not None and missing(memory, part):
+            if gone and memory is not None and lacks_part(memory, part):
                 raise external_system_behind_error(sink, newest_of(memory, part), part)
     return parts
 
@@ -485,12 +485,12 @@ def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoi
     )
 
 
-def beyond(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
+def later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
     """A lineage with a later checkpoint than the known one, and that checkpoint."""
     return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
 
 
-def missing(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
+def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.named.values())
     return remembered and newest_of(memory, part) < part.checkpoint_id

@@ -71,7 +71,7 @@ class CheckpointProtocol:
         self.config = config
         self.listeners = listeners
         self.clock = clock
-        self.guarantee = guarantee.promise(job, config, store.storage, sinks)
+        self.guarantee = guarantee.compute_guarantee(job, config, store.storage, sinks)
         self.fence = Fence(store)
         self.newest: CompletedCheckpoint | None = None
         """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
@@ -206,7 +206,7 @@ class CheckpointProtocol:
         """Recover, and compute the guarantee. Returns what to do with the first batch of this run."""
         action = self.recover_newest(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
-        self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
+        self.guarantee = guarantee.compute_guarantee(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(
@@ -224,7 +224,7 @@ class CheckpointProtocol:
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         newest = self.load()
-        retained = self.store.retained() if newest else []
+        retained = self.store.record_keys() if newest else []
         self._compare_memories(remembered, newest, retained, batch)
         action = (
             decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True) if batch else Action.SKIP
@@ -517,7 +517,7 @@ class CheckpointProtocol:
         """R15: commit again what was visible before the batch and its sink has in doubt; raise `ExternalSystemBehind`
         for what is gone. `newest_rows`: as in `Record`, of the batch."""
         if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
-            visible = [key for key in self.store.retained() if key.checkpoint_id < batch.facts.checkpoint_id]
+            visible = [key for key in self.store.record_keys() if key.checkpoint_id < batch.facts.checkpoint_id]
             self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
 
     def _record(

@@ -217,7 +217,7 @@ class SignOfLife:
     """A process shows that it works. `who`: host and process; `at`: the time in milliseconds since the epoch by its
     clock; `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds until another sign is due,
     0 for a process that runs no query. `ended`: why the query has ended. `now`: what it does, as
-    `CheckpointStatisticsTracker.now` tells it."""
+    `CheckpointStatisticsTracker.activity` tells it."""
 
     who: str = ""
     at: int = 0
@@ -527,15 +527,15 @@ class JobStore:
         newest = self.load_newest()
         if not newest:
             return []
-        older = [key for key in self.retained() if key.checkpoint_id < newest.checkpoint_id]
+        older = [key for key in self.record_keys() if key.checkpoint_id < newest.checkpoint_id]
         return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
 
     def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
         """One retained checkpoint. A reader need not claim."""
-        return next(iter(self.read([key for key in self.retained() if key.checkpoint_id == checkpoint_id])), None)
+        return next(iter(self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])), None)
 
     def read(self, keys: Sequence[RecordKey]) -> list[CompletedCheckpoint]:
-        """The checkpoints of some of the `retained` records; else as `history`."""
+        """The checkpoints of some of the `record_keys`; else as `history`."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(keys), "records") as advance:
             for key in keys:
@@ -544,7 +544,7 @@ class JobStore:
                 advance(1)
         return [CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0]
 
-    def retained(self) -> list[RecordKey]:
+    def record_keys(self) -> list[RecordKey]:
         """The keys of all records, oldest first. A reader need not claim."""
         return sorted(self.listing().records) if self.lineage or self.follow_newest_claim().lineage else []
 
@@ -561,7 +561,7 @@ class JobStore:
         """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that
         cannot be read."""
         losses = {}
-        replays = [self._record_key(*key) for key in self.retained() if key.round]
+        replays = [self._record_key(*key) for key in self.record_keys() if key.round]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
                 record = self._record_at(key)

@@ -84,7 +84,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """How long the current checkpoint has been under way; 0 between two."""
         return self._clock.monotonic() - self._started if self._current else 0.0
 
-    def now(self, seconds: float) -> dict[str, Any]:
+    def activity(self, seconds: float) -> dict[str, Any]:
         """What no ended try tells, for who looks from elsewhere: the current one and what is in doubt, if they have
         been for so many seconds, and books that do not balance. JSON values."""
         activity: dict[str, Any] = {}

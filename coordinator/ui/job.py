@@ -165,7 +165,7 @@ class JobView:
     def given_up(self, bad: list[str]) -> list[Acceptance]:
         return [loss for record in self.store.losses(bad) for loss in record.accepted]
 
-    def promise(self) -> tuple[Guarantee, str]:
+    def guarantee(self) -> tuple[Guarantee, str]:
         """The guarantee, and whose word it is."""
         if tries := self.tries().value:
             return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
@@ -191,7 +191,7 @@ class JobView:
             )
         if tries.trouble:
             said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
-        if not self.promise()[0].exactly_once:
+        if not self.guarantee()[0].exactly_once:
             said.append(Notice("warn", "This job is not exactly-once", "guarantee"))
         return said
 

@@ -301,8 +301,8 @@ MUTANTS = (
     Mutant(
         "rows of a lineage that storage does not know (R15)",
         "coordinator",
-        "    if (later := beyond(memory, known)) is None:",
-        "    if (later := beyond(memory, known)) is None or later[0] != lineage:",
+        "    if (later := later_checkpoint(memory, known)) is None:",
+        "    if (later := later_checkpoint(memory, known)) is None or later[0] != lineage:",
         MEMORIES,
     ),
     Mutant(
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "what is gone from the external system is passed over (R15)",
         "coordinator",
-        "            if gone and memory is not None and missing(memory, part):",
+        "            if gone and memory is not None and lacks_part(memory, part):",
         "            if False:",
         MEMORIES,
     ),

@@ -63,7 +63,7 @@ def test_a_damaged_record_of_a_replay_keeps_no_other_from_being_deleted(tmp_path
     job.storage.delete(replay)
     job.storage.put_if_absent(replay, b"torn")
     job.run()
-    assert JobStore(job.storage, "job").retained() == [(0, 1), (4, 0), (5, 0)]
+    assert JobStore(job.storage, "job").record_keys() == [(0, 1), (4, 0), (5, 0)]
     job.assert_exactly_once()
 
 

@@ -394,7 +394,7 @@ def test_the_books_as_metrics(job: Job, telemetry: InMemoryMetricReader) -> None
         assert value("rows", column="present", **sink) is None
         assert (value("differences", **sink), value("unknown", **sink)) == (1, 0)
         assert value("timestamp_seconds") == coordinator.statistics.verified_at / 1000
-        assert "checkpoint 1" in coordinator.statistics.now(0)["balance"]
+        assert "checkpoint 1" in coordinator.statistics.activity(0)["balance"]
         data = telemetry.get_metrics_data()
     assert data
     [scope] = data.resource_metrics[0].scope_metrics
