@@ -319,17 +319,25 @@ class KafkaSink(
         transaction.write(self._serialized_by(transaction.serialize, rows) if transaction.serialize else rows)
 
     def _serialized_by(self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch) -> pa.RecordBatch:
-        values, topics = rows["value"].to_pylist(), [self.topic] * rows.num_rows
+        values, topics = rows["value"], [self.topic] * rows.num_rows
         if "topic" in rows.schema.names:
             topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
 
-        def serialized(row: int, value: Any, topic: str | None) -> bytes | None:
+        def serialized(row: int, column: pa.Scalar, topic: str | None) -> bytes | None:
             try:
-                return None if value is None else serialize(value, SerializationContext(str(topic), MessageField.VALUE))
+                value, context = column.as_py(), SerializationContext(str(topic), MessageField.VALUE)
+                made = None if value is None else serialize(value, context)
             except Exception as error:
                 raise BadValue(
                     f"sink {self.name!r}: row {row} of a batch: the serializer refuses column `value`, for topic "
                     f"{topic!r}: {error!r}"
+                ) from error
+            try:
+                return made if made is None or isinstance(made, bytes) else pa.scalar(made, pa.binary()).as_py()
+            except Exception as error:
+                raise BadValue(
+                    f"sink {self.name!r}: row {row} of a batch: the serializer made of column `value` what Kafka "
+                    f"does not take, for topic {topic!r}: {error}. Let value_serializer return bytes or None"
                 ) from error
 
         made = pa.array(map(serialized, count(1), values, topics), pa.binary())

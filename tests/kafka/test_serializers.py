@@ -81,3 +81,29 @@ def test_messages_of_a_generated_class_are_written_once_through_kills_and_lost_t
 def test_a_value_that_the_class_does_not_take_is_named_by_its_row(sink: KafkaSink) -> None:
     with closing(sink), pytest.raises(BadValue, match=r"row 3 of a batch: the serializer refuses column `value`, for"):
         pre_commit(sink, *pa.concat_tables([orders(1, 2), orders(3, tags=[None])]).combine_chunks().to_batches())
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [("\udcff", "surrogates not allowed"), (5, "got a 'int' object"), ({"id": 3}, "got a 'dict' object")],
+)
+def test_what_a_serializer_makes_and_kafka_does_not_take_is_named_by_its_row(
+    kafka: KafkaService, kafka_topic: str, made: object, why: str
+) -> None:
+    def serialize(value: Any, _: SerializationContext) -> Any:
+        return made if value["id"] == 3 else "text"
+
+    told = rf"row 3 of a batch: .* column `value` .* for topic '{kafka_topic}': .*{why}\. Let value_serializer return"
+    with (
+        closing(sink_of(kafka, kafka_topic, value_serializer=lambda: serialize)) as sink,
+        pytest.raises(BadValue, match=told),
+    ):
+        pre_commit(sink, *orders(1, 2, 3).to_batches())
+
+
+def test_a_text_that_is_no_utf_8_is_named_by_its_row(sink: KafkaSink) -> None:
+    note = pa.array([b"a", b"\xff"]).view(pa.string())
+    values = orders(1, 2).column("value").combine_chunks()
+    struct = pa.StructArray.from_arrays([*values.flatten()[:3], note], fields=list(values.type))
+    with closing(sink), pytest.raises(BadValue, match=r"row 2 of a batch: .* column `value`, for .*UnicodeDecodeError"):
+        pre_commit(sink, pa.RecordBatch.from_arrays([struct], ["value"]))
