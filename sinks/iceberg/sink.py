@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
+import pyarrow.types as at
 import pyiceberg.io.pyarrow as by_arrow
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
@@ -28,6 +29,7 @@ from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.transforms import DayTransform
 from pyiceberg.types import StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -81,6 +83,21 @@ def _or_without_bounds(collect: Callable[..., Any]) -> Callable[..., Any]:
 by_arrow.data_file_statistics_from_parquet_metadata = _or_without_bounds(
     by_arrow.data_file_statistics_from_parquet_metadata
 )
+
+
+def _by_whole_days(of: Callable[..., Any]) -> Callable[..., Any]:
+    """pyiceberg takes the last second of a day before 1970 for the next day's, where readers miss its rows."""
+
+    def transform(by: DayTransform[Any], source: object) -> Callable[[Any], Any]:
+        days, moment = of(by, source), pa.timestamp("us")
+        return lambda given: days(
+            pc.floor_temporal(given.cast(moment), unit="day") if at.is_timestamp(given.type) else given
+        )
+
+    return transform
+
+
+DayTransform.pyarrow_transform = _by_whole_days(DayTransform.pyarrow_transform)  # type: ignore[method-assign]
 
 
 class TableFiles(Files):

@@ -1009,6 +1009,27 @@ def test_iceberg_partitions_that_pyiceberg_cannot_write(tmp_path: Path, kind: pa
         lake.sink().check(schema)
 
 
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_iceberg_day_before_1970_has_its_last_second(tmp_path: Path, zone: str | None) -> None:
+    """pyiceberg put it into the next day's partition."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", zone))])
+    lake = IcebergLake(tmp_path)
+    lake.create(schema)
+    with lake.table().update_spec() as update:
+        update.add_field("at", DayTransform())
+    day = 86_400_000_000
+    counts = [
+        None,
+        *(start + more for start in (-700_000 * day, -day, 0, day) for more in (-999_999, -1, 0, 1, 999_999)),
+    ]
+    table = pa.table([range(len(counts)), pa.array(counts, pa.int64()).view(schema[1].type)], schema=schema)
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    for row in table.to_pylist():
+        where = "at IS NULL" if row["at"] is None else f"at = '{row['at'].isoformat()}'"
+        assert lake.table().scan(where).to_arrow().to_pylist() == [row]
+
+
 def test_a_table_is_created_of_the_first_batch(tmp_path: Path) -> None:
     for kind in LAKES:
         lake = kind(tmp_path)
