@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked, TransactionEnded
 from sinks.progress import progress
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
@@ -199,15 +199,18 @@ class StagingTables(Strategy):
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
-        that it would refuse and no staging table could. For an append to a table without constraints it only looks at
-        the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
+        """Raise what would keep the rows from being moved: a staging table that is gone, a table that was changed since
+        they were staged, and values that it would refuse and no staging table could. For an append to a table without
+        constraints it only looks at the tables, or tries one row; the same for an upsert with `order_by` to a table
+        with none but its key."""
         with self.backend.lend() as connection:
-            there = self.backend.existing(connection, plan.target.schema, names_of(committables))
-            committables = [c for c, name in zip(committables, names_of(committables), strict=True) if name in there]
-            if not (tables := names_of(committables)):
-                return
-            where = f"checkpoint {checkpoint.checkpoint_id}"
+            tables, where = names_of(committables), f"checkpoint {checkpoint.checkpoint_id}"
+            there = self.backend.existing(connection, plan.target.schema, tables)
+            if gone := sorted(set(tables) - there):
+                raise TransactionEnded(
+                    f"table {plan.target.label}: {len(gone)} of {len(tables)} staging tables of {where} are gone. Of "
+                    f"{gone[0]}: an operator or another driver of this job has dropped it, or this is another database"
+                )
             with (
                 explained(self.backend.fault, plan.target.label, where),
                 self.backend.transaction(connection, undo=True),

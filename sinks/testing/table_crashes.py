@@ -192,6 +192,18 @@ class TableCrashes:
         assert killed
         assert_exactly_once(self.observe(dsn), input)
 
+    def test_an_operator_drops_a_staging_table_before_the_decision(self, tmp_path: Path, dsn: str) -> None:
+        """The checkpoint is written again, also with the other rows of a query that is not deterministic."""
+        input = example_input()
+
+        def drop() -> None:
+            with closing(self.observe(dsn)) as db:
+                db.run(f"DROP TABLE {db.staging()[0]}")
+            input[1][:] = example_input(4)[3]  # type: ignore[index]
+
+        run(tmp_path, self.make(dsn, "orders", strategy="staged"), input, At(Step.PRE_COMMITTED, drop))
+        assert_exactly_once(self.observe(dsn), input)
+
     def test_an_operator_drops_a_decided_staging_table(self, tmp_path: Path, dsn: str) -> None:
         """The replacement and its held siblings become visible together."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sinks import CommitOutcome, Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionEnded
 from sinks.sql.sink import TableSink
 from sinks.testing.table import (
     CHANGES,
@@ -144,6 +144,8 @@ class TableSuite:
         sink = self.make(db, strategy="staged")
         lost, intact = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
         db.run(f"DROP TABLE {lost.transaction['table']}")
+        with pytest.raises(TransactionEnded, match=r"orders: 1 of 2 staging tables of checkpoint 0 are gone\. Of tpc_"):
+            sink.validate_all(checkpoint(), [lost, intact])
         for _ in range(2):
             outcomes = sink.commit_all(checkpoint(), [lost, intact])
             assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]

@@ -368,7 +368,7 @@ def test_a_type_that_changes_before_the_decision_is_refused(numbers: Server) -> 
     committable = numbers.pre_commit(sink, NUMBERS, [(1, 1.25)])
     altered(numbers, "decimal(5,1)")
     with pytest.raises(ConfigurationError, match=r'column "v" was DOUBLE PRECISION and is .*\(5, 1\): change it'):
-        numbers.commit(sink, committable)
+        sink.validate_all(Checkpoint("job", "l1", 0), [committable])
     sink.abort(committable.transaction)
     assert numbers.run("SELECT * FROM t") == []
     transaction = sink.begin_transaction(context(sink, schema=NUMBERS))
@@ -404,7 +404,7 @@ def test_a_trigger_that_is_new_is_refused(numbers: Server) -> None:
     numbers.run("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$")
     numbers.run(f"CREATE TRIGGER meddles {does} EXECUTE FUNCTION f()")
     with pytest.raises(ConfigurationError, match="trigger meddles"):
-        numbers.commit(sink, committable)
+        sink.validate_all(Checkpoint("job", "l1", 0), [committable])
 
 
 def test_drivers_that_start_for_the_first_time_at_once(pg: Server) -> None:

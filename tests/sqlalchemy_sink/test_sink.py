@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
-from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked, TransactionEnded
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.sqlalchemy.sink import SqlAlchemyBackend
 from sinks.sqlalchemy.types import SqlAlchemyColumn
@@ -75,9 +75,7 @@ class Play:
             raise
 
     def commit(self, sink: SqlAlchemySink, *committables: Committable) -> list[CommitOutcome]:
-        checkpoint = Checkpoint("job", "l1", 0)
-        sink.validate_all(checkpoint, committables)
-        outcomes = sink.commit_all(checkpoint, committables)
+        outcomes = sink.commit_all(Checkpoint("job", "l1", 0), committables)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -86,6 +84,7 @@ class Play:
     def write(self, sink: SqlAlchemySink, schema: pa.Schema, *partitions: Sequence[Any]) -> None:
         sink.check(schema)
         committables = [self.pre_commit(sink, schema, rows, n) for n, rows in enumerate(partitions)]
+        sink.validate_all(Checkpoint("job", "l1", 0), committables)
         assert self.commit(sink, *committables) == [CommitOutcome.COMMITTED] * len(partitions)
 
 
@@ -540,6 +539,10 @@ def test_a_staging_table_that_was_dropped_is_a_loss(db: Play) -> None:
     sink.check(ORDERS)
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
     db.run(f"DROP TABLE {committable.transaction['table']}")
+    with pytest.raises(
+        TransactionEnded, match=r"table orders: 1 of 1 staging tables of checkpoint 0 are gone\. Of tpc_"
+    ):
+        sink.validate_all(Checkpoint("job", "l1", 0), [committable])
     assert [outcome.state for outcome in db.commit(sink, committable)] == [CommitState.LOST]
 
 
@@ -574,7 +577,7 @@ def test_a_trigger_that_leaves_rows_out_is_refused_unless_it_was_there_at_the_st
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
     db.run("CREATE TRIGGER skips BEFORE INSERT ON orders BEGIN SELECT RAISE(IGNORE); END")
     with pytest.raises(ConfigurationError, match="trigger skips is new"):
-        db.commit(sink, committable)
+        sink.validate_all(Checkpoint("job", "l1", 0), [committable])
     [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
     assert "trigger skips is new" in why_unknown(outcome)
     db.run("DROP TRIGGER skips")
