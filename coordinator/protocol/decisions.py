@@ -38,7 +38,7 @@ class Action(Enum):
     WRITE = auto()  # the next checkpoint: run the protocol
     FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
     SKIP = auto()  # it and a later one are complete, so it is visible
-    RELOAD = auto()  # what was loaded is older than what Spark knows: read the newest again
+    RELOAD = auto()  # what was loaded is older than what Spark knows, or not all visible: read the newest again
 
 
 def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: bool, reloaded: bool) -> Action:
@@ -63,7 +63,7 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
             f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
-    if not reloaded and (n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost())):
+    if not reloaded and (n > c.checkpoint_id + 1 or newest.committed() < len(newest.named)):
         return Action.RELOAD
     if n > c.checkpoint_id + 1:
         raise CheckpointGap(

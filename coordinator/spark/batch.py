@@ -210,8 +210,9 @@ class SparkBatch(MicroBatch):
         weaknesses = guarantee.of_checkpoint_location(self.location)
         for source in self._execution.sources:
             weaknesses += guarantee.of_source(*source)
-        deterministic = self._execution.is_deterministic(self._df)
-        weaknesses += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
+        by_order = self._execution.order_dependent(self._df)
+        weaknesses += guarantee.of_order(by_order) if recomputed else []
+        deterministic = self._execution.is_deterministic(self._df) and not by_order
         return weaknesses + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
 
     def _shuffles_are_checked(self) -> bool:

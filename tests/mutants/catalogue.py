@@ -220,6 +220,13 @@ MUTANTS = (
         MEMORIES,
     ),
     Mutant(
+        "a second call for a batch takes what is decided for visible",
+        "coordinator",
+        " or newest.committed() < len(newest.named)):",
+        "):",
+        ("tests/protocol/test_rules.py",),
+    ),
+    Mutant(
         "rows that another driver has written are not looked for before a replay (R15)",
         "coordinator",
         "        self._compare_memories_before_replay(complete, batch)\n",

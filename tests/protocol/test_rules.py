@@ -176,6 +176,42 @@ def test_a_second_call_for_a_batch_with_other_rows_is_refused(job: Job) -> None:
     assert job.visible() == Counter(ids(job.input[:2]))
 
 
+def fail_replay(*_: object) -> NoReturn:
+    raise CheckpointError("an executor was lost")
+
+
+class FailsOnce(FileSink):
+    """The first commit of checkpoint 1 is not answered, or finds a transaction rolled back."""
+
+    due = ""
+
+    def commit_all(self, checkpoint, committables):
+        if self.due and checkpoint.checkpoint_id == 1:
+            if self.due == "no answer":
+                raise ConnectionError(self.due)
+            self.abort(committables[0].transaction)
+        return super().commit_all(checkpoint, committables)
+
+
+@pytest.mark.parametrize("due", ["no answer", "lost"])
+def test_a_second_call_for_a_batch_that_failed_after_its_decision_finishes_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch, due: str
+) -> None:
+    """By a function that catches the error and calls the coordinator again: decided is not yet visible."""
+    sink = FailsOnce(job.sink.folder)
+    coordinator, query = job.coordinator(sink), job.query()
+    coordinator.process(query.batch(0, "one run"))
+    sink.due = due
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator.protocol, "_replay_lost", fail_replay)
+        with pytest.raises(CheckpointError):
+            coordinator.process(query.batch(1, "one run"))
+    sink.due = ""
+    for n in (1, 2):
+        coordinator.process(query.batch(n, "one run"))
+    job.assert_exactly_once()
+
+
 def test_a_driver_that_was_suspended_while_another_went_on_is_superseded(job: Job) -> None:
     """It wakes when the time of its checkpoint is up. A restart would fence the driver that has taken over."""
 
