@@ -89,9 +89,8 @@ def require_none_lost(newest: CompletedCheckpoint) -> None:
     if lost := newest.lost():
         n = newest.checkpoint_id
         raise InDoubtError(
-            f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. "
-            f"To write them again, roll Spark's commit log back to batch {n - 1}: delete commits/{n} in the "
-            "checkpointLocation.",
+            f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. To write them again, make "
+            f"Spark hand the batch over again: {hand_over_again(n)}.",
             [dict(committable.transaction) for committable in lost.values()],
         )
 

@@ -176,7 +176,12 @@ class StagingTables(Strategy):
 
     # ------------------------------------------------------------------ in the task
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
-        self.finish(transaction, plan)
+        staged, given = self.finish(transaction, plan), transaction.fingerprint
+        if given and staged != given.rows:
+            raise SinkError(
+                f"table {plan.target.label}: {staged} of {given.rows} rows were staged. A subclass may not leave rows "
+                "out: filter before the sink, or by its transform="
+            )
         transaction.commit()
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})

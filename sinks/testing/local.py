@@ -133,7 +133,9 @@ class LocalQuery:
         return facts_in((self.folder / "offsets" / str(n)).read_text(), n, self.query_id)
 
     def next_batch(self) -> int:
-        return len(list((self.folder / "commits").iterdir()))
+        """As Spark chooses it: the newest that has offsets, again if it is not in `commits`."""
+        newest = max((int(file.name) for file in (self.folder / "offsets").glob("[0-9]*")), default=0)
+        return newest + (self.folder / "commits" / str(newest)).exists()
 
     def run(self, coordinator: CheckpointCoordinator) -> None:
         """Run to the end of the input from wherever the logs say, as one start of the query."""

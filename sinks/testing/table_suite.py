@@ -157,6 +157,16 @@ class TableSuite:
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
+    def test_rows_that_a_subclass_leaves_out_are_missed_before_they_are_staged(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        transaction = sink.begin_transaction(context(sink, 0, 0, rows_of(1).schema))
+        sink.write(transaction, rows_of(1))
+        sink.record_fingerprint(transaction, Fingerprint(rows=2))
+        with pytest.raises(SinkError, match="orders: 1 of 2 rows were staged"):
+            sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        assert db.pending() == 0
+
     def test_no_row_goes_into_another_table_than_it_was_written_for(self, db: Database, sink: TableSink) -> None:
         """The sink was given another table while a checkpoint was in doubt: what is to be moved, or was rolled back and
         is to be written again, waits until it has the old one."""

@@ -117,8 +117,9 @@ def test_later_batches_and_hidden_files_are_left_out(job: Job, target: str) -> N
         file = job.folder / "query" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(path)
+    job.run(2)
     job.query().batch(2, "planned by Spark before the savepoint")
-    savepoint = save(job, target)
+    savepoint = job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
     assert set(saved(savepoint)) == {
         *("metadata", "offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/9", "state/0/2_a-b.changelog")
     }
