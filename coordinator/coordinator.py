@@ -137,7 +137,7 @@ class CheckpointCoordinator:
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery is over before the batch adds its own
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
-        self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
+        self._lifecycle = QueryLifecycle(job, store.storage.uri, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
         self._preflight_done = False
         self._transfer = RowTransfer()
@@ -420,6 +420,7 @@ class CheckpointCoordinator:
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self.protocol.close()
+            self._lifecycle.close()
             if self._lifecycle.queries:
                 logger.info("job %s %s", self.job, self.statistics.totals())
 

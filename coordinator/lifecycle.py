@@ -6,6 +6,7 @@ import functools
 import math
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import CheckpointError, SavepointError
@@ -23,6 +24,9 @@ _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 _IDLE_LOOKS = 3
 """How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
+_FINISHED: dict[tuple[str, str], MicroBatch] = {}
+"""By job and storage, the last batch that was processed to its end, by whichever coordinator of this process: a
+function may make another one for each part of a batch."""
 
 
 class FairLock:
@@ -59,7 +63,7 @@ class FairLock:
 class QueryLifecycle:
     """Stops and starts of one query at a time. A stop holds the next batch back, and waits for the one under way."""
 
-    def __init__(self, job: str, clock: Clock, min_pause: float) -> None:
+    def __init__(self, job: str, storage_uri: str, clock: Clock, min_pause: float) -> None:
         """`min_pause`: seconds from the end of a batch to the begin of the next."""
         self.started: StreamingQuery | None = None
         """The query that `write_stream` started last, also if it has had no batch."""
@@ -69,10 +73,11 @@ class QueryLifecycle:
         """Spark's id of its run: each batch brings another object for the query."""
         self.location: str | None = None
         self._job, self._clock, self._min_pause = job, clock, min_pause
+        self._key = job, storage_uri
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._idle = False
         self._finished: MicroBatch | None = None
-        """The last batch that was processed to its end."""
+        """The last batch that this object processed to its end."""
         self._failed: tuple[MicroBatch, Exception] | None = None
         """The batch and error of the last call, if it failed and its query was not being stopped. Unless the calling
         function catches the error, Spark fails the query with it, and no other batch comes."""
@@ -123,7 +128,8 @@ class QueryLifecycle:
         self._require_called_once(batch)
 
     def finished(self, batch: MicroBatch) -> None:
-        self._finished, self._finished_at, self._idle = batch, self._clock.monotonic(), True
+        self._finished = _FINISHED[self._key] = batch
+        self._finished_at, self._idle = self._clock.monotonic(), True
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""
@@ -144,9 +150,10 @@ class QueryLifecycle:
 
     def _require_called_once(self, batch: MicroBatch) -> None:
         """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
-        before, n = self._finished, batch.facts.checkpoint_id
+        before, n = _FINISHED.get(self._key), batch.facts.checkpoint_id
         if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
             self._finished = None  # its DataFrame would keep Spark from freeing what it was computed from
+            _FINISHED.pop(self._key, None)
         elif before and not batch.same_rows(before):
             raise CheckpointError(
                 f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. The "
@@ -155,6 +162,15 @@ class QueryLifecycle:
                 "start the query once with CheckpointConfig(adopt=True) for that one. From then on call each "
                 "coordinator once for each batch; transform= gives a sink its own rows."
             )
+
+    def close(self) -> None:
+        """Drop the last batch, unless its query runs: the function around may call another object for it."""
+        with suppress(Exception):  # Spark is gone
+            if self.calling and self.calling.isActive:
+                return
+        if self._finished and _FINISHED.get(self._key) is self._finished:
+            del _FINISHED[self._key]
+        self._finished = None
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
         """Raise if the last call failed, and Spark goes on to another batch in the same run: somebody caught the

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from coordinator import CheckpointCoordinator, CheckpointListener, Step
+from coordinator import CheckpointCoordinator, CheckpointListener, Step, lifecycle
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -174,6 +174,26 @@ def test_a_second_call_for_a_batch_with_other_rows_is_refused(job: Job) -> None:
             coordinator.process(query.batch(0, "one run"))
     coordinator.process(query.batch(1, "one run"))
     assert job.visible() == Counter(ids(job.input[:2]))
+
+
+def test_another_coordinator_refuses_other_rows_of_a_batch(job: Job) -> None:
+    """As where the function that Spark calls makes one for each part of a batch."""
+    query = job.query()
+    for n in range(2):
+        job.coordinator().process(query.batch(n, "one run"))
+        job.coordinator().process(query.batch(n, "one run"))
+    query.input = [job.input[0], job.input[0]]
+    with pytest.raises(CheckpointError, match="called twice for batch 1, with different DataFrames"):
+        job.coordinator().process(query.batch(1, "one run"))
+    assert job.visible() == Counter(ids(job.input[:2]))
+
+
+def test_a_closed_coordinator_holds_no_dataframe(job: Job) -> None:
+    coordinator = job.coordinator()
+    coordinator.process(job.query().batch(0, "one run"))
+    before = len(lifecycle._FINISHED)
+    coordinator.close()
+    assert len(lifecycle._FINISHED) == before - 1
 
 
 def fail_replay(*_: object) -> NoReturn:
