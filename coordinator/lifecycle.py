@@ -130,6 +130,10 @@ class QueryLifecycle:
     def finished(self, batch: MicroBatch) -> None:
         self._finished = _FINISHED[self._key] = batch
         self._finished_at, self._idle = self._clock.monotonic(), True
+        if self._failed:  # a call in another thread, after this one had begun
+            before, _ = self._failed
+            if (before.run_id, before.facts) == (batch.run_id, batch.facts) and batch.same_rows(before):
+                self._failed = None
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from coordinator import CheckpointCoordinator, CheckpointListener, Step, lifecycle
+from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -20,6 +20,7 @@ from coordinator.errors import (
     SourceReplaced,
     Superseded,
 )
+from coordinator.lifecycle import _FINISHED
 from coordinator.protocol import protocol
 from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
@@ -188,12 +189,26 @@ def test_another_coordinator_refuses_other_rows_of_a_batch(job: Job) -> None:
     assert job.visible() == Counter(ids(job.input[:2]))
 
 
+def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(job: Job) -> None:
+    """In two threads: it fails when the other has begun. That finishes the batch, so no rows are missing."""
+    coordinator, query = job.coordinator(), job.query()
+    lifecycle, error = coordinator._lifecycle, CheckpointError("an executor was lost")
+    lifecycle.failed(query.batch(0, "one run"), error)
+    coordinator.process(query.batch(0, "one run"))
+    lifecycle.require_errors_passed_on(query.batch(1, "one run"))
+    lifecycle.failed(query.batch(1, "one run"), error)
+    query.input = [job.input[0], job.input[2], job.input[2]]
+    coordinator.process(query.batch(1, "one run"))
+    with pytest.raises(CheckpointError, match="batch 1 failed, but Spark takes it for done"):
+        lifecycle.require_errors_passed_on(query.batch(2, "one run"))
+
+
 def test_a_closed_coordinator_holds_no_dataframe(job: Job) -> None:
     coordinator = job.coordinator()
     coordinator.process(job.query().batch(0, "one run"))
-    before = len(lifecycle._FINISHED)
+    before = len(_FINISHED)
     coordinator.close()
-    assert len(lifecycle._FINISHED) == before - 1
+    assert len(_FINISHED) == before - 1
 
 
 def fail_replay(*_: object) -> NoReturn:
