@@ -574,7 +574,7 @@ class MySQLBackend(Pool, Backend):
         connection, target, last = move.connection, move.target, self.last(move)
         self.delete(move, last)
         if set(move.written) == set(self.merge.keys):
-            execute(connection, self._insert(move, last))
+            self._insert(move, last)
             return
         self._put_in_anew(move, last)
         # asked first: a trigger may change what orders changes
@@ -584,7 +584,7 @@ class MySQLBackend(Pool, Backend):
             changes += f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
             newer = f" AND (target.{quoted(self.merge.keys[0])} IS NULL OR TRUE{self.not_older()})"
         ((due,),) = query(connection, f"{changes} WHERE {self.stays('last')}{newer}")
-        changed = execute(connection, self._update(move, last)) + execute(connection, self._insert(move, last))
+        changed = execute(connection, self._update(move, last)) + self._insert(move, last)
         if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
@@ -641,13 +641,24 @@ class MySQLBackend(Pool, Backend):
             f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE {self.stays('last')}"
         )
 
-    def _insert(self, move: Move, last: str) -> str:
+    def _insert(self, move: Move, last: str) -> int:
+        target, keys = move.target, self.merge.keys
         columns = ", ".join(f"last.{quoted(column)}" for column in move.written)
-        return (
-            f"{self.into(move.target, move.written)} SELECT {columns} FROM ({last}) AS last"
-            f" LEFT JOIN {move.target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
-            f" WHERE {self.stays('last')} AND target.{quoted(self.merge.keys[0])} IS NULL"
+        insert = (
+            f"{self.into(target, move.written)} SELECT {columns} FROM ({last}) AS last"
+            f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', keys)}"
+            f" WHERE {self.stays('last')} AND target.{quoted(keys[0])} IS NULL"
         )
+        try:
+            return execute(move.connection, insert)
+        except pymysql.IntegrityError as error:
+            text, names = error_text(error), [u.name for u in target.uniques if set(u.columns) == set(keys)]
+            # MySQL puts the table's name before the index
+            if code_of(error) != ER.DUP_ENTRY or not any(text.endswith((f"'{n}'", f".{n}'")) for n in names):
+                raise
+            raise TransactionBlocked(
+                f"table {target.label}: somebody else inserted keys of the batch while it was moved: {text}"
+            ) from error
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:

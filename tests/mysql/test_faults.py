@@ -209,20 +209,31 @@ def test_a_column_renamed_after_the_pre_commit_does_not_lose_its_values(db: Obse
 
 
 class Overtaken(MySQLBackend):
-    """Somebody else inserts a key after it was looked for, and before it is inserted."""
+    """Somebody else inserts a key after it was looked for, and commits before it is inserted, or while that waits."""
 
     db: Observer
+    later: float
 
-    def _insert(self, *args: Any) -> str:
+    def _insert(self, *args: Any) -> int:
         if not self.db.visible():
+            self.db.run("BEGIN")
             self.db.run("INSERT INTO orders VALUES (1, 'theirs')")
+            thread = threading.Timer(self.later, self.db.run, ["COMMIT"])
+            thread.start()
+            if not self.later:
+                thread.join()
         return super()._insert(*args)
 
 
-def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: Observer) -> None:
-    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+@pytest.mark.parametrize("later", [0, 1])
+@pytest.mark.parametrize("index", ["PRIMARY KEY", "UNIQUE ours"])
+def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(
+    db: Observer, index: str, later: float
+) -> None:
+    db.run(f"ALTER TABLE orders ADD {index} (id)")
     sink = MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"])
     sink._backend.__class__ = Overtaken
+    sink._backend.later = later  # type: ignore[attr-defined]
     sink._backend.db = db  # type: ignore[attr-defined]
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
