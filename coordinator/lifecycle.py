@@ -74,6 +74,8 @@ class QueryLifecycle:
         self.location: str | None = None
         self._job, self._clock, self._min_pause = job, clock, min_pause
         self._key = job, storage_uri
+        self._thread: threading.Thread | None = None
+        """That of the last batch. Spark has one for each run of a query."""
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._idle = False
         self._finished: MicroBatch | None = None
@@ -122,7 +124,7 @@ class QueryLifecycle:
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)
-        self._held_back = False
+        self._held_back, self._thread = False, threading.current_thread()
         if not batch.active:
             batch.raise_stopped()
         self._require_called_once(batch)
@@ -215,6 +217,12 @@ class QueryLifecycle:
     def stop(self, query: Query) -> None:
         self.hold()
         try:
+            if self._thread is threading.current_thread() and self._is_busy(query):
+                raise CheckpointError(
+                    f"a batch of job {self._job!r} cannot stop its own query: Spark would never take the batch for "
+                    "done, and hand it over again at each start. Put the with block around the start of the query, and "
+                    "stop it outside of the function for foreachBatch"
+                )
             end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
             while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:
                 idle = 0 if self._is_busy(query) else idle + 1

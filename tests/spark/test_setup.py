@@ -171,6 +171,18 @@ def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end
         coordinator.__exit__(None, None, None)
 
 
+def test_a_block_inside_of_the_function_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """Its end would stop the query within the batch, as if somebody had asked for it, at each start."""
+    (tmp_path / "rows").mkdir()
+
+    def each(df: DataFrame, n: int) -> None:
+        with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
+            coordinator(df, n)
+
+    with pytest.raises(StreamingQueryException, match="a batch of job 'n' cannot stop its own query"):
+        start(numbers(spark).writeStream.foreachBatch(each), tmp_path).awaitTermination(300)
+
+
 def run_all(writer: DataStreamWriter, folder: Path) -> None:
     """All of the input there is."""
     assert start(writer.trigger(availableNow=True), folder).awaitTermination(300)
