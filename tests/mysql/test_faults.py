@@ -100,8 +100,7 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
     (job, lineage, sink_name), *_ = db.run("SELECT job, lineage, sink FROM tpc_ledger WHERE job <> '-'")
     db.run("DELETE FROM tpc_ledger WHERE transaction_id <> 'ledger'")
     for key in (
-        (job, lineage, sink_name, 99),  # 200 - 100 = 100 is the oldest that is kept
-        (job, lineage, sink_name, 100),
+        *((job, lineage, sink_name, n) for n in range(50, 200)),  # 200 - 100 = 100 is the oldest that is kept
         ("other", lineage, sink_name, 1),
         (job, "other", sink_name, 2),
         (job, lineage, "other", 3),
@@ -110,10 +109,11 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
     last = pre_commit(staged, rows_of(2), checkpoint=250)
     assert staged.commit_all(checkpoint(250), [last]) == [COMMITTED]
     prepared = f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES ('x', true, 'other', 'l', 's', 1)"
+    db.run("ANALYZE TABLE tpc_ledger")  # MariaDB would read all of it for many keys
     with held(db.dsn, prepared):  # another job's rows are not waited for
         staged.purge(checkpoint(250, oldest=200))
     retained = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
-    assert [n for (n,) in retained] == [1, 2, 3, 100, 250]
+    assert [n for (n,) in retained] == [1, 2, 3, *range(100, 200), 250]
 
 
 def test_nothing_is_moved_beside_a_sibling_whose_outcome_is_unknown(db: Observer, staged: MySQLSink) -> None:
