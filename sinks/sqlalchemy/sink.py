@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.types import SchemaType, TypeEngine
 
 from sinks.base import Sink
-from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes, by_table
 from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_MAY_REST, POSTGRES_OBSTACLES, postgres_settings
@@ -337,12 +337,12 @@ class SqlAlchemyBackend(Backend):
         collations = dict[str, str]()
         if self.dialect == "sqlite":
             uniques = by_table(self.query(connection, _COLLATIONS, [name, schema or "main"])).values()
-            keys = (of.items() for of in uniques if set(of) == set(self.merge.keys))
-            collations |= {column: way for of in keys for column, way in of if way != "BINARY"}
+            ways = [way for of in uniques if set(of) == set(self.merge.keys) for way in of.items()]
+            collations |= sorted(ways, key=lambda way: way[1] != "BINARY")
         columns = []
         for column in table.columns:
             declared, kind = self._in_sql(column.type), repr(column.type)
-            if isinstance(column.type, sa.String) and column.name in collations:  # for staging tables: equal keys
+            if isinstance(column.type, sa.String) and column.name in collations:  # equal keys
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
@@ -435,34 +435,59 @@ class SqlAlchemyBackend(Backend):
 
     # ------------------------------------------------------------------ the move
     def upsert(self, move: Move) -> None:
-        """As any database can: the rows of the target with these keys go, then the last changes come."""
+        """As any database can: the rows of the target with these keys go, then the last changes come. DELETE waits for
+        others that write the same rows, and judges what they made of them."""
         into, connection = move.target.table, move.connection
         others = [self.merge.order_by, *self._marker]
         columns = [*move.written, *(name for name in others if name and name not in move.written)]
         tables = self._tables(move, columns)
-        if self.merge.keep_newer:
-            for table in tables:
-                connection.execute(table.delete().where(self._is_older(table, into)))
-        for table in tables:
-            connection.execute(into.delete().where(self._is_changed(into, table)))
+        older = [table.delete().where(self._is_older(table, into)) for table in tables if self.merge.keep_newer]
+        replaced = [into.delete().where(self._is_changed(into, table), *self._is_due(into, table)) for table in tables]
+        for delete in (*older, *replaced, *older):
+            connection.execute(delete)
         rows = sa.union_all(*map(sa.select, tables)).subquery()
-        connection.execute(into.insert().from_select(move.written, self._last(rows, move.written)))
+        try:
+            with connection.begin_nested():
+                connection.execute(into.insert().from_select(move.written, self._last(rows, move.written)))
+        except exc.IntegrityError as error:
+            for table in tables:
+                there = sa.select(sa.literal(1)).select_from(into).where(self._is_changed(into, table)).limit(1)
+                if connection.execute(there).first():
+                    raise TransactionBlocked(
+                        f"table {move.target.label}: somebody else wrote rows with keys of this batch at the same time"
+                    ) from error
+            raise
 
     def _is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
         """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
         by its index: a list of keys, or else one by one."""
         keys = self.merge.keys
-        equal = [into.c[key] == table.c[key] for key in keys]
         if len(keys) == 1 or self.dialect == "sqlite":
-            return sa.tuple_(*(into.c[key] for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
-        return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*equal))
+            return sa.tuple_(*(self._key(into, key) for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
+        return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table)))
+
+    def _equal(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
+        return [self._key(into, key) == table.c[key] for key in self.merge.keys]
+
+    def _key(self, into: sa.Table, key: str) -> sa.ColumnElement[Any]:
+        """SQLite compares by the column's collation, and its unique index may have another."""
+        collation = getattr(into.c[key].type, "collation", None) if self.dialect == "sqlite" else None
+        return into.c[key].collate(collation) if collation else into.c[key]
+
+    def _is_due(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
+        """With `keep_newer`, whether a change of the row is no older. SQLite, where nobody else writes meanwhile, would
+        look for it without an index."""
+        if not self.merge.keep_newer or self.dialect == "sqlite":
+            return []
+        stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
+        due = sa.or_(stored.is_(None), stored <= change)
+        return [sa.exists(sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table), due))]
 
     def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
         """Whether the target has a newer row of a staged row's key."""
         stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
-        equal = (into.c[key] == table.c[key] for key in self.merge.keys)  # the left one's collation counts in SQLite
-        newer = sa.or_(change.is_(None), stored > change)
-        return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*equal, stored.is_not(None), newer))
+        newer = stored.is_not(None), sa.or_(change.is_(None), stored > change)
+        return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*self._equal(into, table), *newer))
 
     def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
         """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without

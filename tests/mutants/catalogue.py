@@ -788,6 +788,20 @@ MUTANTS = (
         ("tests/sqlalchemy_sink/test_sink.py",),
     ),
     Mutant(
+        "SqlAlchemySink: an older change replaces a newer one that was open",
+        "sinks/sqlalchemy",
+        ", *self._is_due(into, table)",
+        "",
+        ("tests/sqlalchemy_sink/test_servers.py",),
+    ),
+    Mutant(
+        "SqlAlchemySink: SQLite compares keys in another way than their index",
+        "sinks/sqlalchemy",
+        "into.c[key].collate(collation) if collation else into.c[key]",
+        "into.c[key]",
+        ("tests/sqlalchemy_sink/test_sink.py",),
+    ),
+    Mutant(
         "MySQL: what a server that ensures GTIDs refuses is asked of it again",
         "sinks/mysql",
         "    if code == _GTID_UNSAFE:\n",

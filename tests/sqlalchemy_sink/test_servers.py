@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from coordinator.storage.sql import SQLStorage
-from sinks import Checkpoint, CommitOutcome
-from sinks.errors import BadValue, ConfigurationError
+from sinks import Checkpoint, CommitOutcome, Committable
+from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import context, why_unknown
@@ -345,6 +345,43 @@ def test_rounding_is_refused(pg: Server, what: str) -> None:
     sink.check(schema)
     with pytest.raises(BadValue, match=r'row 2, column "v": .*(in Spark|a space|of range of what)'):
         pg.pre_commit(sink, schema, [(1, None), (2, value)])
+
+
+# ---------------------------------------------------------------------- others that write the same keys meanwhile
+def commit_while(
+    pg: Server, sink: SqlAlchemySink, committable: Committable, statement: str
+) -> CommitOutcome | Exception:
+    """The statement's transaction ends as soon as the sink waits for it."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(pg.dsn) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(statement)
+        outcomes = pool.submit(sink.commit_all, Checkpoint("job", "l1", 0), [committable])
+        while not pg.run(waiting) and not outcomes.done():
+            time.sleep(0.05)
+        other.commit()
+        return outcomes.result()[0]
+
+
+@pytest.mark.parametrize("keys", [["sku"], ["sku", "pieces"]])
+def test_with_keep_newer_a_change_that_was_open_stays_if_it_is_newer(pg: Server, keys: list[str]) -> None:
+    pg.run(f"CREATE TABLE stock (sku text, pieces int, at bigint, PRIMARY KEY ({', '.join(keys)}))")
+    pg.run("INSERT INTO stock VALUES ('a', 1, 1), ('b', 1, 1)")
+    sink, schema = pg.sink("stock", mode="upsert", keys=keys, order_by="at", keep_newer=True), STOCK.remove(3)
+    sink.check(schema)
+    committable = pg.pre_commit(sink, schema, [("a", 1, 50), ("b", 1, 150)])
+    assert commit_while(pg, sink, committable, "UPDATE stock SET at = 100") == CommitOutcome.COMMITTED
+    assert pg.run("SELECT * FROM stock ORDER BY sku") == [("a", 1, 100), ("b", 1, 150)]
+
+
+def test_a_key_that_somebody_inserts_amid_an_upsert_is_replaced_by_the_next_try(pg: Server) -> None:
+    pg.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
+    sink, schema = pg.sink("stock", mode="upsert", keys=["sku"]), STOCK.remove(3)
+    sink.check(schema)
+    committable = pg.pre_commit(sink, schema, [("a", 2, 2)])
+    outcome = commit_while(pg, sink, committable, "INSERT INTO stock VALUES ('a', 1, 1)")
+    assert isinstance(outcome, TransactionBlocked), outcome
+    assert pg.commit(sink, committable) == [CommitOutcome.COMMITTED]
+    assert pg.run("SELECT * FROM stock") == [("a", 2, 2)]
 
 
 # ---------------------------------------------------------------------- tables that change while the query runs

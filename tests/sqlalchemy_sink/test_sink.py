@@ -426,6 +426,19 @@ def test_keys_that_their_index_tells_apart_are_two(db: Play, keep_newer: bool) -
     assert sorted(db.run("SELECT * FROM stock")) == [("A", 3, 7), ("a", 1, 5)]
 
 
+@pytest.mark.parametrize("keep_newer", [False, True])
+@pytest.mark.parametrize(("column", "index"), [("NOCASE", "BINARY"), ("BINARY", "NOCASE")])
+def test_keys_are_compared_as_the_index_does(db: Play, column: str, index: str, keep_newer: bool) -> None:
+    db.run(f"CREATE TABLE stock (sku text COLLATE {column} NOT NULL, pieces int, at bigint)")
+    db.run(f"CREATE UNIQUE INDEX by_sku ON stock (sku COLLATE {index})")
+    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", keep_newer=keep_newer)
+    old, new = ("a", 1, 5), ("A", 2, 4 if keep_newer else 6)
+    for row in (old, new):
+        db.write(sink, STOCK.remove(3), [row])
+    expected = [new, old] if index == "BINARY" else [old if keep_newer else new]
+    assert sorted(db.run("SELECT * FROM stock")) == expected
+
+
 def test_a_partial_index_does_not_tell_keys_apart(db: Play) -> None:
     """Rows outside of it may have one key."""
     db.run("CREATE TABLE stock (sku text, pieces int, at bigint)")
