@@ -47,6 +47,7 @@ EXPECTED = frozenset(
         "KafkaConnectionError",
         "NodeNotReadyError",
         "KafkaTimeoutError",
+        "RequestTimedOutError",
         "NoBrokersAvailable",
     ]
 )
