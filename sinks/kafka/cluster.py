@@ -322,7 +322,10 @@ class Cluster:
         about, sent = await self._both(lambda: self._metadata(()), lambda: self._ask_each(requests, known))
         there = [broker.node_id for broker in about.brokers]
         sent |= await self._ask_each(requests, [node for node in there if node not in sent])
-        return {node: [_raised(await self._answer(its)) for its in sent[node]] for node in there}
+        answers = {}
+        for node in there:  # Python 3.10 takes no comprehension for it
+            answers[node] = [_raised(await self._answer(its)) for its in sent[node]]
+        return answers
 
     async def _ask_each(self, requests: Callable[[int], list[Any]], nodes: Iterable[int]) -> dict[int, list[Any]]:
         return {node: self._send((request, node) for request in requests(node)) for node in nodes}
