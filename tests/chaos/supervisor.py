@@ -38,6 +38,7 @@ EXPECTED = frozenset(
         "InDoubtError",
         "ConfigurationError",
         "TransactionBlocked",
+        "TransactionEnded",
         "CheckpointLocationMismatch",
         "ReplayMismatch",
         "StreamingQueryException",  # what Spark says of its own
