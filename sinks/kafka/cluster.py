@@ -643,6 +643,7 @@ class Cluster:
         return self._admin._manager
 
     def connect(self) -> None:
+        """Raises what keeps the client from its first broker, within one `timeout`. Nothing is sent once it has one."""
         self._call(lambda _: None)
 
     def close(self) -> None:
