@@ -27,11 +27,12 @@ from benchmarks import spark as sparks
 from benchmarks.bench import FEW, Bench, command_line, heading, report, save, say, show, tell, working_folder
 from benchmarks.measure import Contender, rounds, spread
 from benchmarks.topic import JVM, PARTITIONS, SETTINGS, Topic, content
-from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks import Checkpoint, CommitOutcome, Committable
 from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import VERSION, KafkaServer
 from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.spark_kafka import SPARK_KAFKA
+from sinks.transaction import TransactionId
 
 _FIELDS = ", ".join(f"',\"measurement_{number:02d}\":', xxhash64(i, {number})" for number in range(25))
 SHAPES = {
@@ -223,8 +224,8 @@ class KafkaBench(Bench):
 
 
 def _open_transaction(sink: KafkaSink, subtask: int, batch: pa.RecordBatch) -> Committable:
-    context = TransactionContext("many", "bench", 0, sink.name, subtask, "0", batch.schema, "not used by Kafka")
-    transaction = sink.begin_transaction(context)
+    name = TransactionId("many", "bench", 0, sink.name, subtask, generation=1, round=0, attempt=0, task_attempt=0)
+    transaction = sink.begin_transaction(name.context(batch.schema))
     sink.write(transaction, batch)
     return sink.snapshot_state(transaction)
 

@@ -1,4 +1,4 @@
-"""What it costs to be seen: statistics, log lines, history, metrics, spans, progress, and count and hash in the ledger.
+"""What it costs to be seen: statistics, log lines, history, metrics, spans and progress.
 
     python -m benchmarks.statistics [--only driver,small,batch] [--rows 1000000] [--runs 5] [--small 15]
 
@@ -48,11 +48,6 @@ SECTIONS = ("driver", "small", "batch")
 WITH, WITHOUT = "with all of it", "with none of it"
 _CHECKPOINTS = 20
 """In a round of small ones."""
-_LEDGER_WITHOUT_SUMS = (
-    'CREATE TABLE tpc_ledger (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
-    " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
-    " at timestamptz NOT NULL DEFAULT now())"
-)
 
 
 class Timed(CheckpointListener):
@@ -105,9 +100,6 @@ class SeenOrNot:
     def __init__(self, stack: ExitStack, server: PostgresServer, folder: Path, *, seen: bool) -> None:
         self.seen = seen
         self.dsn = stack.enter_context(server.database())
-        if not seen:
-            with server.connect(self.dsn) as connection:
-                connection.execute(_LEDGER_WITHOUT_SUMS)
         config = CheckpointConfig() if seen else CheckpointConfig(history_size=0, verify_interval=0)
         sink = PostgresSink(self.dsn, "t", strategy="prepared", create_table=True)
         storage = (folder / f"storage-{uuid.uuid4().hex}").as_uri()

@@ -1,8 +1,12 @@
-"""Put one deliberate bug after the other into a copy of the sources, and see whether the tests catch it."""
+"""Put one deliberate bug after the other into a copy of the sources, and see whether the tests catch it.
+
+The test that caught a bug the last time, which caught_by.json names, runs alone first.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -10,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +23,7 @@ from tests.mutants.catalogue import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 COPIED = ("coordinator", "sinks", "tests", "examples", "pyproject.toml")
 LIMIT = 900
+CAUGHT_BY = Path(__file__).with_name("caught_by.json")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,10 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print(f"{len(chosen)} mutants, and the sources have a place for each")
         return 0
+    caught_by = json.loads(CAUGHT_BY.read_text())
     with ThreadPoolExecutor(options.j) as pool:
-        caught = list(pool.map(is_caught, chosen))
-    print(f"{sum(caught)} of {len(caught)} caught")
-    return int(not all(caught))
+        tests = pool.map(lambda mutant: catch(mutant, caught_by.get(mutant.name)), chosen)
+        by = dict(zip([mutant.name for mutant in chosen], tests, strict=True))
+    caught_by |= {name: test for name, test in by.items() if test}
+    known = {mutant.name: caught_by[mutant.name] for mutant in MUTANTS if mutant.name in caught_by}
+    CAUGHT_BY.write_text(json.dumps(known, indent=0) + "\n")
+    print(f"{sum(map(bool, by.values()))} of {len(by)} caught")
+    return int(not all(by.values()))
 
 
 def place(mutant: Mutant) -> Path:
@@ -47,7 +58,8 @@ def place(mutant: Mutant) -> Path:
     return found[0].relative_to(ROOT)
 
 
-def is_caught(mutant: Mutant) -> bool:
+def catch(mutant: Mutant, last: str | None) -> str | None:
+    """The test that fails. `last`: the one of the last time."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         copy = Path(name) / "copy"
@@ -61,21 +73,29 @@ def is_caught(mutant: Mutant) -> bool:
         (copy / ".cache").symlink_to(ROOT / ".cache")
         file = copy / place(mutant)
         file.write_text(file.read_text().replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not large"]
-        done = subprocess.run(
-            [*command, "--basetemp", f"{name}/tmp", "--timeout", "120", *mutant.tests],
-            cwd=copy,
-            env=os.environ | {"PYTHONPATH": str(copy)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-        )
-    by = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    caught = done.returncode == 1 and bool(by)
-    how = by[0] if by else done.stdout[-2000:] if done.returncode else "NOT CAUGHT"
-    print(f"{mutant.name:<55} {time.monotonic() - started:4.0f} s  {how}", flush=True)
-    return caught
+        by, output = _fails(copy, [last]) if last else (None, "")
+        if by is None:
+            by, output = _fails(copy, mutant.tests)
+    print(f"{mutant.name:<55} {time.monotonic() - started:4.0f} s  {by or output}", flush=True)
+    return by
+
+
+def _fails(copy: Path, tests: Sequence[str]) -> tuple[str | None, str]:
+    """The first of these tests that fails, and what pytest printed if none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not large"]
+    done = subprocess.run(
+        [*command, "--basetemp", f"{copy.parent}/tmp", "--timeout", "120", *tests],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    by = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.M)
+    if done.returncode == 1 and by:
+        return by[0], ""
+    return None, done.stdout[-2000:] if done.returncode else "NOT CAUGHT"
 
 
 if __name__ == "__main__":
