@@ -60,7 +60,8 @@ def test_prepared_branches_outlive_the_server_until_their_database_goes(server: 
         assert (server.port, server.running) == (port, True)
         assert server.pid != pid
         with server.connect() as connection:
-            assert xa.prepared(connection, parameters(dsn)["database"]) == [{"gtrid": "tpc.x", "bqual": "y"}]
+            prepared = xa.prepared(connection, parameters(dsn)["database"])
+            assert prepared == [{"gtrid": "tpc.x", "bqual": "y"}], server.log[-5000:]
     with server.connect() as connection:
         assert query(connection, "XA RECOVER") == []
         assert query(connection, "SHOW DATABASES LIKE 'test\\_%%'") == []
