@@ -167,6 +167,14 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
+    def test_a_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink) -> None:
+        """Nothing waits for a sweep, with its locks."""
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        assert db.pending() == 0
+
     def test_no_row_goes_into_another_table_than_it_was_written_for(self, db: Database, sink: TableSink) -> None:
         """The sink was given another table while a checkpoint was in doubt: what is to be moved, or was rolled back and
         is to be written again, waits until it has the old one."""

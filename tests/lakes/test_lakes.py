@@ -114,6 +114,23 @@ def test_two_drivers_commit_and_abort_at_random(lake: Lake) -> None:
     assert list(lake.sink().in_doubt(JOB)) == []
 
 
+def test_another_driver_commits_the_same_after_the_look_at_the_memory(lake: Lake) -> None:
+    """It deletes the mark then, which the memory does not make up for yet."""
+    sink, other = lake.sink(), lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    look = sink._table_and_memory
+
+    def late(app: str) -> object:
+        seen = look(app)
+        sink.__dict__.pop("_table_and_memory", None)
+        assert committed(other, made) == [COMMITTED]
+        return seen
+
+    sink.__dict__["_table_and_memory"] = late
+    assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == [0, 1]
+
+
 def test_a_file_that_somebody_deleted_before_the_commit_is_lost(lake: Lake) -> None:
     """A table that names it could not be read at all."""
     sink = lake.sink()

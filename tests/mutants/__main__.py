@@ -92,7 +92,7 @@ def _fails(copy: Path, tests: str) -> tuple[str | None, str]:
         text=True,
         timeout=LIMIT,
     )
-    by = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.M)
+    by = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, re.M)
     if done.returncode == 1 and by:
         return by[0], ""
     return None, done.stdout[-2000:] if done.returncode else "NOT CAUGHT"

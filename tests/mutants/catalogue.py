@@ -1185,7 +1185,7 @@ MUTANTS = (
         "sinks/sql",
         "        if transaction.may_be_durable:\n            self.abort(",
         "        if False:\n            self.abort(",
-        POSTGRES,
+        ("tests/postgres/test_sink.py::TestTable",),
     ),
     Mutant(
         "tables: the proof that may still be asked for is purged",
@@ -1584,7 +1584,7 @@ MUTANTS = (
         "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n",
         "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n"
         "                marked = self._marked(app)\n",
-        ("tests/iceberg/test_conformance.py", "tests/delta/test_conformance.py"),
+        LAKES,
     ),
     Mutant(
         "Lakes: files that somebody deleted are committed",
