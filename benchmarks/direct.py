@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from benchmarks.target import psql
 from sinks import TwoPhaseCommitSink
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, TransactionContext, TransactionId
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, TransactionId
 
 BATCH = 10_000
 """Rows of an Arrow batch: Spark's default."""
@@ -85,9 +85,8 @@ def _feed(pipe: Connection, sink: TwoPhaseCommitSink[Any], part: int, path: str)
     rows = sum(batch.num_rows for batch in batches)
     pipe.send(rows)
     while (number := pipe.recv()) is not None:
-        name = str(TransactionId("direct", "bench", number, sink.name, part, 1, 0, 0, part))
-        context = TransactionContext("direct", "bench", number, sink.name, part, "0", batches[0].schema, name)
-        transaction = sink.begin_transaction(context)
+        name = TransactionId("direct", "bench", number, sink.name, part, 1, 0, 0, part)
+        transaction = sink.begin_transaction(name.context(batches[0].schema))
         for batch in batches:
             sink.write(transaction, batch)
         pipe.send(sink.snapshot_state(transaction).of(sink.name, part, Fingerprint(rows)))

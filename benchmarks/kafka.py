@@ -224,7 +224,7 @@ class KafkaBench(Bench):
 
 
 def _open_transaction(sink: KafkaSink, subtask: int, batch: pa.RecordBatch) -> Committable:
-    name = TransactionId("many", "bench", 0, sink.name, subtask, generation=1, round=0, attempt=0, task_attempt=0)
+    name = TransactionId("many", "bench", 0, sink.name, subtask, 1, 0, 0, 0)
     transaction = sink.begin_transaction(name.context(batch.schema))
     sink.write(transaction, batch)
     return sink.snapshot_state(transaction)

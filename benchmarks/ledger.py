@@ -24,7 +24,7 @@ from sinks.sql.sink import TableSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mysql import mysql_service
 from sinks.testing.servers.postgres import postgres_service
-from sinks.transaction import Checkpoint, Committable, TransactionContext, TransactionId, token
+from sinks.transaction import Checkpoint, Committable, TransactionId, token
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
 LEDGERS = (400, 10_000, 100_000)
@@ -111,9 +111,8 @@ def measure_kafka(runs: int) -> None:
 
 
 def _write(sink: KafkaSink, batch: pa.RecordBatch, checkpoint: int, subtask: int) -> Committable:
-    name = str(TransactionId("job", "lineage", checkpoint, sink.name, subtask, 1, 0, 0, 0))
-    about = TransactionContext("job", "lineage", checkpoint, sink.name, subtask, "g1r0t0a0", batch.schema, name)
-    transaction = sink.begin_transaction(about)
+    name = TransactionId("job", "lineage", checkpoint, sink.name, subtask, 1, 0, 0, 0)
+    transaction = sink.begin_transaction(name.context(batch.schema))
     sink.write(transaction, batch)
     return sink.pre_commit(transaction)
 

@@ -20,7 +20,6 @@ from benchmarks.protocol import batch
 from coordinator import CheckpointCoordinator
 from coordinator.operate.balance import Verdict, take_balance
 from coordinator.protocol.batch import Sink
-from sinks import TransactionContext
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
@@ -100,11 +99,9 @@ def validate_all(bootstrap: str, topic: str, participants: int) -> tuple[str, st
 
 
 def _pre_committed(sink: KafkaSink, subtask: int) -> Committable:
-    name = str(TransactionId("job", "lineage", 0, sink.name, subtask, 1, 0, 0, 0))
+    name = TransactionId("job", "lineage", 0, sink.name, subtask, 1, 0, 0, 0)
     one = pa.RecordBatch.from_pydict({"value": ["x" * 100]})
-    transaction = sink.begin_transaction(
-        TransactionContext("job", "lineage", 0, sink.name, subtask, "g1r0t0a0", one.schema, name)
-    )
+    transaction = sink.begin_transaction(name.context(one.schema))
     sink.write(transaction, one)
     return sink.snapshot_state(transaction)
 

@@ -122,7 +122,7 @@ def test_another_driver_commits_the_same_after_the_look_at_the_memory(lake: Lake
 
     def late(app: str) -> object:
         seen = look(app)
-        sink.__dict__.pop("_table_and_memory", None)
+        sink.__dict__.pop("_table_and_memory")
         assert committed(other, made) == [COMMITTED]
         return seen
 

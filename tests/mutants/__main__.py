@@ -72,15 +72,15 @@ def catch(mutant: Mutant, last: str | None) -> str | None:
         (copy / ".cache").symlink_to(ROOT / ".cache")
         file = copy / place(mutant)
         file.write_text(file.read_text().replace(mutant.old, mutant.new))
-        by, output = None, ""
-        for tests in (last, *mutant.tests):  # one by one: to collect them all takes longer than to run most
-            if tests and by is None:
-                by, output = _fails(copy, tests)
-    print(f"{mutant.name:<55} {time.monotonic() - started:4.0f} s  {by or output}", flush=True)
-    return by
+        for tests in ([last] if last else []) + [*mutant.tests]:  # to collect all takes longer than to run most
+            failed, output = _run(copy, tests)
+            if failed:
+                break
+    print(f"{mutant.name:<55} {time.monotonic() - started:4.0f} s  {failed or output}", flush=True)
+    return failed
 
 
-def _fails(copy: Path, tests: str) -> tuple[str | None, str]:
+def _run(copy: Path, tests: str) -> tuple[str | None, str]:
     """The first of these tests that fails, and what pytest printed if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not large"]
     done = subprocess.run(
@@ -92,9 +92,9 @@ def _fails(copy: Path, tests: str) -> tuple[str | None, str]:
         text=True,
         timeout=LIMIT,
     )
-    by = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, re.M)
-    if done.returncode == 1 and by:
-        return by[0], ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, re.M)
+    if done.returncode == 1 and failed:
+        return failed[0], ""
     return None, done.stdout[-2000:] if done.returncode else "NOT CAUGHT"
 
 
