@@ -1,6 +1,6 @@
 """The checkpoint coordinator that runs inside foreachBatch."""
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 from coordinator import import_check  # noqa: F401  # isort: split
 from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, Replay, StateBackend

@@ -399,8 +399,8 @@ class CheckpointCoordinator:
 
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
-        Waits for the batch under way. Sweeps nothing where neither a record was found nor a sweep has come before: the
-        storage may be the wrong one."""
+        Waits for the batch under way. Sweeps nothing where storage may be the wrong one, or where the record of the
+        last batch may yet land in it."""
         self._closed.set()
         self._verifier.end()
         self._heartbeat.end("the coordinator was closed")
@@ -408,7 +408,7 @@ class CheckpointCoordinator:
         stop_metrics, self._stop_metrics = self._stop_metrics, _nothing
         stop_metrics()
         with self._one_at_a_time:
-            if self.protocol.newest or self.protocol.has_swept:
+            if self.protocol.may_abort:
                 self._lifecycle.wait_for_workers()
                 try:
                     self.protocol.sweep()

@@ -7,6 +7,7 @@ import math
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import CheckpointError, SavepointError
@@ -24,8 +25,29 @@ _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 _IDLE_LOOKS = 3
 """How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
-_FINISHED: dict[tuple[str, str], MicroBatch] = {}
-"""By job and storage, the last batch that was processed to its end, by whichever coordinator of this process: a
+
+
+@dataclass
+class _Calls:
+    """Those for one batch. The first one tells which rows it has."""
+
+    batch: MicroBatch
+    failed: Exception | None
+    """Of the last call with these rows. Unless the calling function catches it, Spark fails the query with it, and no
+    other call comes."""
+    refused: Exception | None = None
+    """Of a call with other rows."""
+
+    @property
+    def error(self) -> Exception | None:
+        return self.failed or self.refused
+
+    def are_for(self, batch: MicroBatch) -> bool:
+        return self.batch.run_id == batch.run_id and self.batch.facts.checkpoint_id == batch.facts.checkpoint_id
+
+
+_CALLS: dict[tuple[str, str], _Calls] = {}
+"""By job and storage, the calls for the newest batch that have ended, of whichever coordinator of this process: a
 function may make another one for each part of a batch."""
 
 
@@ -78,11 +100,7 @@ class QueryLifecycle:
         """That of the last batch. Spark has one for each run of a query."""
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._idle = False
-        self._finished: MicroBatch | None = None
-        """The last batch that this object processed to its end."""
-        self._failed: tuple[MicroBatch, Exception] | None = None
-        """The batch and error of the last call, if it failed and its query was not being stopped. Unless the calling
-        function catches the error, Spark fails the query with it, and no other batch comes."""
+        self._query_id = ""
 
     @property
     def query(self) -> Query:
@@ -121,6 +139,7 @@ class QueryLifecycle:
     def admit(self, batch: MicroBatch) -> None:
         """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
         self.calling, self.run_id, self.location, self._idle = batch.query, batch.run_id, batch.location, False
+        self._query_id = batch.facts.query_id
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)
@@ -130,71 +149,81 @@ class QueryLifecycle:
         self._require_called_once(batch)
 
     def finished(self, batch: MicroBatch) -> None:
-        self._finished = _FINISHED[self._key] = batch
         self._finished_at, self._idle = self._clock.monotonic(), True
-        if self._failed:  # a call in another thread, after this one had begun
-            before, _ = self._failed
-            if (before.run_id, before.facts) == (batch.run_id, batch.facts) and batch.same_rows(before):
-                self._failed = None
+        self._ended(batch, None)
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""
         self._cut_off_at = self._clock.monotonic()
-        if batch.active:
-            self._failed = batch, error
+        if not batch.active:  # Spark hands the batch over again
+            _CALLS.pop(self._key, None)
+        elif self._query_id in ("", batch.facts.query_id):
+            self._ended(batch, error)
+
+    def _ended(self, batch: MicroBatch, error: Exception | None) -> None:
+        calls = _CALLS.get(self._key)
+        if not calls or not calls.are_for(batch):
+            _CALLS[self._key] = _Calls(batch, error)
+        elif batch.same_rows(calls.batch):
+            calls.failed = error
+        else:
+            calls.refused = calls.refused or error
 
     # ------------------------------------------------------------------ the function that calls the coordinator
     def require_one_query(self, batch: MicroBatch) -> None:
         """Raise if another query runs that this object serves: the two would end each other's signs of life."""
-        before = self._finished
-        if before and before.facts.query_id != batch.facts.query_id and before.active:
+        if self.calling and self._query_id != batch.facts.query_id and self.calling.isActive:
             raise CheckpointError(
-                f"the coordinator of job {self._job!r} serves query {before.facts.query_id}, which runs, and was "
-                f"called by query {batch.facts.query_id}. Give that one a coordinator of its own, with another job "
-                "name. Nothing of it was written."
+                f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, and was called by "
+                f"query {batch.facts.query_id}. Give that one a coordinator of its own, with another job name. "
+                "Nothing of it was written."
             )
 
     def _require_called_once(self, batch: MicroBatch) -> None:
-        """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
-        before, n = _FINISHED.get(self._key), batch.facts.checkpoint_id
-        if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
-            self._finished = None  # its DataFrame would keep Spark from freeing what it was computed from
-            _FINISHED.pop(self._key, None)
-        elif before and not batch.same_rows(before):
+        """A second call for a batch does no harm if it has the same rows: it finds the checkpoint complete, or tries
+        again. Of other rows, either they or those of the first call would be missing."""
+        calls, n = _CALLS.get(self._key), batch.facts.checkpoint_id
+        if not calls or not calls.are_for(batch):
+            _CALLS.pop(self._key, None)  # the DataFrame would keep Spark from freeing what it was computed from
+        elif not batch.same_rows(calls.batch):
+            twice = f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. "
+            if error := calls.failed:
+                raise CheckpointError(
+                    f"{twice}The first call failed: {type(error).__name__}: {error}. Nothing of the second was "
+                    "written. Do not catch errors of the coordinator, call it once for each batch, and change a "
+                    "DataFrame before the call."
+                ) from error
             raise CheckpointError(
-                f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. The "
-                "checkpoint is complete with the rows of the first call. The rows of the second ARE MISSING in the "
-                "targets. To write them, hand the second DataFrame to a second coordinator with another job name, and "
-                "start the query once with CheckpointConfig(adopt=True) for that one. From then on call each "
-                "coordinator once for each batch; transform= gives a sink its own rows."
+                f"{twice}The checkpoint is complete with the rows of one of them: of the first call, when the batch "
+                "was first processed. The rows of the other ARE MISSING in the targets. To write them, hand that "
+                "DataFrame to a second coordinator with another job name, and start the query once with "
+                "CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
+                "transform= gives a sink its own rows."
             )
 
     def close(self) -> None:
-        """Drop the last batch, unless its query runs: the function around may call another object for it."""
+        """Forget the calls of the last batch, unless its query runs: the function around may call another object."""
         with suppress(Exception):  # Spark is gone
             if self.calling and self.calling.isActive:
                 return
-        if self._finished and _FINISHED.get(self._key) is self._finished:
-            del _FINISHED[self._key]
-        self._finished = None
+        if (calls := _CALLS.get(self._key)) and calls.batch.run_id == self.run_id:
+            _CALLS.pop(self._key, None)
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
-        """Raise if the last call failed, and Spark goes on to another batch in the same run: somebody caught the
-        error."""
-        if self._failed:
-            before, _ = self._failed
-            if before.run_id == batch.run_id and before.facts != batch.facts:
-                raise self._swallowed()
-        self._failed = None
+        """Raise if a call failed, and Spark goes on to another batch in the same run: somebody caught the error."""
+        calls = _CALLS.get(self._key)
+        if calls and calls.error and calls.batch.run_id == batch.run_id and not calls.are_for(batch):
+            raise self._swallowed(calls.batch, calls.error)
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """The error of the last call, if the query ended as if there had been none."""
-        return self._swallowed() if self._failed and not self._failed[0].query.exception() else None
+        """The error of the last batch, if the query ended as if there had been none."""
+        calls = _CALLS.get(self._key)
+        if calls and calls.error and not calls.batch.query.exception():
+            return self._swallowed(calls.batch, calls.error)
+        return None
 
-    def _swallowed(self) -> CheckpointError:
-        assert self._failed
-        batch, error = self._failed
+    def _swallowed(self, batch: MicroBatch, error: Exception) -> CheckpointError:
         n = batch.facts.checkpoint_id
         swallowed = CheckpointError(
             f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "

@@ -332,7 +332,7 @@ def resolve(
             assert complete
         about = _about(complete, errors)
         decided = {(pending.sink, pending.named.subtask) for pending in seen.pending if pending.named}
-        about["committed_now"] = sum(complete.outcomes.get(each) == CommitOutcome.COMMITTED for each in decided)
+        about["committed_now"] = len(decided & complete.named.keys() - set(complete.hidden()))
         count, visible = len(complete.named), about["visible"]
         known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
         tell(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.", as_json)
@@ -375,8 +375,8 @@ def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception
             "rows": committable.fingerprint.rows,
             "transaction": dict(committable.transaction),
         }
-        for (sink, subtask), committable in complete.named.items()
-        if (outcome := complete.outcomes.get((sink, subtask))) != CommitOutcome.COMMITTED
+        for (sink, subtask) in complete.hidden()
+        for committable, outcome in [(complete.named[sink, subtask], complete.outcomes.get((sink, subtask)))]
     ]
     return {
         "job": complete.record.job,

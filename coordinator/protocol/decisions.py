@@ -63,7 +63,7 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
             f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
-    if not reloaded and (n > c.checkpoint_id + 1 or newest.committed() < len(newest.named)):
+    if not reloaded and (n not in (c.checkpoint_id, c.checkpoint_id + 1) or newest.hidden()):
         return Action.RELOAD
     if n > c.checkpoint_id + 1:
         raise CheckpointGap(
@@ -317,8 +317,7 @@ def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once
 
 def require_visible(complete: CompletedCheckpoint) -> None:
     """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
-    hidden = [p for p in complete.named if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
-    if hidden:
+    if hidden := complete.hidden():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
             {p: (complete.named[p], "") for p in hidden},

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, count
 from typing import TypeVar
 
 import pyarrow as pa
@@ -82,8 +82,11 @@ class CheckpointProtocol:
         """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
         """R19: ids of the source's Kafka topics, which have to be the same at the next checkpoint."""
-        self._may_abort = False
+        self.may_abort = False
         """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16)."""
+        self._undecided = False
+        """Whether the transactions of a batch wait for its decision: no record names them, and a sweep would abort
+        them."""
         self._checked: dict[str, pa.Schema] = {}
         self._evolved: dict[str, pa.Schema] = {}
         """By sink, the schema that `check`, or `evolve`, was called with last."""
@@ -153,7 +156,7 @@ class CheckpointProtocol:
         0 if it will run no query."""
         self.fence = Fence(self.store)
         self.open_sinks()
-        self._may_abort = False
+        self.may_abort = False
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
@@ -231,6 +234,8 @@ class CheckpointProtocol:
         )
         if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
             decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
+        if batch and action is Action.SKIP:  # R12: done only with the same input
+            decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if newest and remembered and not newest.record.restored_from:
             older = [key for key in retained if key.checkpoint_id < newest.checkpoint_id]
             self._commit_in_doubt_again(remembered, older, newest.record.newest_rows, batch)
@@ -241,10 +246,11 @@ class CheckpointProtocol:
         self.newest = newest
         if not newest:
             return action
-        self._may_abort = True
+        self.may_abort = True
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = Counter(sink for sink, _ in self.newest.lost())
-        self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
+        committed = len(self.newest.named) - len(self.newest.hidden())
+        self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=committed, lost=lost)
         if action is Action.WRITE:
             decisions.require_none_lost(self.newest)
         return action
@@ -344,11 +350,9 @@ class CheckpointProtocol:
 
     def _check_batch(self, action: Action, batch: MicroBatch) -> None:
         """Check what may still refuse the batch. After this, transactions may be aborted."""
-        if action is Action.SKIP:  # R12: done only with the same input
-            decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if action is Action.WRITE:
             self._check_schemas(batch)
-        self._may_abort = True
+        self.may_abort = True
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         for name, sink in self.sinks.items():
@@ -364,12 +368,8 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
         """Abort what is in doubt and no record names, once that is safe (R16)."""
-        if self._may_abort:
+        if self.may_abort and not self._undecided:
             self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
-
-    @property
-    def has_swept(self) -> bool:
-        return self._sweeper.has_swept
 
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
         """Abort the driver's `own` transactions, except those to `keep`. What fails is left to the next sweep."""
@@ -491,7 +491,11 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._compare_memories_again(batch)
+        self._undecided = True
+        try:
+            self._compare_memories_again(batch)
+        finally:
+            self._undecided = False
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
@@ -572,7 +576,7 @@ class CheckpointProtocol:
             self._abort(record.committables)
             raise
         except StorageError as error:
-            # The put may still land, so nothing is aborted: the next recovery commits or sweeps what is pre-committed.
+            self.may_abort = False  # The put may still land: the next start commits or sweeps what is pre-committed.
             raise CheckpointFailed(
                 f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be written; start the "
                 f"query again when the storage answers: {error}"
@@ -615,18 +619,16 @@ class CheckpointProtocol:
         by_sink = Counter(sink for sink, _ in pending)
         self._commit_times = {}
         self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
-        permit, errors = self.commit_once(permit)
-        tries = 1
-        self._tell_outages(errors)
-        while errors:
+        for tries in count(1):
+            permit, errors = self.commit_once(permit)
+            self._tell_outages(errors)
+            if not errors:
+                break
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
                 raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(iter(errors.values()))
             self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
-            permit, errors = self.commit_once(permit)
-            self._tell_outages(errors)
-            tries += 1
         if batch and batch.facts.checkpoint_id > n:
             permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
         decisions.require_known(permit.complete)
@@ -643,7 +645,7 @@ class CheckpointProtocol:
             [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
-                self._may_abort = False
+                self.may_abort = False
                 raise decisions.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:

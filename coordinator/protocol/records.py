@@ -177,8 +177,9 @@ class CompletedCheckpoint:
     def lost(self) -> dict[Participant, Committable]:
         return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
 
-    def committed(self) -> int:
-        return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
+    def hidden(self) -> list[Participant]:
+        """Those that are not known to be visible."""
+        return [p for p in self.named if self._state(p) is not CommitState.COMMITTED]
 
     def only(self, sink: str) -> CompletedCheckpoint:
         """The same without the other sinks."""

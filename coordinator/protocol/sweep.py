@@ -42,11 +42,6 @@ class Sweeper:
     def due(self) -> bool:
         return self._clock.monotonic() - self._swept_at > self._interval
 
-    @property
-    def has_swept(self) -> bool:
-        """Whether this run has swept, and its last sweep left nothing to the next one."""
-        return self._swept_at > -math.inf
-
     def make_due(self) -> None:
         self._swept_at = -math.inf
 

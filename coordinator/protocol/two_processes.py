@@ -80,7 +80,9 @@ class TwoProcessProtocol(CheckpointProtocol):
             self.newest = newest
             if self.newest.checkpoint_id == prepared.checkpoint_id:
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
+        self._undecided = newest is None or newest.checkpoint_id != prepared.checkpoint_id
         self._write_or_finish(self._choose_action(batch), batch)
+        self._undecided = False
         self.sweep()  # what tasks that died have left: another batch may not come
 
     def _setup(self) -> str:

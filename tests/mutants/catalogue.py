@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         "a second call for a batch takes what is decided for visible",
         "coordinator",
-        " or newest.committed() < len(newest.named)):",
+        " or newest.hidden()):",
         "):",
         ("tests/protocol/test_rules.py",),
     ),
@@ -329,9 +329,23 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "        self._compare_memories_again(batch)\n        for",
-        "        for",
+        "            self._compare_memories_again(batch)\n        finally",
+        "            pass\n        finally",
         MEMORIES,
+    ),
+    Mutant(
+        "the process that decides sweeps what it is to decide",
+        "coordinator",
+        "if self.may_abort and not self._undecided:",
+        "if self.may_abort:",
+        ("tests/protocol/test_rules.py",),
+    ),
+    Mutant(
+        "the end of a coordinator sweeps what a late put may yet decide",
+        "coordinator",
+        "self.may_abort = False  # The put may still land",
+        "pass  # The put may still land",
+        ("tests/protocol/test_rules.py",),
     ),
     Mutant(
         "a sweep spares only what the newest record names (R16)",
@@ -343,8 +357,8 @@ MUTANTS = (
     Mutant(
         "a start that is refused sweeps (R16)",
         "coordinator",
-        "        if self._may_abort:",
-        "        if True:",
+        "self.may_abort = False\n        self._checked.clear()",
+        "self.may_abort = True\n        self._checked.clear()",
         MEMORIES,
     ),
     Mutant(
@@ -385,7 +399,7 @@ MUTANTS = (
     Mutant(
         "aborted after a put of which nobody knows whether it landed",
         "coordinator",
-        "            # The put may still land,",
+        "            self.may_abort = False  # The put may still land:",
         "            self._abort(record.committables)\n            # The put may still land,",
         PROTOCOL,
     ),
@@ -428,7 +442,7 @@ MUTANTS = (
     Mutant(
         "two calls for one batch are not told apart",
         "coordinator",
-        "elif before and not batch.same_rows(before):",
+        "elif not batch.same_rows(calls.batch):",
         "elif False:",
         ("tests/protocol", "tests/spark/test_controls.py"),
     ),
@@ -490,7 +504,7 @@ MUTANTS = (
     Mutant(
         "a checkpoint that is not visible is saved, or deleted",
         "coordinator",
-        "    if hidden:\n        raise _in_doubt(",
+        "    if hidden := complete.hidden():\n        raise _in_doubt(",
         "    if False:\n        raise _in_doubt(",
         (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),
@@ -944,7 +958,7 @@ MUTANTS = (
     Mutant(
         "Kafka: what a machine has lost of an open transaction is decided",
         "sinks/kafka",
-        "elif last not in (None, there[producer]):",
+        "elif last not in (None, there[producer][1]):",
         "elif False:",
         ("tests/kafka/test_crashes.py::test_a_machine_loses_what_its_broker_had_acknowledged",),
     ),
@@ -1631,8 +1645,29 @@ MUTANTS = (
     Mutant(
         "Iceberg: pyiceberg tries a commit again by itself",
         "sinks/iceberg",
-        "table._do_commit(transaction._updates, (*transaction._requirements, same))",
+        "table._do_commit(updates, (*transaction._requirements, same))",
         "transaction.commit_transaction()",
         ("tests/iceberg/test_conformance.py", *LAKES),
+    ),
+    Mutant(
+        "Iceberg: a branch that somebody has dropped is made anew",
+        "sinks/iceberg",
+        "for reason in self._without_branch():",
+        "for reason in ():",
+        LAKES,
+    ),
+    Mutant(
+        "Lakes: tasks write for the table as it was at the start",
+        "sinks/lake",
+        "            self._table = None\n        return table",
+        "            pass\n        return table",
+        LAKES,
+    ),
+    Mutant(
+        "Kafka: the time that a leader tells of what it has is taken for its own",
+        "sinks/kafka",
+        "appended_at not in (-1, latest_time(batch.data))",
+        "appended_at >= 0",
+        ("tests/kafka/test_producer.py",),
     ),
 )

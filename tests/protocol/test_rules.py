@@ -20,11 +20,12 @@ from coordinator.errors import (
     SourceReplaced,
     Superseded,
 )
-from coordinator.lifecycle import _FINISHED
+from coordinator.lifecycle import _CALLS
 from coordinator.protocol import protocol
 from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import JobStore
+from coordinator.protocol.two_processes import TwoProcessProtocol
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -139,12 +140,17 @@ def test_r12_a_record_of_another_query_is_another_batch() -> None:
 
 
 def test_r12_a_skipped_batch_with_other_offsets_is_refused(job: Job) -> None:
-    job.run()
+    """Before anything is committed."""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 2)])
     facts = job.query().batch(1, "restored").facts
     restored = LocalBatch(type(facts)(1, facts.query_id, ('{"end":99}',)), "restored", job.input[0], job.query())
     with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
         job.coordinator().process(restored)
     assert restored.drained == 0
+    assert job.visible() == Counter(ids(job.input[:2]))
+    job.run()
+    job.assert_exactly_once()
 
 
 def test_r12_a_record_that_another_query_put_first_is_not_adopted(job: Job) -> None:
@@ -189,6 +195,31 @@ def test_another_coordinator_refuses_other_rows_of_a_batch(job: Job) -> None:
     assert job.visible() == Counter(ids(job.input[:2]))
 
 
+def test_a_second_call_after_one_that_failed_with_other_rows_is_refused(job: Job) -> None:
+    """By a function that catches the error of one part of a batch, and goes on to the next."""
+    coordinator, query = job.coordinator(), job.query()
+    coordinator._lifecycle.failed(query.batch(0, "one run"), CheckpointError("an executor was lost"))
+    query.input = [job.input[1], *job.input[1:]]
+    for each in (coordinator, coordinator, job.coordinator()):
+        part = query.batch(0, "one run")
+        with pytest.raises(CheckpointError, match=r"called twice.*first call failed.*an executor was lost") as refused:
+            each.process(part)
+        each._lifecycle.failed(part, refused.value)
+    query.input = job.input
+    coordinator.process(query.batch(0, "one run"))
+    assert job.visible() == Counter(ids(job.input[:1]))
+
+
+def test_a_part_that_was_refused_is_missing_also_where_the_first_is_handed_over_again(job: Job) -> None:
+    coordinator, query = job.coordinator(), job.query()
+    first, second = query.batch(0, "one run"), LocalBatch(query.facts_of(0), "one run", job.input[1], query)
+    coordinator.process(first)
+    coordinator._lifecycle.failed(second, CheckpointError("called twice"))
+    coordinator.process(first)
+    with pytest.raises(CheckpointError, match="batch 0 failed, but Spark takes it for done"):
+        coordinator._lifecycle.require_errors_passed_on(query.batch(1, "one run"))
+
+
 def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(job: Job) -> None:
     """In two threads: it fails when the other has begun. That finishes the batch, so no rows are missing."""
     coordinator, query = job.coordinator(), job.query()
@@ -196,9 +227,9 @@ def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(
     lifecycle.failed(query.batch(0, "one run"), error)
     coordinator.process(query.batch(0, "one run"))
     lifecycle.require_errors_passed_on(query.batch(1, "one run"))
-    lifecycle.failed(query.batch(1, "one run"), error)
-    query.input = [job.input[0], job.input[2], job.input[2]]
     coordinator.process(query.batch(1, "one run"))
+    query.input = [job.input[0], job.input[2], job.input[2]]
+    lifecycle.failed(query.batch(1, "one run"), error)
     with pytest.raises(CheckpointError, match="batch 1 failed, but Spark takes it for done"):
         lifecycle.require_errors_passed_on(query.batch(2, "one run"))
 
@@ -206,9 +237,40 @@ def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(
 def test_a_closed_coordinator_holds_no_dataframe(job: Job) -> None:
     coordinator = job.coordinator()
     coordinator.process(job.query().batch(0, "one run"))
-    before = len(_FINISHED)
+    before = len(_CALLS)
     coordinator.close()
-    assert len(_FINISHED) == before - 1
+    assert len(_CALLS) == before - 1
+
+
+class FirstUnanswered(FileSink):
+    asked = 0
+
+    def commit_all(self, checkpoint, committables):
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionError("no answer")
+        return super().commit_all(checkpoint, committables)
+
+
+def test_the_process_that_decides_does_not_sweep_what_it_is_to_decide(job: Job) -> None:
+    """It asks for the earlier checkpoint's commit again, and an orphan may be in the way of that."""
+    query = job.query()
+
+    def protocol(sink: FileSink) -> TwoProcessProtocol:
+        of = job.coordinator(sink)
+        return TwoProcessProtocol("job", of.sinks, of.protocol.store, of.config, of.protocol.listeners, job.clock)
+
+    for n in range(len(job.input)):
+        batch, handed_over = query.batch(n, "one run"), query.batch(n, "one run")
+        prepared = protocol(FirstUnanswered(job.sink.folder)).prepare(batch)
+        acks = batch.run({job.sink.name: prepared.task(job.sink, "job")}, nothing)
+        handed_over.run = lambda tasks, ended, acks=acks: acks  # type: ignore[method-assign]
+        protocol(FirstUnanswered(job.sink.folder)).conclude(prepared, handed_over)
+    job.assert_exactly_once()
+
+
+def nothing(*_: object) -> None:
+    pass
 
 
 def fail_replay(*_: object) -> NoReturn:
@@ -345,17 +407,24 @@ def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_a
     job.assert_exactly_once()
 
 
-def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bool) -> None:
+    """Or lands only when the coordinator is closed."""
+    under_way = []
 
     class Landed(HookedStorage):
         def put_if_absent(self, key: str, value: bytes) -> bool:
-            done = super().put_if_absent(key, value)
             if "/checkpoint/" in key:
+                under_way.append((key, value)) if late else super().put_if_absent(key, value)
                 raise StorageError(self.uri, key, "timed out")
-            return done
+            return super().put_if_absent(key, value)
 
+    coordinator = job.coordinator(storage=Landed(job.storage, "", "", lambda: None))
     with pytest.raises(CheckpointFailed, match="timed out"):
-        job.run(storage=Landed(job.storage, "", "", lambda: None))
+        job.query().run(coordinator)
+    coordinator.close()
+    for key, value in under_way:
+        assert job.storage.put_if_absent(key, value)
     assert hidden_rounds(job) == [0, 0, 0]
     steps = Steps()
     job.run(listeners=[steps])
