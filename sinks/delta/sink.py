@@ -40,6 +40,8 @@ _RULES = {
 }
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
+"""So many have bounds, unless a table says by one of `_BOUNDED` which: then all have."""
+_BOUNDED = {"delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"}
 """So many columns of a file get statistics, as by Delta's own writers."""
 _LONGEST = 32
 """Characters of a bound, at most one more."""
@@ -103,7 +105,9 @@ class DeltaSink(LakeSink):
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
-        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout)
+        chosen = _BOUNDED & self._handle.metadata().configuration.keys()
+        bounded = len(columns) if chosen else _COLUMNS
+        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, bounded)
 
     def _location(self) -> str:
         return self._uri
@@ -167,7 +171,7 @@ class DeltaSink(LakeSink):
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
-            size, stats = len(data), json.dumps(_statistics(part), ensure_ascii=False)
+            size, stats = len(data), json.dumps(_statistics(part, table.details), ensure_ascii=False)
             files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
         return files
 
@@ -253,9 +257,10 @@ def _without_nan(rows: pa.Table) -> list[str]:
     return [name for name in flat if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())]
 
 
-def _statistics(rows: pa.Table) -> dict[str, Any]:
-    """With bounds of all columns that have values, or of none: deltalake's readers miss rows where one lacks."""
-    flat = [name for name in rows.column_names[:_COLUMNS] if not at.is_nested(rows[name].type)]
+def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
+    """Of the first so many columns, with bounds of all that have values, or of none: deltalake's readers miss rows
+    where one lacks."""
+    flat = [name for name in rows.column_names[:most] if not at.is_nested(rows[name].type)]
     nulls = {name: rows[name].null_count for name in flat}
     some = [name for name in flat if nulls[name] < rows.num_rows and not is_bytes(rows[name].type)]
     bounds = [(name, found) for name in some if (found := _bounds(rows[name]))]

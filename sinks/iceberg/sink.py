@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.update import AssertTableUUID, SetSnapshotRefUpdate, TableUpdate
 from pyiceberg.transforms import DayTransform
 from pyiceberg.types import StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
@@ -142,7 +143,7 @@ class TableFiles(Files):
         return bool(self._io.new_input(self._whole(path)).exists())
 
     def _whole(self, path: str) -> str:
-        return path if "://" in path or path.startswith("/") else f"{self._location}/{path}"
+        return path if urlsplit(path).scheme or path.startswith("/") else f"{self._location}/{path}"
 
 
 class IcebergSink(LakeSink):
@@ -223,12 +224,15 @@ class IcebergSink(LakeSink):
             if (by.partition("[")[0], kind) in _FAILS:
                 yield f"it is partitioned by {part.name!r}, {by} of a {kind}: it doubles rows or fails, use another"
         ref = table.metadata.refs.get(self._branch)
-        if ref is None and self._branch != "main":
-            yield f"it has no branch {self._branch!r}: create it"
+        yield from self._without_branch()
         if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
             yield f"{self._branch!r} is a tag there, which takes no commits: name a branch"
         if ":memory:" in str(table.catalog.properties.get("uri")):
             yield "its catalog is in the memory of this process, where no other sees it: use a file or a server"
+
+    def _without_branch(self) -> list[str]:
+        gone = self._branch != "main" and self._branch not in self._handle.metadata.refs
+        return [f"it has no branch {self._branch!r}: create it"] if gone else []
 
     def _add_columns(self, columns: pa.Schema) -> None:
         with self._handle.update_schema() as update:
@@ -256,6 +260,8 @@ class IcebergSink(LakeSink):
         deletes manifests, which a commit whose answer got lost has put into the table."""
         table: Table = self._handle
         metadata = table.metadata
+        for reason in self._without_branch():  # pyiceberg would make one, without its earlier rows
+            raise ConfigurationError(f"sink {self.name!r} cannot commit to {self.table}: {reason}")
         try:
             transaction = _Transaction(table)
             transaction.set_properties({app: memory.to_json()})
@@ -266,7 +272,8 @@ class IcebergSink(LakeSink):
                 for file in files:
                     append.append_data_file(_from_json(file, metadata))
             same = AssertTableUUID(uuid=metadata.table_uuid)
-            table._do_commit(transaction._updates, (*transaction._requirements, same))
+            updates = tuple(_with_retention(update, metadata) for update in transaction._updates)
+            table._do_commit(updates, (*transaction._requirements, same))
         except (CommitFailedException, ValueError) as error:
             if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
                 raise
@@ -282,6 +289,14 @@ class IcebergSink(LakeSink):
             for entry in manifest.fetch_manifest_entry(table.io)
         )
         return {file.file_path: file.record_count for file in entries if file.file_path in wanted}
+
+
+def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
+    """pyiceberg moves a branch without what it says of how long its snapshots stay."""
+    if not isinstance(update, SetSnapshotRefUpdate) or (ref := metadata.refs.get(update.ref_name)) is None:
+        return update
+    names = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
+    return update.model_copy(update={name: getattr(ref, name) for name in names})
 
 
 # ---------------------------------------------------------------------- data files as JSON, for the way to the commit

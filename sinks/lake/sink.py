@@ -243,13 +243,16 @@ class LakeSink(
             except Exception as error:  # deltalake adds a stack of its own
                 why = str(error).partition("\n")[0]
                 raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
+        self._table = self._fitting_table(schema, adds=self.evolves)
+
+    def _fitting_table(self, schema: pa.Schema, *, adds: bool = False) -> LakeTable:
         table = self._require_table()
-        columns, others = list(mismatches(schema, table.columns, adds=self.evolves)), list(self._problems())
+        columns, others = list(mismatches(schema, table.columns, adds=adds)), list(self._problems())
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
             raise kind(f"sink {self.name!r} cannot write to {table.target}:{reasons}")
-        self._table = table
+        return table
 
     def evolve(self, schema: pa.Schema) -> None:
         """New columns take NULL."""
@@ -269,8 +272,15 @@ class LakeSink(
         ]
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
+    def _look_at_it(self) -> LakeTable | None:
+        """If somebody has altered it, tasks have to look whether their rows fit."""
+        table, before = self._look(), self._table
+        if before and (table is None or (table.target, table.layout) != (before.target, before.layout)):
+            self._table = None
+        return table
+
     def _require_table(self) -> LakeTable:
-        if (table := self._look()) is None:
+        if (table := self._look_at_it()) is None:
             raise ConfigurationError(
                 f"sink {self.name!r}: there is no table {self}: create it, or set create_table=True"
             )
@@ -300,7 +310,7 @@ class LakeSink(
                 f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
                 "its own, and all contend for one table"
             )
-        return LakeTransaction(context, self._table or self._require_table())
+        return LakeTransaction(context, self._table or self._fitting_table(context.schema))
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
         table = transaction.table
@@ -333,7 +343,7 @@ class LakeSink(
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Rows for another table or layout than there is now, or whose mark somebody has deleted, are written again."""
-        self._table = table = self._require_table()
+        table = self._require_table()
         if reasons := list(self._problems()):
             raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
         marked = self._marked(app_of(checkpoint.job, self.name)).values()
@@ -342,6 +352,7 @@ class LakeSink(
             unfit = committable.target_mismatch(table.target) or _unfit(committable, table)
             if unfit := unfit or (f"{_mark(text)} is gone" if text not in marked else ""):
                 raise TransactionEnded(f"sink {self.name!r}: {unfit}")
+        self._table = table
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
@@ -396,7 +407,7 @@ class LakeSink(
 
     def _table_and_memory(self, app: str) -> tuple[LakeTable, Memory] | None:
         """The table and what it remembers of `app`, both at one moment; None if there is no table."""
-        while (table := self._look()) is not None:
+        while (table := self._look_at_it()) is not None:
             if (memory := self._remembered(app)) is not None:
                 return table, memory
         return None

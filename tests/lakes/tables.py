@@ -46,6 +46,9 @@ class Lake:
     def close(self) -> None:
         pass
 
+    def drop_column(self, name: str) -> None:
+        raise NotImplementedError
+
     def rows(self) -> list[dict[str, Any]]:
         return list(self.read().select(SCHEMA.names).to_pylist())
 
@@ -91,6 +94,9 @@ class DeltaLake(Lake):
 
     def compact(self) -> None:
         self.table().optimize.compact()
+
+    def drop_column(self, name: str) -> None:
+        write_deltalake(self.uri, self.read().drop_columns([name]), mode="overwrite", schema_mode="overwrite")
 
     def repartition(self) -> None:
         write_deltalake(self.uri, self.read(), mode="overwrite", schema_mode="overwrite", partition_by=["name"])
@@ -144,6 +150,10 @@ class IcebergLake(Lake):
 
     def compact(self) -> None:
         self.table().overwrite(self.read())
+
+    def drop_column(self, name: str) -> None:
+        with self.table().update_schema() as update:
+            update.delete_column(name)
 
     def repartition(self) -> None:
         with self.table().update_spec() as update:

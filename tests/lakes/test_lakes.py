@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from datetime import time as clock
@@ -25,6 +25,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import StringType
 
+from coordinator.listener import CheckpointListener, Step
 from sinks.audit import Part
 from sinks.delta import DeltaSink
 from sinks.delta.sink import _FEATURES
@@ -32,9 +33,11 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMis
 from sinks.iceberg import IcebergSink
 from sinks.lake.sink import LakeSink, app_of
 from sinks.testing import SCHEMA, rows
+from sinks.testing.conformance import ids
 from sinks.testing.lines import at, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint, TransactionId
 from tests.lakes.tables import LAKES, DeltaLake, IcebergLake
+from tests.protocol.job import Job, Steps
 
 Lake = Any
 JOB, LINEAGE = "job", "0badcafe"
@@ -286,6 +289,38 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
         found = [row["id"] for row in lake.rows() if row["name"] in lake.names_found("user-0")]
         assert found == ([0] if states[-1] is COMMITTED else [])
     assert {*states} == {COMMITTED, LOST}
+
+
+class Calling(CheckpointListener):
+    """Calls once at a step of a checkpoint."""
+
+    def __init__(self, step: Step, checkpoint_id: int, call: Callable[[], object]) -> None:
+        self._at, self._call = (step, checkpoint_id), call
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == self._at:
+            self._at = step, -2
+            self._call()
+
+
+@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE])
+def test_a_column_that_is_dropped_while_the_query_runs_stops_it(lake: Lake, tmp_path: Path, step: Step) -> None:
+    """Its values would be missing in each row that is written from then on."""
+    job = Job(tmp_path)
+    dropping = Calling(step, 1, lambda: lake.drop_column("amount"))
+    with pytest.raises(SchemaMismatch, match="'amount' is not in the table"):
+        job.run(sink=lake.sink(), listeners=[dropping])
+    with pytest.raises(SchemaMismatch, match="'amount' is not in the table"):
+        job.run(sink=lake.sink())
+    assert sorted(lake.read()["id"].to_pylist()) == sorted(ids(job.input[:1]))
+
+
+@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE])
+def test_other_partitions_while_the_query_runs_cost_no_row(lake: Lake, tmp_path: Path, step: Step) -> None:
+    job, steps = Job(tmp_path), Steps()
+    job.run(sink=lake.sink(), listeners=[steps, Calling(step, 1, lake.repartition)])
+    assert lake.ids() == sorted(ids(job.input))
+    assert [at for at, _ in steps.seen].count(Step.REPLAYING) == (step is Step.COMPLETE)
 
 
 def test_another_table_of_that_name_is_told(lake: Lake, tmp_path: Path) -> None:
@@ -681,6 +716,21 @@ def test_delta_readers_skip_files_by_bounds_and_miss_no_row(tmp_path: Path, rare
             assert rows_of.num_rows >= 1 or str(each) == "nan", column
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("dataSkippingNumIndexedCols", "-1"), ("dataSkippingStatsColumns", "c0,c40")]
+)
+def test_delta_readers_of_a_wide_table_that_says_which_columns_have_bounds(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    lake = DeltaLake(tmp_path)
+    table = pa.table({f"c{n}": pa.array([n, n + 1], pa.int64()) for n in range(41)})
+    lake.create(table.schema, configuration={f"delta.{name}": value})
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    for column in ("c0", "c31", "c32", "c40"):
+        assert lake.table().to_pyarrow_table(filters=[(column, "=", int(column[1:]))]).num_rows == 1
+
+
 @pytest.mark.parametrize("zeros", [(-0.0, 0.0), (0.0, -0.0), (0.0, 0.0), (-0.0, -0.0)])
 @pytest.mark.parametrize("other", [0.0, 1.0, -1.0])
 def test_delta_readers_to_whom_a_zero_is_below_another_miss_none(
@@ -930,6 +980,47 @@ def test_iceberg_branches(tmp_path: Path) -> None:
     assert committed(lake.sink(), decided, checkpoint=2) == [UNKNOWN], "its rows were written for the branch"
     assert lake.ids() == [500]
     assert committed(sink, decided, checkpoint=2) == [COMMITTED]
+
+
+def test_iceberg_branch_that_somebody_drops_is_not_made_anew(tmp_path: Path) -> None:
+    """It would be one without its earlier rows."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    lake.append(rows(500, 1))
+    table = lake.table()
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    sink = lake.sink(branch="audit")
+    made = pre_committed(sink, rows(0, 2))
+    lake.table().manage_snapshots().remove_branch("audit").commit()
+    with pytest.raises(ConfigurationError, match="no branch 'audit': create it"):
+        committed(sink, made)
+    with pytest.raises(ConfigurationError, match="no branch 'audit': create it"):
+        sink.abort(made.transaction)
+    lake.table().manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    assert committed(sink, made) == [COMMITTED]
+    audited = lake.table().snapshot_by_name("audit").snapshot_id
+    assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
+
+
+def test_iceberg_branch_keeps_what_it_says_of_old_snapshots(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    lake.append(rows(500, 1))
+    table, keeps = lake.table(), {"max_ref_age_ms": 7, "max_snapshot_age_ms": 8, "min_snapshots_to_keep": 9}
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit", **keeps).commit()
+    sink = lake.sink(branch="audit")
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    ref = lake.table().metadata.refs["audit"]
+    assert ref.snapshot_id != table.current_snapshot().snapshot_id
+    assert {name: getattr(ref, name) for name in keeps} == keeps
+
+
+def test_iceberg_location_as_hadoop_writes_it(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create(location=f"file:{tmp_path}/iceberg/orders")
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    assert lake.ids() == [0, 1]
 
 
 def test_iceberg_tag_is_no_branch(tmp_path: Path) -> None:
