@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError, for_code
@@ -18,6 +19,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 from sinks.audit import Audit, Holding, Part
 from sinks.kafka.cluster import Cluster, Where
 from sinks.kafka.commit import made_anew, topics_of
+from sinks.kafka.errors import patiently
 from sinks.progress import progress
 from sinks.transaction import Committable
 
@@ -102,7 +104,7 @@ def batches(cluster: Cluster, place: Where, offset: int, end: int, patience: flo
     for so long."""
     deadline = time.monotonic() + patience
     while offset < end:
-        fetched, before = cluster.fetch(*place, offset, _FETCH_BYTES), offset
+        fetched, before = patiently(partial(cluster.fetch, *place, offset, _FETCH_BYTES), patience), offset
         if fetched.error_code:
             raise for_code(fetched.error_code)(f"{place[0]}-{place[1]}")
         aborted = sorted((its.first_offset, its.producer_id) for its in fetched.aborted_transactions or ())

@@ -157,10 +157,11 @@ class Place(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """Of partitions, who has a transaction open there (producer id and epoch) and the last sequence number of its
-    records; and the first offset. Without those that are not there, or that we may not ask about."""
+    """Of partitions, who has a transaction open there (producer id and epoch), with its first offset and the last
+    sequence number of its records; and the log's first offset. Without those that are not there, or that we may not ask
+    about."""
 
-    open_in: Mapping[Where, Mapping[tuple[int, int], int]]
+    open_in: Mapping[Where, Mapping[tuple[int, int], tuple[int, int]]]
     starts: Mapping[Where, int]
 
 
@@ -487,9 +488,9 @@ class Cluster:
         described, starts = [await self._led(each) for each in logs]
         open_in = {
             place: {
-                (producer.producer_id, producer.producer_epoch): producer.last_sequence
-                for producer in its.active_producers
-                if producer.current_txn_start_offset >= 0
+                (each.producer_id, each.producer_epoch): (each.current_txn_start_offset, each.last_sequence)
+                for each in its.active_producers
+                if each.current_txn_start_offset >= 0
             }
             for place, its in described.items()
         }
@@ -618,6 +619,8 @@ class Cluster:
         )
         leader = place.leaders.get(partition, -1)
         answer = _checked(self._ask(lambda: self._request(request, leader)), f"fetch from {topic}-{partition}")
+        if not answer.responses:
+            raise NotYetKnown(f"the broker holds {topic}-{partition} back: a quota lets this client read no more now")
         return answer.responses[0].partitions[0]
 
     # ------------------------------------------------------------------ the connection

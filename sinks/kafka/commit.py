@@ -227,13 +227,18 @@ def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
         for place, (first, *others) in places_of(committable).items():
             where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
             last = others[1] if len(others) > 1 else None
-            there = logs.open_in.get(place, {producer: last})
+            there = logs.open_in.get(place, {producer: (first, last)})
             if producer not in there:
                 reasons[at] = (
                     f"somebody has ended it in {where} alone (kafka-transactions.sh abort), or all its records there "
                     "are lost"
                 )
-            elif last not in (None, there[producer]):
+            elif others and there[producer][0] < first:
+                reasons[at] = (
+                    f"its end in {where} would be that also of what an attempt has written, from offset "
+                    f"{there[producer][0]} on, after it was aborted"
+                )
+            elif last not in (None, there[producer][1]):
                 reasons[at] = (
                     f"{where} has lost records that a broker had acknowledged: a replica that lagged behind leads it "
                     "now, or a machine or disk failed"

@@ -33,7 +33,17 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster, Mark, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
 from sinks.kafka.options import ProducerOptions
-from sinks.kafka.record_batch import FREE, HEADER, Origin, bounds, by_topic, partitions_of, record_batch, sizes
+from sinks.kafka.record_batch import (
+    FREE,
+    HEADER,
+    Origin,
+    bounds,
+    by_topic,
+    latest_time,
+    partitions_of,
+    record_batch,
+    sizes,
+)
 from sinks.kafka.row_bytes import Numbers
 from sinks.transaction import Committable, Identity
 
@@ -560,7 +570,8 @@ class TransactionalProducer:
         else:
             first, end = self._spans.get(partition.place, (offset, 0))
             self._spans[partition.place] = min(first, offset), max(end, offset + batch.records)
-        if batch.timed and appended_at >= 0:
+        # Of a batch that it has already, a leader tells the latest of the records' own times.
+        if batch.timed and appended_at not in (-1, latest_time(batch.data)):
             self._failure = self._failure or ConfigurationError(
                 f"topic {partition.topic.name!r} puts its own time in place of the records' timestamps "
                 "(message.timestamp.type = LogAppendTime): set CreateTime, or leave the column `timestamp` out"

@@ -191,6 +191,12 @@ def record_batch(rows: pa.RecordBatch, now: int, codec: str = "none", origin: Or
     return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))
 
 
+def latest_time(batch: bytes) -> int:
+    """Of the records in a `record_batch`, in milliseconds since the epoch."""
+    (latest,) = struct.unpack_from(">q", batch, 35)
+    return int(latest)
+
+
 # ---------------------------------------------------------------------- partitions
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 _LONG = 4096

@@ -130,8 +130,9 @@ class Brokers:
             self.bases[place].append((first, len(values), offset))
             self.log[place] += values
             self.next[place] = first + len(values)
+        time = batch.max_timestamp if seen else -1  # as Kafka's UnifiedLog answers for what it has already
         return SimpleNamespace(
-            index=number, error_code=code, error_message=None, base_offset=offset, log_append_time_ms=-1
+            index=number, error_code=code, error_message=None, base_offset=offset, log_append_time_ms=time
         )
 
 
@@ -162,7 +163,8 @@ def test_every_row_once_and_in_order_whatever_gets_lost(seed: int, fences: bool)
     brokers = Brokers(seed, faults=0.2, fences=fences)
     producer = made(brokers, batch_size=400)
     for start in range(0, 3000, 100):
-        producer.write(rows(*range(start, start + 100)))
+        some = rows(*range(start, start + 100))
+        producer.write(some.append_column("timestamp", pa.array(range(1, 101), pa.timestamp("ms", "UTC"))))
     proof = producer.seal(60).proof
     for number in range(PARTITIONS):
         expected = [f"{n:06d}".encode() for n in range(3000) if n % PARTITIONS == number]

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from typing import Any
 
@@ -123,6 +123,24 @@ def test_a_timestamp_is_rounded_whatever_zone_it_is_in(
     assert sink.commit(pre_commit(sink, pa.RecordBatch.from_pydict(rows))) == CommitOutcome.COMMITTED
     settled(kafka.bootstrap)
     assert [message.timestamp()[1] for message in read(kafka.client_options(), kafka_topic)] == [millis]
+
+
+def test_rows_with_timestamps_whose_acknowledgement_gets_lost(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what it has already, a leader answers with a time, as if that were its own in place of the records'."""
+    produce = Cluster.produce
+
+    def twice(self: Cluster, *request: Any, adds: bool) -> None:
+        *first, answered = request
+        produce(self, *first, lambda _: produce(self, *first, answered, adds=adds), adds=adds)
+
+    monkeypatch.setattr(Cluster, "produce", twice)
+    moment = datetime(2020, 1, 2, tzinfo=timezone.utc)
+    assert sink.commit(pre_commit(sink, timed(moment))) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    (message,) = read(kafka.client_options(), kafka_topic)
+    assert message.timestamp()[1] == moment.timestamp() * 1000
 
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -593,6 +611,30 @@ def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) ->
         assert list(sink.in_doubt("job")) == []
         assert values(upgraded, topic) == ["a"]
         sink.close()
+
+
+def test_what_a_zombie_writes_after_its_abort_is_not_ended_by_the_next_transaction(upgraded: KafkaServer) -> None:
+    """Kafka before 3.6 takes it, in a transaction that no coordinator knows of; with the next commit of this
+    transactional id it would be visible."""
+    with upgraded.topic(partitions=1) as topic:
+        driver, task = (
+            sink_of(upgraded, topic, transaction_timeout=20),
+            sink_of(upgraded, topic, transaction_timeout=20),
+        )
+        zombie = begun(task, texts("zombie"))
+        zombie.flush(60)
+        (identity,) = driver.in_doubt("job")
+        driver.abort(identity)
+        with suppress(RuntimeError):
+            zombie.write(texts("late"))
+            zombie.flush(60)
+        made = pre_commit(driver, texts("a"), checkpoint=1)
+        assert made.transaction["transactional_id"] == identity["transactional_id"]
+        if outcome(driver, made).state is CommitState.LOST:
+            assert outcome(driver, pre_commit(driver, texts("a"), checkpoint=1, slot=1)) == CommitOutcome.COMMITTED
+        assert values(upgraded, topic) == ["a"]
+        for each in (driver, task):
+            each.close()
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
