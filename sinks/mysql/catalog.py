@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Any
 
@@ -243,7 +243,11 @@ def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_number(text: str) -> None:
     """Raises ValueError for one that neither a 64-bit integer nor a double holds."""
-    exact, value = Decimal(text), float(text)
+    value = float(text)
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # its exponent is too large for a Decimal
+        raise ValueError(f"{text[:60]} is out of range of a double") from None
     if math.isinf(value) or (exact and not value):
         raise ValueError(f"{text[:60]} is out of range of a double")
     is_integer = text.lstrip("-").isdigit() and -(2**63) <= exact < 2**64

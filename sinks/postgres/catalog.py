@@ -327,8 +327,9 @@ SELECT 'judge', 'trigger or index of a partition' FROM pg_partitioned_table WHER
 UNION ALL
 SELECT 'judge', 'bounds of a partition' FROM pg_class WHERE oid = %(oid)s AND relispartition
 UNION ALL
-SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint
- WHERE contype = 'f' AND confrelid = %(oid)s AND conparentid = 0
+SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint c
+ WHERE contype = 'f' AND confrelid = %(oid)s AND NOT EXISTS (
+SELECT FROM pg_constraint whole WHERE whole.oid = c.conparentid AND whole.confrelid = c.confrelid)
 UNION ALL
 SELECT 'keyless', '' FROM pg_class c WHERE oid = %(oid)s AND relreplident <> 'f'
    AND EXISTS (SELECT FROM pg_publication WHERE pubupdate OR pubdelete) AND NOT EXISTS (SELECT FROM pg_index

@@ -288,6 +288,11 @@ class PostgresBackend(Pool, Backend):
         if len(ledger.encode()) > _LEDGER_BYTES:
             yield f"ledger={ledger!r} is cut by PostgreSQL to the name of its witness: give it a shorter name"
 
+    def mismatches(self, batch: pa.Schema, target: PostgresTarget) -> list[str]:
+        fixed = sorted(target.always_identity.intersection(batch.names).difference(self.merge.keys))
+        why = "is GENERATED ALWAYS AS IDENTITY, so an upsert cannot change it: make it BY DEFAULT, or leave it out"
+        return super().mismatches(batch, target) + [f"column {name!r} {why}" for name in fixed if self.merge.keys]
+
     def no_two_phase(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
             return None
@@ -467,7 +472,7 @@ class PostgresBackend(Pool, Backend):
     # ------------------------------------------------------------------ the move
     def upsert(self, move: Move) -> None:
         target, last, keys = move.target, self.last(move), self.merge.keys
-        changes = [column for column in move.written if column not in {*keys, *target.always_identity}]
+        changes = [column for column in move.written if column not in keys]
         self.delete(move, last)
         self._put_in_anew(move, last, changes)
         sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, changes))

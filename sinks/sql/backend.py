@@ -426,7 +426,7 @@ class Backend(ABC):
             tables = [self.quote(known.schema, name) for name in staged]
             columns = self.merge.written(list(dict(types)), target.names)
             move = Move(connection, target, list(staged), tables, columns)
-            reasons = [*target.unfit(written, types)]
+            reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 keys = ", ".join(self.merge.keys)
                 reasons.append(f"it has no unique index on ({keys}) any more, or a table inherits from it: undo that")

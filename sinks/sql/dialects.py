@@ -75,6 +75,9 @@ SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS
 UNION ALL
 SELECT c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
+UNION ALL
+SELECT 'it is a view, so its rows may go into a foreign table: name the table behind it'
+  FROM pg_class c JOIN target ON c.oid = target.oid WHERE relkind IN ('v', 'm')
 """
 """What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
 
@@ -90,12 +93,16 @@ _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process
 def postgres_settings(lock_timeout: float) -> str:
     """For the running transaction alone, since a pooler may give the session to somebody else: at least a local flush
     at its end, whatever the user's default is; limits, in seconds, of a wait for a lock and of the time from one
-    statement to the next; and none of a statement or a transaction, which lasts as long as the partition."""
+    statement to the next; none of a statement or a transaction, which lasts as long as the partition; and a minute
+    until the server gives up a client whose machine is gone, in the middle of a COPY too."""
     limits = {
         "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(lock_timeout))}s",
         "statement_timeout": "0",
         "transaction_timeout": "0",  # from PostgreSQL 17 on
+        "tcp_keepalives_idle": "20",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "4",
     }
     values = ", ".join(f"('{name}', '{limit}')" for name, limit in limits.items())
     return (

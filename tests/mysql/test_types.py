@@ -233,6 +233,7 @@ ALTERED_BY_MYSQL = [
     ("9007199254740993e1", "9007199254740993e1 would be rounded to 9.007199254740994e+16"),
     ("-1e400", "-1e400 is out of range of a double"),
     ("1e-400", "1e-400 is out of range of a double"),
+    ("1e9999999999999999999", "1e9999999999999999999 is out of range of a double"),
     ("[0.1234567890123456", "is no JSON: Expecting"),
 ]
 

@@ -19,9 +19,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks import Committable
-from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.sql.backend import Move
+from sinks.sql.dialects import postgres_settings
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import (
     CHANGES,
@@ -807,6 +808,43 @@ def test_an_identity_column_that_is_written(db: Observer, strategy: str) -> None
     sink = make(db, table="numbered", strategy=strategy)
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(41))]) == [COMMITTED]
     assert db.ids("numbered") == [41]
+
+
+@pytest.mark.parametrize("kind", ["ALWAYS", "BY DEFAULT"])
+def test_an_identity_column_that_an_upsert_would_have_to_change(db: Observer, kind: str) -> None:
+    db.run(f"CREATE TABLE numbered (id bigint GENERATED {kind} AS IDENTITY, name text PRIMARY KEY)")
+    db.run("INSERT INTO numbered OVERRIDING SYSTEM VALUE VALUES (7, 'row 41')")
+    sink = make(db, table="numbered", check=None, mode="upsert", keys=["name"])
+    if kind == "ALWAYS":
+        with pytest.raises(SchemaMismatch, match=r"'id' is GENERATED ALWAYS .*: make it BY DEFAULT, or leave it out"):
+            sink.check(SCHEMA)
+    else:
+        sink.check(SCHEMA)
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(41))]) == [COMMITTED]
+        assert db.ids("numbered") == [41]
+
+
+def test_rows_of_a_partition_that_others_refer_to_by_the_whole_table_do_not_go_out_and_in(db: Observer) -> None:
+    """PostgreSQL would take them along."""
+    db.run("DROP TABLE orders; CREATE TABLE orders (id bigint, name text, PRIMARY KEY (id)) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE orders_1 PARTITION OF orders FOR VALUES FROM (0) TO (100)")
+    db.run("CREATE UNIQUE INDEX named ON orders_1 (name)")
+    db.run("CREATE TABLE parts (id bigint REFERENCES orders ON DELETE CASCADE)")
+    db.run("INSERT INTO orders VALUES (1, 'a'), (2, 'b'); INSERT INTO parts VALUES (1), (2)")
+    sink = make(db, table="orders_1", mode="upsert", keys=["id"], strategy="staged")
+    rows = batch([{"id": 1, "name": "b"}, {"id": 2, "name": "a"}], rows_of(1).schema)
+    with pytest.raises(BadValue, match="named"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows)])
+    assert (db.visible(), db.ids("parts")) == ([(1, "a"), (2, "b")], [1, 2])
+
+
+def test_the_server_notices_when_the_machine_of_a_task_is_gone(db: Observer) -> None:
+    """While it waits for rows of a COPY, no other limit counts."""
+    sink = make(db)
+    with sink._backend.lend() as connection, connection.transaction():
+        connection.execute(postgres_settings(5))
+        names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+        assert [connection.execute(f"SHOW {name}").fetchone() for name in names] == [("20",), ("10",), ("4",)]
 
 
 # ---------------------------------------------------------------------- upsert and delete

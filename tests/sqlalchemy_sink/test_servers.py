@@ -179,6 +179,14 @@ def test_row_level_security_that_would_hide_rows_from_deletes(pg: Server) -> Non
         pg.run(f"DROP ROLE {role}")
 
 
+def test_a_view_is_refused(pg: Server) -> None:
+    """Of a foreign table, for example, whose server commits by itself."""
+    pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
+    pg.run("CREATE VIEW seen AS SELECT * FROM orders")
+    with pytest.raises(ConfigurationError, match=r"it is a view.*name the table behind it"):
+        pg.sink("seen").check(ORDERS)
+
+
 def test_a_deferred_constraint_is_judged_before_the_decision(pg: Server) -> None:
     pg.run("CREATE TABLE known (id bigint PRIMARY KEY)")
     pg.run("CREATE TABLE orders (id bigint NOT NULL REFERENCES known DEFERRABLE INITIALLY DEFERRED, name text)")
