@@ -123,7 +123,7 @@ class QueryLifecycle:
         @functools.wraps(start)
         def noticed(*arguments: Any, **options: Any) -> StreamingQuery:
             self.started = query = start(*arguments, **options)
-            if getattr(self.calling, "runId", None) != query.runId:
+            if self.calling and not self.calling.isActive:
                 self.calling = None  # of the run before
             return query
 
@@ -158,6 +158,7 @@ class QueryLifecycle:
         if not batch.active:  # Spark hands the batch over again
             _CALLS.pop(self._key, None)
         elif self._query_id in ("", batch.facts.query_id):
+            self.run_id = batch.run_id
             self._ended(batch, error)
 
     def _ended(self, batch: MicroBatch, error: Exception | None) -> None:
@@ -189,8 +190,8 @@ class QueryLifecycle:
             twice = f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. "
             if error := calls.failed:
                 raise CheckpointError(
-                    f"{twice}The first call failed: {type(error).__name__}: {error}. Nothing of the second was "
-                    "written. Do not catch errors of the coordinator, call it once for each batch, and change a "
+                    f"{twice}A call with the first one failed: {type(error).__name__}: {error}. Nothing of the second "
+                    "was written. Do not catch errors of the coordinator, call it once for each batch, and change a "
                     "DataFrame before the call."
                 ) from error
             raise CheckpointError(

@@ -97,9 +97,10 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
 def of_location(location: str, stored: int) -> Memory:
     """`stored`: the newest checkpoint in storage, -1 if there is none."""
     name = "checkpointLocation"
-    if not open_location(location).files():
+    files = open_location(location).files()
+    if not files:
         return Memory(name, None, "there is none: mistyped, or deleted", agrees=False)
-    newest = newest_commit(location)
+    newest = newest_commit(files)
     if newest > stored:
         verdict = _DELETED if stored == -1 else f"newer by {newest - stored}: the storage was set back"
         return Memory(name, newest, verdict, agrees=False)

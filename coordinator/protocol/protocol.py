@@ -491,11 +491,11 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._undecided = True
+        before, self._undecided = self._undecided, True
         try:
             self._compare_memories_again(batch)
         finally:
-            self._undecided = False
+            self._undecided = before
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
@@ -571,12 +571,13 @@ class CheckpointProtocol:
         decided. `before`: the checkpoint that the record adds a round to."""
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
+            could_abort, self.may_abort = self.may_abort, False  # a put that fails may still land
             decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
+            self.may_abort, self._undecided = could_abort, False
         except (Superseded, StorageBehind):
             self._abort(record.committables)
             raise
         except StorageError as error:
-            self.may_abort = False  # The put may still land: the next start commits or sweeps what is pre-committed.
             raise CheckpointFailed(
                 f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be written; start the "
                 f"query again when the storage answers: {error}"

@@ -72,6 +72,7 @@ class TwoProcessProtocol(CheckpointProtocol):
                 f"is {now}. This run of the batch decides nothing. Start the query again, with the former file if its "
                 "rows are to go where they were written"
             )
+        self._undecided = prepared.needed
         self.open_sinks()
         self.store.follow_newest_claim()
         self.fence, self._predecessors = Fence(self.store, prepared.generation), prepared.predecessors
@@ -80,7 +81,6 @@ class TwoProcessProtocol(CheckpointProtocol):
             self.newest = newest
             if self.newest.checkpoint_id == prepared.checkpoint_id:
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
-        self._undecided = newest is None or newest.checkpoint_id != prepared.checkpoint_id
         self._write_or_finish(self._choose_action(batch), batch)
         self._undecided = False
         self.sweep()  # what tasks that died have left: another batch may not come

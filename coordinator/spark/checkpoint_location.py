@@ -143,9 +143,9 @@ def _shown(paths: Iterable[str]) -> list[str]:
 CheckpointLocation: TypeAlias = _Directory | _HadoopDirectory
 
 
-def newest_commit(location: str) -> int:
-    """The newest batch that Spark takes for done, -1 if there is none."""
-    commits = open_location(f"{location}/commits").files()
+def newest_commit(files: Iterable[str]) -> int:
+    """The newest batch that Spark takes for done, -1 if there is none, by the `files` of a checkpointLocation."""
+    commits = (file.removeprefix("commits/") for file in files)
     return max((int(number) for number in commits if number.isdecimal()), default=-1)
 
 

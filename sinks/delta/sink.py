@@ -40,9 +40,9 @@ _RULES = {
 }
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
-"""So many have bounds, unless a table says by one of `_BOUNDED` which: then all have."""
-_BOUNDED = {"delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"}
-"""So many columns of a file get statistics, as by Delta's own writers."""
+"""So many of a file get statistics, as by Delta's own writers, unless a table says by one of `_CHOSEN` which: then all
+get them."""
+_CHOSEN = {"delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"}
 _LONGEST = 32
 """Characters of a bound, at most one more."""
 _LAST_MOMENT = 253_402_300_799_999_000
@@ -105,9 +105,9 @@ class DeltaSink(LakeSink):
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
-        chosen = _BOUNDED & self._handle.metadata().configuration.keys()
-        bounded = len(columns) if chosen else _COLUMNS
-        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, bounded)
+        chosen = _CHOSEN & self._handle.metadata().configuration.keys()
+        most = len(columns) if chosen else _COLUMNS
+        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, most)
 
     def _location(self) -> str:
         return self._uri

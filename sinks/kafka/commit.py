@@ -233,10 +233,10 @@ def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
                     f"somebody has ended it in {where} alone (kafka-transactions.sh abort), or all its records there "
                     "are lost"
                 )
-            elif others and there[producer][0] < first:
+            elif others and there[producer][0] != first:
                 reasons[at] = (
-                    f"its end in {where} would be that also of what an attempt has written, from offset "
-                    f"{there[producer][0]} on, after it was aborted"
+                    f"in {where} the open transaction begins at offset {there[producer][0]}, and not at {first}: it "
+                    "has what an attempt has written after its abort, or somebody has ended it there and it went on"
                 )
             elif last not in (None, there[producer][1]):
                 reasons[at] = (

@@ -243,16 +243,18 @@ class LakeSink(
             except Exception as error:  # deltalake adds a stack of its own
                 why = str(error).partition("\n")[0]
                 raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
-        self._table = self._fitting_table(schema, adds=self.evolves)
-
-    def _fitting_table(self, schema: pa.Schema, *, adds: bool = False) -> LakeTable:
         table = self._require_table()
-        columns, others = list(mismatches(schema, table.columns, adds=adds)), list(self._problems())
+        self._require_fit(schema, table, self._problems(), adds=self.evolves)
+        self._table = table
+
+    def _require_fit(
+        self, schema: pa.Schema, table: LakeTable, others: Iterable[str] = (), *, adds: bool = False
+    ) -> None:
+        columns, others = list(mismatches(schema, table.columns, adds=adds)), list(others)
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
             raise kind(f"sink {self.name!r} cannot write to {table.target}:{reasons}")
-        return table
 
     def evolve(self, schema: pa.Schema) -> None:
         """New columns take NULL."""
@@ -272,15 +274,15 @@ class LakeSink(
         ]
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
-    def _look_at_it(self) -> LakeTable | None:
-        """If somebody has altered it, tasks have to look whether their rows fit."""
-        table, before = self._look(), self._table
-        if before and (table is None or (table.target, table.layout) != (before.target, before.layout)):
-            self._table = None
+    def _look_again(self) -> LakeTable | None:
+        """Tasks write for the table as the driver has seen it last."""
+        table = self._look()
+        if table and self._table:
+            self._table = table
         return table
 
     def _require_table(self) -> LakeTable:
-        if (table := self._look_at_it()) is None:
+        if (table := self._look_again()) is None:
             raise ConfigurationError(
                 f"sink {self.name!r}: there is no table {self}: create it, or set create_table=True"
             )
@@ -310,7 +312,9 @@ class LakeSink(
                 f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
                 "its own, and all contend for one table"
             )
-        return LakeTransaction(context, self._table or self._fitting_table(context.schema))
+        table = self._table or self._require_table()
+        self._require_fit(context.schema, table)  # somebody may have altered it since `check`
+        return LakeTransaction(context, table)
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
         table = transaction.table
@@ -352,7 +356,6 @@ class LakeSink(
             unfit = committable.target_mismatch(table.target) or _unfit(committable, table)
             if unfit := unfit or (f"{_mark(text)} is gone" if text not in marked else ""):
                 raise TransactionEnded(f"sink {self.name!r}: {unfit}")
-        self._table = table
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
@@ -407,7 +410,7 @@ class LakeSink(
 
     def _table_and_memory(self, app: str) -> tuple[LakeTable, Memory] | None:
         """The table and what it remembers of `app`, both at one moment; None if there is no table."""
-        while (table := self._look_at_it()) is not None:
+        while (table := self._look_again()) is not None:
             if (memory := self._remembered(app)) is not None:
                 return table, memory
         return None

@@ -324,14 +324,9 @@ def fault(error: Exception) -> Fault | None:
         return Fault("gone" if code == ER.NO_SUCH_TABLE else "changed", text)
     if code == _GTID_UNSAFE:
         return Fault("server", text)
-    return Fault("refused" if refuses(error) else "other", text)
-
-
-def refuses(error: pymysql.Error) -> bool:
-    """Whether the server refuses rows, so that asking again cannot help."""
     state = str(getattr(error, "sqlstate", ""))  # newer PyMySQL tells
-    known = isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code_of(error) in _REFUSED
-    return known or state.startswith(_REFUSED_STATES)
+    refused = isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code in _REFUSED
+    return Fault("refused" if refused or state.startswith(_REFUSED_STATES) else "other", text)
 
 
 def error_text(error: pymysql.Error) -> str:

@@ -424,9 +424,8 @@ class Backend(ABC):
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
             tables = [self.quote(known.schema, name) for name in staged]
-            columns = self.merge.written(list(dict(types)), target.names)
-            move = Move(connection, target, list(staged), tables, columns)
-            reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
+            move = Move(connection, target, list(staged), tables, written)
+            reasons = [*target.unfit(written, types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 keys = ", ".join(self.merge.keys)
                 reasons.append(f"it has no unique index on ({keys}) any more, or a table inherits from it: undo that")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as at
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SchemaEvolution = Literal["none", "add"]
+_COMMIT_THREADS = 16
 _PRUNE_EVERY = 50
 
 
@@ -74,8 +75,6 @@ class TableSink(
     * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a checkpoint, or,
       as a float, their largest share of its rows.
     """
-
-    COMMIT_THREADS: ClassVar[int] = 16
 
     def __init__(
         self,
@@ -335,7 +334,7 @@ class TableSink(
         staged = [c for c in committables if _is_staged(c.transaction)]
         prepared = [c for c in committables if not _is_staged(c.transaction)]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
-        threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
+        threads = min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
         outcomes = iter(commit_in_threads(self, prepared, threads)), iter(self._commit(staged))
         return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 

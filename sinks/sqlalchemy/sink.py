@@ -68,8 +68,7 @@ _BROKEN = """
 SELECT count(*) FROM sqlite_master AS its, pragma_foreign_key_check(its.name)
  WHERE its.type = 'table' AND its.sql LIKE '%initially%deferred%'
 """
-_OR_ABORT = "OR ABORT"
-"""In SQLite: whatever a constraint's own ON CONFLICT clause says, by which rows may vanish."""
+_VANISHING = re.compile(r"\bON\s+CONFLICT\s+(IGNORE|REPLACE)\b", re.IGNORECASE)
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
@@ -364,13 +363,17 @@ class SqlAlchemyBackend(Backend):
             )
         return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
 
-    def into(self, target: SqlAlchemyTarget, written: Sequence[str]) -> str:
-        insert = super().into(target, written)
-        return insert.replace("INSERT", f"INSERT {_OR_ABORT}", 1) if self.dialect == "sqlite" else insert
-
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)
         yield from self._obstacles(connection, target)
+        if target.name in sa.inspect(connection).get_view_names(target.schema or None):
+            yield "it is a view, behind which may be a foreign table, whose rows commit by themselves: name a table"
+        if self.dialect == "sqlite":
+            master = self.quote(target.schema, "sqlite_master")
+            ask = f"SELECT sql FROM {master} WHERE type = 'table' AND name = %s COLLATE NOCASE"
+            for (text,) in self.query(connection, ask, [target.name]):
+                if found := _VANISHING.search(text):
+                    yield f"a constraint has {found[0]}, by which rows vanish without a word: leave that out"
 
     def _obstacles(self, connection: Connection, target: SqlAlchemyTarget) -> list[str]:
         if self.dialect != "postgresql":
@@ -454,8 +457,7 @@ class SqlAlchemyBackend(Backend):
         rows = sa.union_all(*map(sa.select, tables)).subquery()
         try:
             with connection.begin_nested():
-                last = into.insert().prefix_with(_OR_ABORT, dialect="sqlite")
-                connection.execute(last.from_select(move.written, self._last(rows, move.written)))
+                connection.execute(into.insert().from_select(move.written, self._last(rows, move.written)))
         except exc.IntegrityError as error:
             for table in tables:
                 there = sa.select(sa.literal(1)).select_from(into).where(self._is_changed(into, table)).limit(1)

@@ -277,7 +277,8 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
     """At any line of it: the rows are found by their new partition, or they are lost and told so."""
     made = kind(tmp_path / "trial")
     made.create()
-    stops = lines(sink := made.sink(), lambda: committed(sink, pre_committed(made.sink(), rows(0, 1))), 12)
+    trial = pre_committed(made.sink(), rows(0, 1))
+    stops = lines(sink := made.sink(), lambda: committed(sink, trial), 12)
     states = []
     for stop in stops:
         lake = kind(tmp_path / str(stop.number))

@@ -343,8 +343,8 @@ MUTANTS = (
     Mutant(
         "the end of a coordinator sweeps what a late put may yet decide",
         "coordinator",
-        "self.may_abort = False  # The put may still land",
-        "pass  # The put may still land",
+        "could_abort, self.may_abort = self.may_abort, False",
+        "could_abort = self.may_abort",
         ("tests/protocol/test_rules.py",),
     ),
     Mutant(
@@ -399,8 +399,8 @@ MUTANTS = (
     Mutant(
         "aborted after a put of which nobody knows whether it landed",
         "coordinator",
-        "            self.may_abort = False  # The put may still land:",
-        "            self._abort(record.committables)\n            # The put may still land,",
+        "as error:\n            raise CheckpointFailed(",
+        "as error:\n            self._abort(record.committables)\n            raise CheckpointFailed(",
         PROTOCOL,
     ),
     Mutant("no sweep while asking again (R7)", "coordinator", "self.sweep()  # R7", "pass  # R7", PROTOCOL),
@@ -1659,7 +1659,7 @@ MUTANTS = (
     Mutant(
         "Lakes: tasks write for the table as it was at the start",
         "sinks/lake",
-        "            self._table = None\n        return table",
+        "            self._table = table\n        return table",
         "            pass\n        return table",
         LAKES,
     ),

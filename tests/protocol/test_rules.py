@@ -202,7 +202,7 @@ def test_a_second_call_after_one_that_failed_with_other_rows_is_refused(job: Job
     query.input = [job.input[1], *job.input[1:]]
     for each in (coordinator, coordinator, job.coordinator()):
         part = query.batch(0, "one run")
-        with pytest.raises(CheckpointError, match=r"called twice.*first call failed.*an executor was lost") as refused:
+        with pytest.raises(CheckpointError, match=r"called twice.*first one failed.*an executor was lost") as refused:
             each.process(part)
         each._lifecycle.failed(part, refused.value)
     query.input = job.input

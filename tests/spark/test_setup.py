@@ -149,6 +149,18 @@ def test_the_end_of_the_block_stops_a_query_that_has_had_no_batch(spark: SparkSe
     assert not query.isActive
 
 
+def test_a_second_query_of_a_coordinator_is_refused_and_the_first_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
+        first = start(coordinator.write_stream(numbers(spark)), tmp_path / "first")
+        wait_for(lambda: bool(first.recentProgress))
+        second = start(coordinator.write_stream(numbers(spark)), tmp_path / "second")
+        with pytest.raises(StreamingQueryException, match=r"serves query .* which runs, and was called by"):
+            second.awaitTermination(300)
+        newest = first.lastProgress["batchId"]  # type: ignore[index]
+        wait_for(lambda: first.lastProgress["batchId"] > newest + 1)  # type: ignore[index]
+
+
 def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end(
     spark: SparkSession, tmp_path: Path
 ) -> None:
