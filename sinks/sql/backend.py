@@ -424,8 +424,9 @@ class Backend(ABC):
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
             tables = [self.quote(known.schema, name) for name in staged]
-            move = Move(connection, target, list(staged), tables, written)
-            reasons = [*target.unfit(written, types)]
+            columns = self.merge.written(list(dict(types)), target.names)  # also what was added for the merge meanwhile
+            move = Move(connection, target, list(staged), tables, columns)
+            reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 keys = ", ".join(self.merge.keys)
                 reasons.append(f"it has no unique index on ({keys}) any more, or a table inherits from it: undo that")

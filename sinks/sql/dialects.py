@@ -75,6 +75,9 @@ SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS
 UNION ALL
 SELECT c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
+UNION ALL
+SELECT 'it is a view, so its rows may go into a foreign table: name the table behind it'
+  FROM pg_class c JOIN target ON c.oid = target.oid WHERE relkind IN ('v', 'm')
 """
 """What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
 

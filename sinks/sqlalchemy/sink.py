@@ -68,7 +68,7 @@ _BROKEN = """
 SELECT count(*) FROM sqlite_master AS its, pragma_foreign_key_check(its.name)
  WHERE its.type = 'table' AND its.sql LIKE '%initially%deferred%'
 """
-_VANISHING = re.compile(r"\bON\s+CONFLICT\s+(IGNORE|REPLACE)\b", re.IGNORECASE)
+_VANISHING = re.compile(r"\bON\s+CONFLICT\s+(?:IGNORE|REPLACE|ROLLBACK)\b", re.IGNORECASE)
 _RECREATED = ("sqlite", "postgresql")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
@@ -366,16 +366,16 @@ class SqlAlchemyBackend(Backend):
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)
         yield from self._obstacles(connection, target)
-        if target.name in sa.inspect(connection).get_view_names(target.schema or None):
-            yield "it is a view, behind which may be a foreign table, whose rows commit by themselves: name a table"
-        if self.dialect == "sqlite":
-            master = self.quote(target.schema, "sqlite_master")
-            ask = f"SELECT sql FROM {master} WHERE type = 'table' AND name = %s COLLATE NOCASE"
-            for (text,) in self.query(connection, ask, [target.name]):
-                if found := _VANISHING.search(text):
-                    yield f"a constraint has {found[0]}, by which rows vanish without a word: leave that out"
 
     def _obstacles(self, connection: Connection, target: SqlAlchemyTarget) -> list[str]:
+        if self.dialect == "sqlite":
+            master = self.quote(target.schema, "sqlite_master")
+            ask = f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view') AND name = %s COLLATE NOCASE"
+            for kind, statement in self.query(connection, ask, [target.name]):
+                if kind == "view":
+                    return ["it is a view: name the table behind it"]
+                clauses = _VANISHING.findall(statement)
+                return [f"a constraint has {clause}, by which rows vanish: leave that out" for clause in clauses]
         if self.dialect != "postgresql":
             return []
         ask = POSTGRES_OBSTACLES + _HEIRS * bool(self.merge.keys)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -131,9 +132,9 @@ def test_rows_with_timestamps_whose_acknowledgement_gets_lost(
     """For what it has already, a leader answers with a time, as if that were its own in place of the records'."""
     produce = Cluster.produce
 
-    def twice(self: Cluster, *request: Any, adds: bool) -> None:
-        *first, answered = request
-        produce(self, *first, lambda _: produce(self, *first, answered, adds=adds), adds=adds)
+    def twice(self: Cluster, node: int, name: str, batches: Any, limit: int, answered: Any, *, adds: bool) -> None:
+        again = partial(produce, self, node, name, batches, limit, answered, adds=adds)
+        produce(self, node, name, batches, limit, lambda _: again(), adds=adds)
 
     monkeypatch.setattr(Cluster, "produce", twice)
     moment = datetime(2020, 1, 2, tzinfo=timezone.utc)

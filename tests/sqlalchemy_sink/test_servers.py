@@ -183,7 +183,7 @@ def test_a_view_is_refused(pg: Server) -> None:
     """Of a foreign table, for example, whose server commits by itself."""
     pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
     pg.run("CREATE VIEW seen AS SELECT * FROM orders")
-    with pytest.raises(ConfigurationError, match=r"it is a view.*name a table"):
+    with pytest.raises(ConfigurationError, match=r"it is a view.*name the table behind it"):
         pg.sink("seen").check(ORDERS)
 
 
