@@ -158,7 +158,8 @@ def look_for_driver(
             raise
         bad.append(str(error))
         sign = claim.sign
-    age, by_storage = sign.age(store.storage.clock() if sign.storage_at is not None else None)
+    now = store.storage.clock() if sign.storage_at is not None else None
+    age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
     record = newest.record if newest and newest.record.generation == claim.generation else None
     since = record.completed_at - sign.at if record else 0
     if 0 < since <= age * 1000 and not sign.ended:
@@ -171,5 +172,5 @@ def look_for_driver(
         state = State.UNKNOWN
     else:
         state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
-    clock = "the storage's" if by_storage else "the driver's and this machine's"
+    clock = "the driver's and this machine's" if now is None else "the storage's"
     return Driver(state, claim.generation, sign, age, clock)

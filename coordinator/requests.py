@@ -61,8 +61,10 @@ class Request:
                 raise ValueError(f"{request.how} within {request.holds} s")
             return request
 
-    def require_fresh(self, storage_now: float | None) -> None:
-        age, by_storage = self.sign.age(storage_now)
+    def require_fresh(self, now: float | None) -> None:
+        """`now`: by the storage's clock, if it has one; else the operator's clock is compared with this machine's."""
+        by_storage = now is not None and self.sign.storage_at is not None
+        age = now - self.sign.storage_at if by_storage else time.time() - self.sign.at / 1000  # type: ignore[operator]
         if abs(age) <= self.holds:
             return
         clock = "the storage's clock" if by_storage else "the clocks of the driver and of who asked"

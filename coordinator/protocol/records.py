@@ -227,13 +227,6 @@ class SignOfLife:
     ended: str = ""
     now: Mapping[str, Any] = field(default_factory=dict)
 
-    def age(self, storage_now: float | None) -> tuple[float, bool]:
-        """In seconds, and whether by the storage's clock: if that has one, and had one for the sign. Else the clocks of
-        two machines are compared."""
-        if storage_now is None or self.storage_at is None:
-            return time.time() - self.at / 1000, False
-        return storage_now - self.storage_at, True
-
     def to_json(self) -> dict[str, Any]:
         """Without `now`, which the signs in claims and requests lack."""
         return {name: value for name, value in vars(self).items() if name != "now"}
