@@ -367,17 +367,18 @@ def _login() -> str:
 
 def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]) -> dict[str, Any]:
     """JSON of the checkpoint. `participants`: those that are not visible."""
-    hidden = [
-        {
-            "participant": f"{sink}/{subtask}",
+
+    def about(participant: Participant) -> dict[str, Any]:
+        committable, outcome = complete.named[participant], complete.outcomes.get(participant)
+        return {
+            "participant": "{}/{}".format(*participant),
             "outcome": outcome.state.value if outcome else "cannot tell",
-            "reason": outcome.reason if outcome else str(errors.get((sink, subtask), "")),
+            "reason": outcome.reason if outcome else str(errors.get(participant, "")),
             "rows": committable.fingerprint.rows,
             "transaction": dict(committable.transaction),
         }
-        for (sink, subtask) in complete.hidden()
-        for committable, outcome in [(complete.named[sink, subtask], complete.outcomes.get((sink, subtask)))]
-    ]
+
+    hidden = [about(participant) for participant in complete.hidden()]
     return {
         "job": complete.record.job,
         "checkpoint": complete.checkpoint_id,

@@ -371,11 +371,10 @@ class SqlAlchemyBackend(Backend):
         if self.dialect == "sqlite":
             master = self.quote(target.schema, "sqlite_master")
             ask = f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view') AND name = %s COLLATE NOCASE"
-            for kind, statement in self.query(connection, ask, [target.name]):
-                if kind == "view":
-                    return ["it is a view: name the table behind it"]
-                clauses = _VANISHING.findall(statement)
-                return [f"a constraint has {clause}, by which rows vanish: leave that out" for clause in clauses]
+            found = self.query(connection, ask, [target.name])
+            views = ["it is a view: name the table behind it" for kind, _ in found if kind == "view"]
+            clauses = [clause for _, statement in found for clause in _VANISHING.findall(statement)]
+            return views + [f"a constraint has {clause}, by which rows vanish: leave that out" for clause in clauses]
         if self.dialect != "postgresql":
             return []
         ask = POSTGRES_OBSTACLES + _HEIRS * bool(self.merge.keys)

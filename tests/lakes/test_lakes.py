@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from datetime import time as clock
@@ -25,7 +25,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import StringType
 
-from coordinator.listener import CheckpointListener, Step
+from coordinator import Step
 from sinks.audit import Part
 from sinks.delta import DeltaSink
 from sinks.delta.sink import _FEATURES
@@ -35,6 +35,7 @@ from sinks.lake.sink import LakeSink, app_of
 from sinks.testing import SCHEMA, rows
 from sinks.testing.conformance import ids
 from sinks.testing.lines import at, lines, watched
+from sinks.testing.table_crashes import At
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint, TransactionId
 from tests.lakes.tables import LAKES, DeltaLake, IcebergLake
 from tests.protocol.job import Job, Steps
@@ -292,23 +293,11 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
     assert {*states} == {COMMITTED, LOST}
 
 
-class Calling(CheckpointListener):
-    """Calls once at a step of a checkpoint."""
-
-    def __init__(self, step: Step, checkpoint_id: int, call: Callable[[], object]) -> None:
-        self._at, self._call = (step, checkpoint_id), call
-
-    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if (step, checkpoint_id) == self._at:
-            self._at = step, -2
-            self._call()
-
-
 @pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE])
 def test_a_column_that_is_dropped_while_the_query_runs_stops_it(lake: Lake, tmp_path: Path, step: Step) -> None:
     """Its values would be missing in each row that is written from then on."""
     job = Job(tmp_path)
-    dropping = Calling(step, 1, lambda: lake.drop_column("amount"))
+    dropping = At(step, lambda: lake.drop_column("amount"))
     with pytest.raises(SchemaMismatch, match="'amount' is not in the table"):
         job.run(sink=lake.sink(), listeners=[dropping])
     with pytest.raises(SchemaMismatch, match="'amount' is not in the table"):
@@ -319,7 +308,7 @@ def test_a_column_that_is_dropped_while_the_query_runs_stops_it(lake: Lake, tmp_
 @pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE])
 def test_other_partitions_while_the_query_runs_cost_no_row(lake: Lake, tmp_path: Path, step: Step) -> None:
     job, steps = Job(tmp_path), Steps()
-    job.run(sink=lake.sink(), listeners=[steps, Calling(step, 1, lake.repartition)])
+    job.run(sink=lake.sink(), listeners=[steps, At(step, lake.repartition)])
     assert lake.ids() == sorted(ids(job.input))
     assert [at for at, _ in steps.seen].count(Step.REPLAYING) == (step is Step.COMPLETE)
 
@@ -960,21 +949,31 @@ def test_iceberg_manifests_of_a_partition_column_that_is_gone_hinder_no_commit(t
     assert len(table.current_snapshot().manifests(table.io)) == (3 if gone else 2), "those of old partitions are merged"
 
 
+def branch(lake: IcebergLake, **keeps: int) -> None:
+    """Make the branch `audit` of the table as it is."""
+    table = lake.table()
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit", **keeps).commit()
+
+
+def audited(lake: IcebergLake) -> list[int]:
+    """The ids in the branch."""
+    snapshot = lake.table().snapshot_by_name("audit").snapshot_id
+    return sorted(lake.table().scan(snapshot_id=snapshot).to_arrow()["id"].to_pylist())
+
+
 def test_iceberg_branches(tmp_path: Path) -> None:
     lake = IcebergLake(tmp_path)
     lake.create()
     with pytest.raises(ConfigurationError, match="no branch 'audit': create it"):
         lake.sink(branch="audit").check(SCHEMA)
     lake.append(rows(500, 1))
-    table = lake.table()
-    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    branch(lake)
     sink = lake.sink(branch="audit")
     made = pre_committed(sink, rows(0, 2))
     assert committed(sink, made) == [COMMITTED]
     sink.abort(pre_committed(sink, rows(7, 2), 1).transaction)
     assert lake.ids() == [500]
-    audited = lake.table().snapshot_by_name("audit").snapshot_id
-    assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
+    assert audited(lake) == [0, 1, 500]
     [holding] = sink.audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
     assert holding.rows == 2
     decided = pre_committed(sink, rows(10, 2), 2)
@@ -988,8 +987,7 @@ def test_iceberg_branch_that_somebody_drops_is_not_made_anew(tmp_path: Path) -> 
     lake = IcebergLake(tmp_path)
     lake.create()
     lake.append(rows(500, 1))
-    table = lake.table()
-    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    branch(lake)
     sink = lake.sink(branch="audit")
     made = pre_committed(sink, rows(0, 2))
     lake.table().manage_snapshots().remove_branch("audit").commit()
@@ -997,22 +995,21 @@ def test_iceberg_branch_that_somebody_drops_is_not_made_anew(tmp_path: Path) -> 
         committed(sink, made)
     with pytest.raises(ConfigurationError, match="no branch 'audit': create it"):
         sink.abort(made.transaction)
-    lake.table().manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    branch(lake)
     assert committed(sink, made) == [COMMITTED]
-    audited = lake.table().snapshot_by_name("audit").snapshot_id
-    assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
+    assert audited(lake) == [0, 1, 500]
 
 
 def test_iceberg_branch_keeps_what_it_says_of_old_snapshots(tmp_path: Path) -> None:
     lake = IcebergLake(tmp_path)
     lake.create()
     lake.append(rows(500, 1))
-    table, keeps = lake.table(), {"max_ref_age_ms": 7, "max_snapshot_age_ms": 8, "min_snapshots_to_keep": 9}
-    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit", **keeps).commit()
+    keeps = {"max_ref_age_ms": 7, "max_snapshot_age_ms": 8, "min_snapshots_to_keep": 9}
+    branch(lake, **keeps)
     sink = lake.sink(branch="audit")
     assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
     ref = lake.table().metadata.refs["audit"]
-    assert ref.snapshot_id != table.current_snapshot().snapshot_id
+    assert audited(lake) == [0, 1, 500]
     assert {name: getattr(ref, name) for name in keeps} == keeps
 
 
