@@ -107,7 +107,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 $(CLASSES): $(READY) tests/jvm.py | java
-	@echo "archiving the classes of Spark and of Kafka, once, so that tests start them faster"
+	@echo "archiving the classes of Spark and of Kafka and compiling pyspark, once, so that tests start them faster"
 	-@$(BIN)/python -m tests.jvm
 
 java:

@@ -2,7 +2,8 @@
 
     python -m tests.jvm
 
-archives those that a streaming job and a broker load, for all later starts (JEP 350, "Dynamic CDS Archives").
+archives those that a streaming job and a broker load, for all later starts (JEP 350, "Dynamic CDS Archives"), and
+compiles what Spark's Python workers import.
 """
 
 from __future__ import annotations
@@ -66,5 +67,8 @@ def _set(options: str) -> None:
 
 
 if __name__ == "__main__":
+    from tests.spark.workers import compile_modules
+
     archive_classes()
     archive()
+    compile_modules()
