@@ -277,7 +277,9 @@ class CheckpointCoordinator:
         return self._take_savepoint(target, location=checkpoint_location)
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
+        """Take a savepoint, and stop the query there: no further checkpoint becomes complete. Raises `CheckpointError`
+        if a later run of the query is active."""
+        self._lifecycle.require_no_later_run(query)
         return self._take_savepoint(target, stops=query)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
@@ -383,8 +385,10 @@ class CheckpointCoordinator:
     def cancel(self, query: Query) -> None:
         """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
         `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
-        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible, and
-        `Superseded` if another driver has taken the job over."""
+        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible,
+        `Superseded` if another driver has taken the job over, and `CheckpointError` if a later run of the query is
+        active."""
+        self._lifecycle.require_no_later_run(query)
         self.stop(query)
         if self.protocol.run_id and self.protocol.fence.generation:  # of a query that this object has served
             self.protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -57,6 +58,13 @@ def load_job(place: str) -> CheckpointCoordinator:
     if Path(place).exists() and not place.endswith(".py"):
         raise JobFileError(f"the job file {place} is neither FILE.toml nor FILE.py:ATTRIBUTE")
     return _from_python(place)
+
+
+def digest_of(place: str) -> str:
+    """The SHA-256 of a job file that was loaded, in hexadecimal."""
+    file = place if place.endswith(".toml") else place.partition(":")[0]
+    spec = None if file.endswith((".toml", ".py")) else importlib.util.find_spec(file)
+    return hashlib.sha256(Path((spec and spec.origin) or file).read_bytes()).hexdigest()
 
 
 # ---------------------------------------------------------------------- TOML

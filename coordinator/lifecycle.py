@@ -155,9 +155,7 @@ class QueryLifecycle:
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""
         self._cut_off_at = self._clock.monotonic()
-        if not batch.active:  # Spark hands the batch over again
-            _CALLS.pop(self._key, None)
-        elif self._query_id in ("", batch.facts.query_id):
+        if batch.active and self._query_id in ("", batch.facts.query_id):
             self.run_id = batch.run_id
             self._ended(batch, error)
 
@@ -236,6 +234,14 @@ class QueryLifecycle:
         return swallowed
 
     # ------------------------------------------------------------------ a stop
+    def require_no_later_run(self, query: Query) -> None:
+        """Raise if `query` has ended, and was started again: to stop it would stop nothing."""
+        if self.calling and self.calling.isActive and not query.isActive:
+            raise CheckpointError(
+                f"this query of job {self._job!r} has ended, and another run of it is active. Nothing was stopped: "
+                "pass coordinator.query, the one that runs"
+            )
+
     def wait_for_workers(self) -> None:
         """Wait until Python workers of a batch that was cut off have ended."""
         self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))

@@ -89,7 +89,7 @@ class Requests:
         self._ended, self._sweep_at = False, 0.0
 
     def look(self) -> None:
-        """Begin with the oldest request, unless another one is being done. Raises StorageError."""
+        """Begin with the oldest request that can be read, unless one is being done. Raises StorageError."""
         if self._worker.is_alive():
             return
         if time.monotonic() >= self._sweep_at:
@@ -97,7 +97,7 @@ class Requests:
             self._sweep_at = time.monotonic() + _SWEEP
         asked = self._store.notes("request")
         if asked:
-            self._worker = threading.Thread(target=self._serve, args=asked[:1], name="checkpoint-requests", daemon=True)
+            self._worker = threading.Thread(target=self._serve, args=asked, name="checkpoint-requests", daemon=True)
             self._worker.start()
             atexit.unregister(self._wait)
             atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
@@ -113,13 +113,16 @@ class Requests:
         if self._worker.is_alive() and self._worker is not threading.current_thread():
             self._worker.join(_INSIST)
 
-    def _serve(self, id: str) -> None:
+    def _serve(self, *asked: str) -> None:
+        """The first that can be read: one that cannot must not hold up the others."""
         try:
-            answer = self._answer(id)
-            if answer:
-                self._tell(id, answer)
-        except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
-            logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
+            for id in asked:
+                try:
+                    if answer := self._answer(id):
+                        self._tell(id, answer)
+                    return
+                except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
+                    logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
         finally:
             if self._ended:
                 self._store.storage.close()

@@ -410,8 +410,10 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than that
-    savepoint."""
+    """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink has the lineage that it
+    was taken of, but is older."""
+    if not base.restored_from:
+        return
     before, n = base.predecessors or {}, base.checkpoint_id
     for sink, memory in memories.items():
         for other, newest in (memory or {}).items():

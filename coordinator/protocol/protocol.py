@@ -85,8 +85,7 @@ class CheckpointProtocol:
         self.may_abort = False
         """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16)."""
         self._undecided = False
-        """Whether the transactions of a batch wait for its decision: no record names them, and a sweep would abort
-        them."""
+        """Whether a record may yet name transactions that a sweep would abort, since none names them now."""
         self._checked: dict[str, pa.Schema] = {}
         self._evolved: dict[str, pa.Schema] = {}
         """By sink, the schema that `check`, or `evolve`, was called with last."""
@@ -156,7 +155,7 @@ class CheckpointProtocol:
         0 if it will run no query."""
         self.fence = Fence(self.store)
         self.open_sinks()
-        self.may_abort = False
+        self.may_abort = self._undecided = False
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
@@ -571,9 +570,9 @@ class CheckpointProtocol:
         decided. `before`: the checkpoint that the record adds a round to."""
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
-            could_abort, self.may_abort = self.may_abort, False  # a put that fails may still land
+            self._undecided = True  # also if the put fails: it may still land
             decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
-            self.may_abort, self._undecided = could_abort, False
+            self._undecided = False
         except (Superseded, StorageBehind):
             self._abort(record.committables)
             raise

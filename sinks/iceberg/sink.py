@@ -232,7 +232,8 @@ class IcebergSink(LakeSink):
 
     def _without_branch(self) -> list[str]:
         gone = self._branch != "main" and self._branch not in self._handle.metadata.refs
-        return [f"it has no branch {self._branch!r}: create it"] if gone else []
+        create = "create it. If it was dropped, create it at its last snapshot, or its earlier rows stay out"
+        return [f"it has no branch {self._branch!r}: {create}"] if gone else []
 
     def _add_columns(self, columns: pa.Schema) -> None:
         with self._handle.update_schema() as update:

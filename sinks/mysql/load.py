@@ -200,7 +200,7 @@ class LoadTransaction(RowTransaction):
         self._loading = 0
         self._ended = False
         self.connection = connection
-        self._server = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
+        self._server = connection.defer("SELECT @@local_infile, @@max_allowed_packet, CONNECTION_ID()")
         self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
 
@@ -220,7 +220,7 @@ class LoadTransaction(RowTransaction):
 
     def start(self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND) -> None:
         """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes it."""
-        ((local, packet),) = self._server
+        ((local, packet, self.session),) = self._server
         rows = self.context.schema, columns, self.table, merge
         self._encoder: RowEncoder = LoadEncoder(*rows) if local else InsertEncoder(*rows, packet=packet)
         self._statement = self._encoder.statement(into)

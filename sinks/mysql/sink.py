@@ -437,8 +437,11 @@ class MySQLBackend(Pool, Backend):
         """In MariaDB the branch is this session's until that ends, and what commits it has to lock its table."""
         if not is_mariadb(transaction.connection):
             return {}
-        session = transaction.connection.thread_id()  # type: ignore[no-untyped-call]
-        return {"session": session, "table": transaction.target.name, "written": transaction.context.schema.names}
+        return {
+            "session": transaction.session,
+            "table": transaction.target.name,
+            "written": transaction.context.schema.names,
+        }
 
     def end_prepared(
         self,

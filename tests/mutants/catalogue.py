@@ -343,8 +343,8 @@ MUTANTS = (
     Mutant(
         "the end of a coordinator sweeps what a late put may yet decide",
         "coordinator",
-        "could_abort, self.may_abort = self.may_abort, False",
-        "could_abort = self.may_abort",
+        "self._undecided = True  # also if the put fails: it may still land",
+        "",
         ("tests/protocol/test_rules.py",),
     ),
     Mutant(
@@ -357,8 +357,8 @@ MUTANTS = (
     Mutant(
         "a start that is refused sweeps (R16)",
         "coordinator",
-        "self.may_abort = False\n        self._checked.clear()",
-        "self.may_abort = True\n        self._checked.clear()",
+        "self.may_abort = self._undecided = False\n        self._checked.clear()",
+        "self.may_abort, self._undecided = True, False\n        self._checked.clear()",
         MEMORIES,
     ),
     Mutant(

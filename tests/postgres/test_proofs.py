@@ -123,7 +123,7 @@ def test_staging_tables_that_are_read_are_moved_inside_a_publication_of_all_tabl
 
 def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observer, staged: PostgresSink) -> None:
     """L prune one too far; keeps none; any lineage; any sink; any job"""
-    mine = pre_commit(staged, rows_of(1), checkpoint=250)
+    mine = pre_commit(staged, rows_of(1), checkpoint=265)
     assert staged.commit_all(checkpoint(0), [mine]) == [CommitOutcome.COMMITTED]
     (job, lineage, sink_name), *_ = db.run("SELECT job, lineage, sink FROM tpc_ledger WHERE job <> '-'")
     db.run("DELETE FROM tpc_ledger WHERE transaction_id <> 'ledger'")
@@ -139,11 +139,11 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
             " VALUES (%s, true, %s, %s, %s, %s)",
             [str(key), *key],
         )
-    last = pre_commit(staged, rows_of(2), checkpoint=250)
-    assert staged.commit_all(checkpoint(250), [last]) == [CommitOutcome.COMMITTED]
-    staged.purge(checkpoint(250, oldest=200))
+    last = pre_commit(staged, rows_of(2), checkpoint=265)
+    assert staged.commit_all(checkpoint(265), [last]) == [CommitOutcome.COMMITTED]
+    staged.purge(checkpoint(265, oldest=200))
     remaining = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
-    assert [n for (n,) in remaining] == [1, 2, 3, 100, 250]
+    assert [n for (n,) in remaining] == [1, 2, 3, 100, 265]
 
 
 def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: Observer, staged: PostgresSink) -> None:

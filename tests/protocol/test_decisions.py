@@ -9,6 +9,7 @@ import pytest
 from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
+    ExternalSystemBehind,
     InDoubtError,
     QueryNotAdopted,
     ReplayMismatch,
@@ -24,6 +25,7 @@ from coordinator.protocol.decisions import (
     require_known,
     require_none_later,
     require_none_lost,
+    require_restored,
     require_same_layout,
     require_same_offsets,
     require_same_rows,
@@ -239,3 +241,12 @@ def test_other_rows_stop_the_replay(now: Fingerprint | None):
     require_same_rows(lost, {("s", 0): Ack("s", 0, Fingerprint(3, 7))})
     with pytest.raises(ReplayMismatch, match="other rows"):
         require_same_rows(lost, {("s", 0): Ack("s", 0, now)} if now else {})
+
+
+def test_only_the_record_that_a_restore_put_tells_what_its_savepoint_had():
+    """A later one has the savepoint's lineage among those before it, and newer rows of its own lineage."""
+    memories = {"orders": {"old": 20}, "dead": {"old": 3, "aa": 14}}
+    later = replace(record(20), predecessors={"old": 20}, newest_rows={"orders": 20, "dead": 14})
+    require_restored(memories, later, "file:///c")
+    with pytest.raises(ExternalSystemBehind, match="sink 'dead' ends with checkpoint 3 of the earlier lineage old"):
+        require_restored(memories, replace(later, restored_from="ffff"), "file:///c")

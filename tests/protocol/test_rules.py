@@ -408,9 +408,11 @@ def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_a
     job.assert_exactly_once()
 
 
+@pytest.mark.parametrize("called_again", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bool) -> None:
-    """Or lands only when the coordinator is closed."""
+def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bool, called_again: bool) -> None:
+    """Or lands only when the coordinator is closed. The function for foreachBatch may catch the error, and call again,
+    with tasks that fail."""
     under_way = []
 
     class Landed(HookedStorage):
@@ -421,8 +423,14 @@ def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bo
             return super().put_if_absent(key, value)
 
     coordinator = job.coordinator(storage=Landed(job.storage, "", "", lambda: None))
+    query = job.query()
     with pytest.raises(CheckpointFailed, match="timed out"):
-        job.query().run(coordinator)
+        coordinator.process(query.batch(0, "one run"))
+    if called_again and late:
+        again = query.batch(0, "one run")
+        again.run = lambda *_: fail()  # type: ignore[method-assign]
+        with pytest.raises(CheckpointFailed, match="not today"):
+            coordinator.process(again)
     coordinator.close()
     for key, value in under_way:
         assert job.storage.put_if_absent(key, value)

@@ -423,6 +423,22 @@ def test_a_request_whose_put_storage_did_not_answer_is_withdrawn(job: Job, targe
         assert notes(job.storage) == []
 
 
+def test_a_request_that_cannot_be_read_holds_up_no_other(job: Job, target: str) -> None:
+    """A file for another account alone."""
+    unreadable = asked(store_of(job.storage))
+
+    class Denied(WrappedStorage):
+        def _call(self, method: str, key: str, *more: Any) -> Any:
+            if method == "get" and key.endswith(f"/request/{unreadable}"):
+                raise StorageError(self.uri, key, "permission denied")
+            return super()._call(method, key, *more)
+
+    with job.coordinator(storage=Denied(job.storage), config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        assert ask_driver(store_of(job.storage), "trigger")["checkpoint"] == 0
+    assert store_of(job.storage).notes("request") == [unreadable]
+
+
 @pytest.mark.parametrize(
     "data",
     [

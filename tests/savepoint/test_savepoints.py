@@ -32,7 +32,7 @@ from coordinator import (
     list_savepoints,
     restore_savepoint,
 )
-from coordinator.errors import CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
+from coordinator.errors import CheckpointError, CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import JobStore
 from coordinator.savepoints.model import savepoint_at
@@ -322,6 +322,24 @@ def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, targe
     job.assert_exactly_once(batches=n + 1)
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
+
+
+@pytest.mark.parametrize("how", ["savepoint", "cancel"])
+def test_a_run_that_has_ended_is_not_taken_for_the_one_that_runs(job: Job, target: str, how: str) -> None:
+    """As after a restart, by who holds the query of before."""
+    coordinator = job.coordinator()
+    ended = job.query(1)
+    ended.run(coordinator)
+    running = job.quiet(2)
+    running.run(coordinator)
+    with pytest.raises(
+        CheckpointError, match=r"another run of it is active. Nothing was stopped: pass coordinator.query"
+    ):
+        coordinator.stop_with_savepoint(ended, target) if how == "savepoint" else coordinator.cancel(ended)
+    assert running.isActive
+    assert list_savepoints(target) == []
+    running.stop()
+    coordinator.close()
 
 
 def test_a_query_whose_savepoint_fails_goes_on(job: Job, tmp_path: Path) -> None:

@@ -242,8 +242,9 @@ def test_a_superseded_driver_decides_nothing(orders: Orders, halves: Halves) -> 
         ('"orders", [sink]', '"other", [sink]'),
         ("/storage'", "/storage2'"),
         ("\nconfig", '\nsink.name = "other"\nconfig'),
+        ("\nconfig", "\nsink.mode = None\nconfig"),
     ],
-    ids=["job", "storage", "sink"],
+    ids=["job", "storage", "sink", "what a sink does not show"],
 )
 def test_a_job_file_that_is_changed_while_a_batch_runs(orders: Orders, halves: Halves, former: str, later: str) -> None:
     file = orders.folder / "job.py"
