@@ -63,8 +63,12 @@ def load_job(place: str) -> CheckpointCoordinator:
 def digest_of(place: str) -> str:
     """The SHA-256 of a job file that was loaded, in hexadecimal."""
     file = place if place.endswith(".toml") else place.partition(":")[0]
-    spec = None if file.endswith((".toml", ".py")) else importlib.util.find_spec(file)
-    return hashlib.sha256(Path((spec and spec.origin) or file).read_bytes()).hexdigest()
+    if file.endswith((".toml", ".py")):
+        content = Path(file).read_bytes()
+    else:
+        spec: Any = importlib.util.find_spec(file)
+        content = spec.loader.get_data(spec.origin)  # it may be in a zip
+    return hashlib.sha256(content).hexdigest()
 
 
 # ---------------------------------------------------------------------- TOML

@@ -155,7 +155,11 @@ class QueryLifecycle:
     def failed(self, batch: MicroBatch, error: Exception) -> None:
         """The batch ended with an error; a stop of its query cuts it off in this way, too."""
         self._cut_off_at = self._clock.monotonic()
-        if batch.active and self._query_id in ("", batch.facts.query_id):
+        calls = _CALLS.get(self._key)
+        if not batch.active:
+            if calls and calls.are_for(batch) and batch.same_rows(calls.batch):
+                _CALLS.pop(self._key)  # Spark hands them over again
+        elif self._query_id in ("", batch.facts.query_id):
             self.run_id = batch.run_id
             self._ended(batch, error)
 
@@ -236,10 +240,10 @@ class QueryLifecycle:
     # ------------------------------------------------------------------ a stop
     def require_no_later_run(self, query: Query) -> None:
         """Raise if `query` has ended, and was started again: to stop it would stop nothing."""
-        if self.calling and self.calling.isActive and not query.isActive:
+        if not query.isActive and any(other.isActive for other in self.queries):
             raise CheckpointError(
-                f"this query of job {self._job!r} has ended, and another run of it is active. Nothing was stopped: "
-                "pass coordinator.query, the one that runs"
+                f"this query of job {self._job!r} has ended, and another run of it is active, which was not stopped: "
+                "pass the query that runs"
             )
 
     def wait_for_workers(self) -> None:

@@ -123,6 +123,8 @@ class Requests:
                     return
                 except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
                     logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
+                    if self._ended or id in self._answers:
+                        return
         finally:
             if self._ended:
                 self._store.storage.close()

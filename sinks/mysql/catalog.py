@@ -409,15 +409,18 @@ def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Uniq
     """Unique indexes over whole columns, and the names of those whose verdict only the target can tell."""
     rows = query(
         connection,
-        "SELECT index_name, column_name, sub_part IS NULL AND index_type <> 'HASH' FROM information_schema.statistics"
+        "SELECT index_name, column_name, sub_part, index_type FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
         [schema, name],
     )
     columns: dict[str, list[str | None]] = {}
-    for index, column, compared in rows:
-        # None: a prefix, an expression, or MariaDB's hash of a text that is longer than a sort compares
-        columns.setdefault(index, []).append(column if compared else None)
-    uniques = tuple(Unique(index, tuple(filter(None, of))) for index, of in columns.items() if None not in of)
+    hashes = {index for index, _, _, kind in rows if kind == "HASH"}
+    """MariaDB's, of texts that are longer than a sort compares: it would take two keys for one."""
+    for index, column, part, _ in rows:
+        columns.setdefault(index, []).append(column if part is None else None)  # None: a prefix, or an expression
+    uniques = tuple(
+        Unique(index, tuple(filter(None, of)), index not in hashes) for index, of in columns.items() if None not in of
+    )
     return uniques, [f"index {index}" for index, of in columns.items() if None in of]
 
 

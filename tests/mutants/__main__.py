@@ -39,14 +39,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{len(chosen)} mutants, and the sources have a place for each")
         return 0
     caught_by = json.loads(CAUGHT_BY.read_text())
+    caught = 0
     with ThreadPoolExecutor(options.j) as pool:
         tests = pool.map(lambda mutant: catch(mutant, caught_by.get(mutant.name)), chosen)
-        by = dict(zip([mutant.name for mutant in chosen], tests, strict=True))
-    caught_by |= {name: test for name, test in by.items() if test}
-    known = {mutant.name: caught_by[mutant.name] for mutant in MUTANTS if mutant.name in caught_by}
-    CAUGHT_BY.write_text(json.dumps(known, indent=0) + "\n")
-    print(f"{sum(map(bool, by.values()))} of {len(by)} caught")
-    return int(not all(by.values()))
+        for mutant, test in zip(chosen, tests, strict=True):
+            if test:
+                caught += 1
+                caught_by[mutant.name] = test
+                known = {mutant.name: caught_by[mutant.name] for mutant in MUTANTS if mutant.name in caught_by}
+                CAUGHT_BY.write_text(json.dumps(known, indent=0) + "\n")
+    print(f"{caught} of {len(chosen)} caught")
+    return int(caught < len(chosen))
 
 
 def place(mutant: Mutant) -> Path:

@@ -81,7 +81,7 @@ def test_texts_that_are_longer_than_a_sort_compares_are_no_keys(db: Observer) ->
         with contextlib.closing(MySQLSink(db.dsn, "orders", strategy="staged")) as sink:
             sink.check(SCHEMA)
             committable = pre_commit(sink, batch(rows, SCHEMA), checkpoint=number)
-            with pytest.raises(BadValue, match="Duplicate") if refused else contextlib.nullcontext():
+            with pytest.raises(BadValue, match="is in the table already") if refused else contextlib.nullcontext():
                 sink.validate_all(checkpoint(number), [committable])
                 assert sink.commit_all(checkpoint(number), [committable]) == [COMMITTED]
     assert db.ids() == [0, 1]

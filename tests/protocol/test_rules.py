@@ -235,6 +235,17 @@ def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(
         lifecycle.require_errors_passed_on(query.batch(2, "one run"))
 
 
+def test_a_part_that_failed_is_not_forgotten_where_a_stop_cuts_the_next_one_off(job: Job) -> None:
+    """Whose function may catch that error, too: Spark takes the batch for done. The same part is handed over again."""
+    coordinator, query = job.coordinator(), job.query()
+    coordinator._lifecycle.failed(query.batch(0, "one run"), CheckpointError("an executor was lost"))
+    for again, told in ((job.input[1], "an executor was lost"), (job.input[0], "None")):
+        cut_off = LocalBatch(query.facts_of(0), "one run", again, query)
+        cut_off.active = False
+        coordinator._lifecycle.failed(cut_off, CheckpointError("interrupted"))
+        assert told in str(coordinator.swallowed_error)
+
+
 def test_a_closed_coordinator_holds_no_dataframe(job: Job) -> None:
     coordinator = job.coordinator()
     coordinator.process(job.query().batch(0, "one run"))
@@ -408,8 +419,7 @@ def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_a
     job.assert_exactly_once()
 
 
-@pytest.mark.parametrize("called_again", [False, True])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("late", "called_again"), [(False, False), (True, False), (True, True)])
 def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bool, called_again: bool) -> None:
     """Or lands only when the coordinator is closed. The function for foreachBatch may catch the error, and call again,
     with tasks that fail."""
@@ -426,7 +436,7 @@ def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job, late: bo
     query = job.query()
     with pytest.raises(CheckpointFailed, match="timed out"):
         coordinator.process(query.batch(0, "one run"))
-    if called_again and late:
+    if called_again:
         again = query.batch(0, "one run")
         again.run = lambda *_: fail()  # type: ignore[method-assign]
         with pytest.raises(CheckpointFailed, match="not today"):
