@@ -75,8 +75,8 @@ class TransactionBlocked(SinkError):
 
 
 class TransactionEnded(SinkError):
-    """`validate_all` found that somebody has ended a transaction before its checkpoint was decided. The coordinator
-    writes the checkpoint again."""
+    """Somebody has ended a transaction before its checkpoint was decided, or used its name: a driver of before storage
+    was set back. The coordinator writes the checkpoint again."""
 
     retryable = True
 

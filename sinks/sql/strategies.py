@@ -60,7 +60,7 @@ class TwoPhase(Strategy):
             proof = self.proof(plan) | self.backend.evidence(transaction)
             names = {key: TransactionId.parse(text)}
             if not ledger.insert(transaction.connection, names, committed=True, fingerprints=fingerprints):
-                raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
+                raise TransactionEnded(f"{text} was aborted, or used, before it was pre-committed")
         transaction.prepare()
         return Committable(transaction.identity, proof=proof)
 

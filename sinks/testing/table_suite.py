@@ -379,7 +379,7 @@ class TableSuite:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         assert sink.commit(Committable(transaction.identity)).state is CommitState.LOST
-        with pytest.raises(SinkError, match="aborted"):
+        with pytest.raises(TransactionEnded, match="aborted"):
             sink.pre_commit(transaction)
         sink.rollback(transaction)
         assert db.pending() == 0
