@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from sinks.testing.servers.kafka import VERSION
 from tests import jvm, signals
 from tests.chaos import ledger, spark
 from tests.chaos.bugs import BUGS
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--fault", choices=KINDS, action="append", default=[], help="only faults of this kind; may be repeated"
     )
+    parser.add_argument("--kafka", default=VERSION, metavar="VERSION", help="of the broker; default: %(default)s")
     parser.add_argument("--keep", action="store_true", help="keep the folder of a round with a violation")
     parser.add_argument("--bug", choices=BUGS, help="switch on a deliberate bug, and stop when it is found")
     parser.add_argument(
@@ -73,13 +75,14 @@ def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
     commit = _commit()
     deadline, violated = time.monotonic() + options.minutes * 60, False
     with ExitStack() as stack:
-        services = stack.enter_context(Services())
+        services = stack.enter_context(Services(options.kafka))
         how = replace(stack.enter_context(_tier(options.tier)), name=tier)
         for number in range(options.rounds):
             if time.monotonic() > deadline:
                 break
             sink, mode = rigs[number % len(rigs)]
             seed = f"{options.seed}/{sink}/{mode}/{number // len(rigs)}"
+            seed += f"/kafka-{options.kafka}" if options.kafka != VERSION else ""
             if (tier, sink, mode, seed) in known and not options.bug:
                 continue
             result = one(services, sink, mode, seed, options, how)

@@ -31,7 +31,7 @@ from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, parameters, query, quoted
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.servers.kafka import VERSION, KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer
 from sinks.testing.servers.postgres import PostgresServer, jdbc_url
@@ -431,9 +431,10 @@ class NoServer:
 
 
 class Services:
-    """Starts each server when a rig asks for it first, and stops all at the end."""
+    """Starts each server when a rig asks for it first, and stops all at the end. `kafka`: the version of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, kafka: str = VERSION) -> None:
+        self.kafka = kafka
         self._stack = ExitStack()
         self._systems: dict[str, System] = {}
 
@@ -445,7 +446,7 @@ class Services:
 
     def system(self, name: str) -> System:
         if name not in self._systems:
-            self._systems[name] = system = _SYSTEMS[name]()
+            self._systems[name] = system = _brokers(self.kafka) if name == "kafka" else _SYSTEMS[name]()
             self._stack.callback(system.close)
         return self._systems[name]
 
@@ -457,14 +458,14 @@ def _database(server: PostgresServer | EmbeddedMySQL) -> System:
     return system
 
 
-def _brokers() -> System:
+def _brokers(version: str) -> System:
     """Clients connect to the address that the broker tells them, so it has to tell that of the network."""
     system = System(None)
     told = {
         "advertised.listeners": f"CLIENT://127.0.0.1:{system.network.port}",
         "inter.broker.listener.name": "CLIENT",
     }
-    system.server = KafkaServer(told)
+    system.server = KafkaServer(told, version=version)
     system.server.start()
     system.network.target = ("127.0.0.1", system.server.broker().port)
     return system
@@ -474,7 +475,6 @@ _SYSTEMS: Mapping[str, Callable[[], System]] = {
     "postgres": lambda: _database(PostgresServer({"max_prepared_transactions": "64"})),
     "mysql": lambda: _database(MySQLServer()),
     "mariadb": lambda: _database(MariaDBServer()),
-    "kafka": _brokers,
     "folder": lambda: System(NoServer()),
 }
 
@@ -500,6 +500,8 @@ def _topic(services: Services, mode: str) -> Iterator[Target]:
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
         any_time = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # of a clock that was set forth
+        if services.kafka.startswith("3."):  # takes any
+            any_time = {}
         stack.enter_context(system.server.topic(3, any_time, name=topic))
         target = KafkaTarget(system, topic)
         if mode == "dead-letters":
