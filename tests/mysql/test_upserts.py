@@ -10,7 +10,7 @@ import pytest
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.mysql import MySQLSink
-from sinks.mysql.connection import is_mariadb
+from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import COMMITTED, SCHEMA, batch, checkpoint, pre_commit
 from tests.mysql.observer import Observer
@@ -66,25 +66,24 @@ def test_values_that_are_swapped_leave_alone_what_refers_to_their_rows(
         elsewhere.run("DROP TABLE items")
 
 
-def test_texts_that_are_longer_than_a_sort_compares_are_no_keys(db: Observer) -> None:
+def test_texts_that_are_longer_than_a_sort_compares_are_no_keys(mariadb: MariaDBServer) -> None:
     """MariaDB has unique indexes over them, by a hash. Two keys would be taken for one, and a change left out."""
-    if not is_mariadb(db.connection):
-        pytest.skip("MySQL has no unique index over a whole text")
-    db.run("ALTER TABLE orders MODIFY name longtext, ADD UNIQUE (name)")
-    with (
-        contextlib.closing(MySQLSink(db.dsn, "orders", mode="upsert", keys=["name"], order_by="id")) as sink,
-        pytest.raises(ConfigurationError, match="needs a unique index"),
-    ):
-        sink.check(SCHEMA)
-    rows = [{"id": n, "name": "x" * 20_000 + f"{n}"} for n in range(2)]
-    for number, refused in enumerate((False, True)):
-        with contextlib.closing(MySQLSink(db.dsn, "orders", strategy="staged")) as sink:
+    with mariadb.database() as dsn, contextlib.closing(Observer(dsn)) as db:
+        db.run("CREATE TABLE orders (id bigint NOT NULL, name longtext, UNIQUE (name))")
+        with (
+            contextlib.closing(MySQLSink(dsn, "orders", mode="upsert", keys=["name"], order_by="id")) as sink,
+            pytest.raises(ConfigurationError, match="needs a unique index"),
+        ):
             sink.check(SCHEMA)
-            committable = pre_commit(sink, batch(rows, SCHEMA), checkpoint=number)
-            with pytest.raises(BadValue, match="is in the table already") if refused else contextlib.nullcontext():
-                sink.validate_all(checkpoint(number), [committable])
-                assert sink.commit_all(checkpoint(number), [committable]) == [COMMITTED]
-    assert db.ids() == [0, 1]
+        rows = batch([{"id": n, "name": "x" * 20_000 + f"{n}"} for n in range(2)], SCHEMA)
+        with contextlib.closing(MySQLSink(dsn, "orders", strategy="staged")) as sink:
+            sink.check(SCHEMA)
+            first, again = (pre_commit(sink, rows, checkpoint=number) for number in range(2))
+            sink.validate_all(checkpoint(), [first])
+            assert sink.commit_all(checkpoint(), [first]) == [COMMITTED]
+            with pytest.raises(BadValue, match="is in the table already"):
+                sink.validate_all(checkpoint(1), [again])
+        assert db.ids() == [0, 1]
 
 
 @pytest.mark.parametrize("length", [760, 380])
