@@ -38,7 +38,7 @@ CHECKPOINT = 100_000
 PARTITIONS = 3
 COUNTS = (0, 3, 10, 40)
 """Rows that a partition may have; the first has 7."""
-_LIMIT = 150
+_LIMIT = 900
 """Seconds after which a driver that nobody watches any more ends itself."""
 
 
