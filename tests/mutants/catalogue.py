@@ -1719,4 +1719,11 @@ MUTANTS = (
         "tuple(filter(None, of)))",
         ("tests/mysql/test_upserts.py",),
     ),
+    Mutant(
+        "a transaction name that was used before storage was set back ends the query",
+        "sinks/sql",
+        'raise TransactionEnded(f"{text} was aborted',
+        'raise SinkError(f"{text} was aborted',
+        ("tests/postgres/test_set_back.py",),
+    ),
 )

@@ -135,6 +135,19 @@ def test_a_server_set_back_to_before_a_loss(job: Job) -> None:
     assert (job.visible(), job.in_doubt()) == (Counter(ids(INPUT)), 0)
 
 
+def test_storage_set_back_to_before_a_driver_whose_transactions_were_lost(job: Job) -> None:
+    """The next driver has the number of that one, and its transactions the same names."""
+    shutil.copytree(job.folder / "storage", job.folder / "older")
+    assert job.run(KillAt(Step.COMPLETE, checkpoint_id=2)) == KILLED
+    for transaction in job.sink.in_doubt("job"):
+        job.sink.abort(transaction)
+    assert job.run(KillAt(Step.REPLAYING, checkpoint_id=2)) == KILLED
+    shutil.rmtree(job.folder / "storage")
+    (job.folder / "older").rename(job.folder / "storage")
+    assert job.run() == 0
+    assert (job.visible(), job.in_doubt()) == (Counter(ids(INPUT)), 0)
+
+
 def test_a_server_set_back_behind_sparks_back(job: Job) -> None:
     """As before, but Spark has moved on from checkpoint 2. What the error says to do fixes it."""
     assert job.run(batches=3) == 0
