@@ -279,8 +279,7 @@ class CheckpointCoordinator:
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete. Raises `CheckpointError`
         if a later run of the query is active."""
-        self._lifecycle.require_no_later_run(query)
-        return self._take_savepoint(target, stops=query)
+        return self._take_savepoint(target, begin=partial(self._lifecycle.require_no_later_run, query), stops=query)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """`stop_with_savepoint`, then `cancel`."""

@@ -158,7 +158,7 @@ class QueryLifecycle:
         calls = _CALLS.get(self._key)
         if not batch.active:
             if calls and calls.are_for(batch) and batch.same_rows(calls.batch):
-                _CALLS.pop(self._key)  # Spark hands them over again
+                _CALLS.pop(self._key, None)  # Spark hands them over again
         elif self._query_id in ("", batch.facts.query_id):
             self.run_id = batch.run_id
             self._ended(batch, error)

@@ -499,9 +499,8 @@ def _topic(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("kafka")
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
-        any_time = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # of a clock that was set forth
-        if services.kafka.startswith("3."):  # takes any
-            any_time = {}
+        # of a clock that was set forth; Kafka 3 takes any
+        any_time = {} if services.kafka.startswith("3.") else {"message.timestamp.after.max.ms": str(2**63 - 1)}
         stack.enter_context(system.server.topic(3, any_time, name=topic))
         target = KafkaTarget(system, topic)
         if mode == "dead-letters":

@@ -1673,8 +1673,8 @@ MUTANTS = (
     Mutant(
         "a run that has ended is stopped in place of the one that is active",
         "coordinator",
-        "self._lifecycle.require_no_later_run(query)\n        return",
-        "return",
+        "begin=partial(self._lifecycle.require_no_later_run, query), stops=query",
+        "stops=query",
         ("tests/savepoint/test_savepoints.py",),
     ),
     Mutant(
@@ -1725,5 +1725,12 @@ MUTANTS = (
         'raise TransactionEnded(f"{text} was aborted',
         'raise SinkError(f"{text} was aborted',
         ("tests/postgres/test_set_back.py",),
+    ),
+    Mutant(
+        "a replay that was blocked does not ask whether another driver has done it",
+        "coordinator",
+        "            self._require_not_replayed(complete)  # or what did has committed since\n",
+        "",
+        MEMORIES,
     ),
 )

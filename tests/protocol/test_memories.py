@@ -36,8 +36,9 @@ from coordinator.errors import (
 )
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
-from sinks import Checkpoint, Committable
+from sinks import Checkpoint, Committable, TransactionContext
 from sinks.audit import Audit, Holding, Part
+from sinks.errors import TransactionBlocked
 from sinks.optional import Validating
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
@@ -360,6 +361,35 @@ def test_storage_of_before_a_replay(world: World, batches: int) -> None:
         operators.accept_loss(coordinator.protocol, [("orders", 0)], who="me", why="its rows are there")
     world.start()
     assert world.visible() == Counter(ids(INPUT))
+
+
+class BlockedInAReplay(SqlAlchemySink):
+    """Once, by another driver."""
+
+    other: list[Callable[[], None]] = []  # noqa: RUF012 - shared by the copies that tasks get
+
+    def begin_transaction(self, context: TransactionContext) -> Any:
+        if self.other and "r1" in context.attempt:
+            self.other.pop()()
+            raise TransactionBlocked("lock timeout: another transaction holds the row")
+        return super().begin_transaction(context)
+
+
+def test_another_driver_replays_while_a_task_waits_for_its_lock(world: World, tmp_path: Path) -> None:
+    """It has a copy of the storage, and so no driver is superseded."""
+    other, sink = World(tmp_path / "other"), BlockedInAReplay(world.url, "orders", create_table=True)
+    other.sink = world.sink  # type: ignore[method-assign]
+    world.sink = lambda: sink  # type: ignore[method-assign]
+
+    def replay() -> None:
+        for part in ("storage", "query"):
+            shutil.copytree(world.path(part), other.path(part))
+        other.start(2)
+
+    BlockedInAReplay.other.append(replay)
+    with pytest.raises(StorageBehind, match="that no record names"):
+        world.start(2, [LoseOne(world)])
+    assert world.visible() == Counter(ids(INPUT[:2]))
 
 
 # ---------------------------------------------------------------------- before and after a restored savepoint

@@ -640,7 +640,7 @@ def test_old_rows_of_the_ledger_are_pruned(db: Play) -> None:
     sink = db.sink()
     db.write(sink, ORDERS, [(1, "a")])
     assert len(db.run("SELECT * FROM tpc_ledger")) == 2
-    sink.purge(Checkpoint("job", "l1", 150, oldest_retained=101))
+    sink.purge(Checkpoint("job", "l1", 159, oldest_retained=101))
     assert len(db.run("SELECT * FROM tpc_ledger")) == 1
 
 
