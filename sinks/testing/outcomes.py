@@ -196,7 +196,7 @@ class Outcomes(SinkTests):
             assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {memory}")
         job, named, *_, left = made[0]
         self.commit(named, left, clause=Clause.IN_DOUBT_JOB)
-        self.purge(named, 50, 50, job)
+        self.purge(named, 53, 53, job)
         _, other, done, gone, left = made[1]
         when = f"after a purge for {ours!a}, of {theirs!a}"
         self.commit(other, done, left, clause=Clause.PURGE, when=when)
