@@ -51,6 +51,7 @@ spark-%: .cache/pyspark/% $(READY) | java
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --timeout 20 --retries 2 \
 		--target $@.part 'pyspark==$*.*' || \
 		{ echo "Spark $* was not tested: it could not be installed, see above. Does the package index answer?" >&2; exit 1; }
+	@PYTHONPATH=$@.part $(BIN)/python -c 'from tests.jvm import compile_modules; compile_modules()'
 	@mv $@.part $@
 
 # On each of these Pythons that is on the PATH: what needs no Spark, and one job of Spark that is killed.

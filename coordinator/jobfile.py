@@ -60,7 +60,7 @@ def load_job(place: str) -> CheckpointCoordinator:
     return _from_python(place)
 
 
-def digest_of(place: str) -> str:
+def job_file_digest(place: str) -> str:
     """The SHA-256 of a job file that was loaded, in hexadecimal."""
     file = place if place.endswith(".toml") else place.partition(":")[0]
     if file.endswith((".toml", ".py")):

@@ -123,7 +123,7 @@ class Requests:
                     return
                 except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
                     logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
-                    if self._ended or id in self._answers:
+                    if self._ended or id in self._answers:  # begun: its answer comes before the next request
                         return
         finally:
             if self._ended:

@@ -778,7 +778,7 @@ class CheckpointProtocol:
             if not decisions.may_try_again(blocked, tolerable=0):
                 raise decisions.refused_again_error(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
-            self._require_not_replayed(complete)  # or what did has committed since
+            self._require_not_replayed(complete)  # R15: another driver may have held it, and committed
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:
         """The checkpoint as sinks are told of it."""

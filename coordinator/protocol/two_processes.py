@@ -40,8 +40,8 @@ class TwoProcessProtocol(CheckpointProtocol):
     """The protocol of a job with one sink. Each checkpoint is a driver of its own: it claims a generation, and recovers
     what the one before may have left. What fails is not tried again here, but by the next start of the query."""
 
-    job_file = ""
-    """What tells its content from another."""
+    job_file_digest = ""
+    """Tells what the job file holds from what it held before."""
 
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
@@ -91,7 +91,7 @@ class TwoProcessProtocol(CheckpointProtocol):
     def _setup(self) -> str:
         """What the job file describes, in words. Called before anything is opened, which may add to it."""
         [sink] = self.sinks.values()
-        return f"job {self.job!r}, {sink!r}, storage {self.store.storage.uri}, job file {self.job_file[:12]}"
+        return f"job {self.job!r}, {sink!r}, storage {self.store.storage.uri}, job file {self.job_file_digest[:12]}"
 
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         if isinstance(errors[-1], (SinkError, CheckpointError)):

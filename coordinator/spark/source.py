@@ -22,7 +22,7 @@ from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from coordinator import guarantee
 from coordinator.config import Replay
 from coordinator.errors import CheckpointError, InDoubtError, ReplayMismatch, UnsupportedSpark
-from coordinator.jobfile import digest_of, load_job
+from coordinator.jobfile import job_file_digest, load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
 from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
 from coordinator.spark.checkpoint_location import facts_in
@@ -102,7 +102,7 @@ def _job_of(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
     try:
         protocol = TwoProcessProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock)
-        protocol.job_file = digest_of(job_file)
+        protocol.job_file_digest = job_file_digest(job_file)
         yield sink, protocol
     finally:
         sink.close()

@@ -1708,8 +1708,8 @@ MUTANTS = (
     Mutant(
         'format("exactly_once"): a job file that was changed in what a sink does not show',
         "coordinator",
-        "protocol.job_file = digest_of(job_file)",
-        'protocol.job_file = ""',
+        "protocol.job_file_digest = job_file_digest(job_file)",
+        'protocol.job_file_digest = ""',
         ("tests/spark/test_format.py",),
     ),
     Mutant(
@@ -1729,7 +1729,7 @@ MUTANTS = (
     Mutant(
         "a replay that was blocked does not ask whether another driver has done it",
         "coordinator",
-        "            self._require_not_replayed(complete)  # or what did has committed since\n",
+        "            self._require_not_replayed(complete)  # R15: another driver may have held it, and committed\n",
         "",
         MEMORIES,
     ),
