@@ -109,7 +109,7 @@ $(READY): pyproject.toml
 
 $(CLASSES): $(READY) tests/jvm.py | java
 	@echo "archiving the classes of Spark and of Kafka and compiling pyspark, once, so that tests start them faster"
-	-@$(BIN)/python -m tests.jvm
+	@mkdir -p $(@D); $(BIN)/python -m tests.jvm >$@.log 2>&1 || echo "that failed, so tests take longer: see $@.log" >&2
 
 java:
 	@version=$$("$(JAVA)" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \

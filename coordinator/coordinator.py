@@ -105,6 +105,10 @@ class CheckpointCoordinator:
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
+        if unfit := [name for name, sink in self.sinks.items() if not (config.exactly_once or sink.at_least_once)]:
+            raise ValueError(
+                f"{', '.join(map(repr, unfit))} cannot be written in at-least-once mode, only exactly once"
+            )
         self.job = job
         self.config = config
         self._clock = clock or Clock()
@@ -113,7 +117,6 @@ class CheckpointCoordinator:
         store = JobStore(open_storage(storage), job, on_call=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters.append(self.history)
-        open_telemetry(self.statistics)
         self._requests = Requests(store, self._do_request, lambda: self.protocol.fence.require_newest("do a request"))
         self._heartbeat = Heartbeat(
             store,
@@ -143,6 +146,7 @@ class CheckpointCoordinator:
         self._transfer = RowTransfer()
         self._sweep_thread = threading.Thread()
         self._closed = threading.Event()
+        self._opened_telemetry = False
         self._stop_metrics = _nothing
 
     @property
@@ -187,7 +191,11 @@ class CheckpointCoordinator:
         from pyspark.sql import is_remote
 
         batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
-        self._lifecycle.require_errors_passed_on(batch)
+        try:
+            self._lifecycle.require_errors_passed_on(batch)
+        except CheckpointError as error:
+            self.last_error = error
+            raise
         try:
             if not is_remote():
                 self._preflight(df)
@@ -245,9 +253,11 @@ class CheckpointCoordinator:
             try:
                 self._lifecycle.admit(batch)
                 if batch.run_id != self.protocol.run_id:
-                    self._serve_metrics()
+                    self._open_metrics()
                     self._verifier.begin(batch.query)
                     self.protocol.claim_generation(self.config.heartbeat_interval)
+                    self._heartbeat.begin(self.protocol.fence.generation, batch.query)
+                elif not self._heartbeat.begun:  # the call before failed, and the calling function tries again
                     self._heartbeat.begin(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
             except Exception as error:
@@ -300,8 +310,14 @@ class CheckpointCoordinator:
         with storage_at(target) as storage:
             with self._one_at_a_time:
                 begin()
+                ran = stops is not None and stops.isActive
                 savepoint = self._save(storage, location)
                 if stops:
+                    if ran and not stops.isActive:
+                        raise SavepointError(
+                            f"the query ended by itself while savepoint {savepoint.id} was taken. The savepoint is "
+                            "whole, but if the query is started again, it goes on"
+                        )
                     self._lifecycle.hold()
             if stops:
                 self.stop(stops)
@@ -359,9 +375,12 @@ class CheckpointCoordinator:
         `CheckpointConfig.metrics_address` serves them without that."""
         prometheus(self.statistics, registry)
 
-    def _serve_metrics(self) -> None:
-        """Serve metrics at the address of the config, once. If that fails (a driver of before may still have the
-        address), the job goes on without."""
+    def _open_metrics(self) -> None:
+        """Once: what is opened for OpenTelemetry stays as long as the process. If metrics cannot be served at the
+        address of the config (a driver of before may still have it), the job goes on without."""
+        if not self._opened_telemetry:
+            open_telemetry(self.statistics)
+            self._opened_telemetry = True
         address = self.config.metrics_address
         if address and self._stop_metrics is _nothing:
             try:

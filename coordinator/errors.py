@@ -70,7 +70,8 @@ class NotExactlyOnce(CheckpointError):
 
 
 class CheckpointFailed(CheckpointError):
-    """The checkpoint was aborted before it was complete; nothing of it is visible."""
+    """The checkpoint was aborted before it was complete, or its record could not be written, and may be there all the
+    same; nothing of it is visible."""
 
 
 class CheckpointExpired(CheckpointError):

@@ -49,11 +49,19 @@ class Heartbeat:
         self._reason = ""
         self._thread: threading.Thread | None = None
         self._query: Query | None = None
+        self._generation = self._signs = 0
+        """How many signs this generation has given."""
+
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
 
     def begin(self, generation: int, query: Query) -> None:
         """The query runs under this generation from now on."""
         self.end("the query was started again")
         self._ended, self._reason, self._query = threading.Event(), "", query
+        if self._generation != generation:
+            self._generation, self._signs = generation, 0
         self._thread = threading.Thread(
             target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
         )
@@ -68,22 +76,22 @@ class Heartbeat:
             thread.join(_LAST_WORD)
 
     def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
-        number, over, due = 0, False, time.monotonic() + self._interval
+        over, due = False, time.monotonic() + self._interval
         signed: Mapping[str, Any] = {}
         while not over:
             over = ended.wait(min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic())))
             is_due = over or time.monotonic() >= due
+            if is_due:
+                due = time.monotonic() + self._interval
             level = logging.INFO if is_due else logging.DEBUG
             with self._tried("a sign of life could not be given", level):
                 if not over and not query.isActive:
                     over = is_due = True
                     self._reason = self._failure() or "the query was stopped, or failed outside of the coordinator"
-                if is_due:
-                    due = time.monotonic() + self._interval
                 now = {} if over else self._now()
                 if is_due or now != signed:
-                    number, due = number + 1, time.monotonic() + self._interval
-                    self._store.sign(generation, number, self._interval, self._reason, now)
+                    self._signs, due = self._signs + 1, time.monotonic() + self._interval
+                    self._store.sign(generation, self._signs, self._interval, self._reason, now)
                     signed = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()

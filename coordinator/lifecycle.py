@@ -24,7 +24,7 @@ _WORKER_GRACE_PERIOD = 2.0
 _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 _IDLE_LOOKS = 3
-"""How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
+"""A stop goes ahead when it has seen no batch so many times in a row: once may be the gap between two batches."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     commit_all, commit    driver   after the checkpoint is complete, and in recovery       yes      asked again
     purge                 driver   when all of a checkpoint with rows is visible           yes      logged
     in_doubt              driver   in recovery, and every so often                         yes      asked again
-    abort                 driver   for each that `in_doubt` lists and no record names      yes      asked again
+    abort_all, abort      driver   for what `in_doubt` lists and no record names           yes      asked again
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
 
@@ -60,6 +60,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     """Name of the target's kind, for messages."""
     dead_letters: Sink | None = None
     """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""
+    at_least_once: bool = True
+    """Whether it can be written in at-least-once mode."""
 
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
@@ -153,6 +155,20 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         It is no error if it was aborted already, or was never seen (aborted and purged, or the system was set back).
         For a transaction that was never seen, leave a proof only if that makes a later `begin_transaction` or
         `pre_commit` under this name fail. Otherwise leave none, and `commit` answers UNKNOWN."""
+
+    def abort_all(self, transactions: Sequence[Identity]) -> Sequence[Exception | None]:
+        """Call `abort` for each. Return what it raised, or None, in order; a raised exception is the answer for all.
+        Override it for speed, where one step of the system can abort many. Default: one after the other."""
+        answers: list[Exception | None] = []
+        with progress(f"sink {self.name}: abort", len(transactions), "transactions") as advance:
+            for transaction in transactions:
+                try:
+                    self.abort(transaction)
+                    answers.append(None)
+                except Exception as error:
+                    answers.append(error)
+                advance(1)
+        return answers
 
     @abstractmethod
     def in_doubt(self, job: str) -> Iterable[Identity]:

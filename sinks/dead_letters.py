@@ -212,7 +212,7 @@ def most_in_task(limit: int | float) -> int:
 
 def allowed(limit: int | float, rows: int) -> int:
     """The limit of a checkpoint with this many rows for the sink."""
-    return limit if isinstance(limit, int) else min(int(limit * rows), MOST)
+    return limit if isinstance(limit, int) else min(int(round(limit * rows, 6)), MOST)
 
 
 def too_many(sink: str, refused: str, limit: int | float, reasons: Iterable[tuple[str, str]]) -> TooManyDeadLetters:

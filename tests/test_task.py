@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.protocol.batch import with_dead_letters
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
-from sinks.dead_letters import Refusal
+from sinks.dead_letters import Refusal, allowed
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.optional import DeadLettering, DirectCommitting
 from sinks.task import Ack, LostRows, SinkTask, _freeze_imports
@@ -215,6 +215,10 @@ def test_what_does_not_go_together() -> None:
     for limit in (-1, 10_001, 1.5, True, "some"):
         with pytest.raises(ValueError, match="max_dead_letters"):
             DeadLettering.__init__(Choosy(), name="main", max_dead_letters=limit)  # type: ignore[arg-type]
+
+
+def test_a_share_of_the_rows_is_not_cut_by_how_doubles_are_written() -> None:
+    assert [allowed(percent / 100, 100) for percent in range(101)] == [*range(101)]
     shared = Calls()
     with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
         with_dead_letters([choosy(shared), choosy(shared)])

@@ -32,7 +32,7 @@ class BatchFacts:
 
 
 class BatchLeft(CheckpointError):
-    """Not an error: the batch was left to the next start, since its query is being stopped."""
+    """Raised to leave a batch to the next start, since its query is being stopped; it counts as a clean stop."""
 
 
 class Query(Protocol):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator.errors import CheckpointExpired
+from coordinator.errors import CheckpointError, CheckpointExpired
 from coordinator.protocol.batch import MicroBatch
 
 logger = logging.getLogger(__package__)
@@ -55,7 +55,7 @@ def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if clock.monotonic() >= end:
+        if clock.monotonic() >= end and not isinstance(error, CheckpointError):
             raise expiry from error
         raise
     finally:

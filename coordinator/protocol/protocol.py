@@ -34,14 +34,14 @@ from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
-from coordinator.protocol.sweep import Sweeper
+from coordinator.protocol.sweep import Sweeper, abort_all
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
 from sinks.progress import progress
 from sinks.task import LostRows, SinkTask
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among, shown
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among
 
 logger = logging.getLogger(__package__)
 
@@ -220,7 +220,7 @@ class CheckpointProtocol:
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
         """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns
-        what to do with the batch; SKIP without one."""
+        what to do with the batch; without a batch SKIP, which then means nothing."""
         remembered: decisions.Memories = {}
         if self.config.exactly_once:  # asked before records are read: what is committed by now has one
             doing = "tell what is committed"
@@ -376,14 +376,7 @@ class CheckpointProtocol:
         for committable in own:
             mine.setdefault(committable.sink, []).append(committable.transaction)
         for name, transactions in mine.items():
-            for transaction in not_among(transactions, [c.transaction for c in keep]):
-                self.abort_quietly(self.sinks[name], transaction)
-
-    def abort_quietly(self, sink: Sink, transaction: Identity) -> None:
-        try:
-            sink.abort(transaction)
-        except Exception as error:
-            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), reason(error))
+            abort_all(self.sinks[name], not_among(transactions, [c.transaction for c in keep]))
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:

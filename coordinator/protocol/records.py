@@ -302,16 +302,20 @@ class JobStore:
 
     def listing(self, folder: str = "") -> Listing:
         """List the job, or one of its folders, now."""
-        keys = self._calls.list(f"{self._root}/{folder}")
         claims, records = f"{self._root}/generation/", f"{self._root}/{self.lineage}/checkpoint/"
-        try:
-            pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
-            return Listing(
-                [int(key.removeprefix(claims)) for key in keys if key.startswith(claims)],
-                [RecordKey(int(id), int(round)) for id, round in pairs],
-            )
-        except ValueError as error:
-            raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
+        generations, round_keys = list[int](), list[RecordKey]()
+        for key in self._calls.list(f"{self._root}/{folder}"):
+            try:
+                if key.startswith(claims):
+                    generations.append(int(key.removeprefix(claims)))
+                elif key.startswith(records):
+                    id, round = key.removeprefix(records).split(".")
+                    round_keys.append(RecordKey(int(id), int(round)))
+            except ValueError as error:
+                raise CorruptRecord(
+                    f"{key!r} in {self.storage.uri} is none of this library: move it out of there"
+                ) from error
+        return Listing(generations, round_keys)
 
     # ------------------------------------------------------------------ generations
     def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> int:
@@ -341,7 +345,10 @@ class JobStore:
             allow()
             self.lineage = base.lineage
             if not self.put(base):
-                raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
+                raise CorruptRecord(
+                    f"the lineage {base.lineage} has another base than the one that is restored: restore it with the "
+                    "options of the first time, or into an empty checkpointLocation"
+                )
             if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
                 raise Superseded(
                     f"a driver of job {self.job!r}, another restore or an operator's command has started during the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import StorageBehind, reason
@@ -16,7 +16,6 @@ from coordinator.protocol.fence import Fence
 from coordinator.protocol.outages import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
-from sinks.progress import progress
 from sinks.transaction import Identity, not_among, shown
 
 logger = logging.getLogger(__package__)
@@ -72,24 +71,28 @@ class Sweeper:
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
             named = [c.transaction for complete in history for c in complete.named.values()]  # R16
-            orphans = not_among(listed, named)
-            with progress(f"sink {name}: abort", len(orphans), "orphans") as advance:
-                for orphan in orphans:
-                    if self._abort(sink, orphan):
-                        aborted.setdefault(name, []).append(dict(orphan))
-                    advance(1)
+            ended, left = abort_all(sink, not_among(listed, named))
+            if ended:
+                aborted[name] = ended
+            if left:
+                self.make_due()
         if aborted:
             names = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
             logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(names))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
 
-    def _abort(self, sink: Sink, orphan: Identity) -> bool:
-        try:
-            sink.abort(orphan)
-        except CommittedError:
-            return False  # listed, then committed by whoever it belongs to
-        except Exception as error:
-            self.make_due()
-            logger.warning("could not abort %s; left to the next sweep: %s", shown(orphan), reason(error))
-            return False
-        return True
+
+def abort_all(sink: Sink, transactions: Sequence[Identity]) -> tuple[list[dict[str, Any]], bool]:
+    """Returns those that are aborted now, and whether any is left to the next sweep."""
+    try:
+        answers = sink.abort_all(transactions) if transactions else []
+    except Exception as error:
+        answers = [error] * len(transactions)
+    aborted, left = [], False
+    for transaction, answer in zip(transactions, answers, strict=True):
+        if answer is None:
+            aborted.append(dict(transaction))
+        elif not isinstance(answer, CommittedError):  # listed, then committed by whoever it belongs to
+            left = True
+            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), reason(answer))
+    return aborted, left

@@ -38,7 +38,7 @@ class _Directory:
     def files(self) -> list[str]:
         """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
         paths = []
-        for folder, inner, names in os.walk(self._root):
+        for folder, inner, names in os.walk(self._root, onerror=_raise_unless_gone):
             for name in (*inner, *names):
                 self._require_no_link(Path(folder, name))
             paths += [Path(folder, name) for name in names]
@@ -88,6 +88,11 @@ def _os_errors() -> Iterator[None]:
         java = error.java_exception
         kind = FileNotFoundError if java.getClass().getSimpleName() == "FileNotFoundException" else OSError
         raise kind(str(java.toString())) from error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 class _HadoopDirectory:

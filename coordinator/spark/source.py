@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -24,6 +25,7 @@ from coordinator.config import Replay
 from coordinator.errors import CheckpointError, InDoubtError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import job_file_digest, load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
+from coordinator.protocol.sweep import abort_all
 from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.internals import task_of_query, to_arrow
@@ -83,9 +85,19 @@ class ExactlyOnceSource(DataSource):
         return str(value)
 
 
+_digests: dict[str, str] = {}
+"""Of the job files that this process has loaded: Spark uses its Python processes again."""
+
+
 @contextmanager
 def _job_of(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
     """The job's one sink, and its protocol, in this process."""
+    digest = ""
+    with suppress(Exception):  # what is wrong with the file, `load_job` tells
+        digest = job_file_digest(job_file)
+    if _digests.setdefault(job_file, digest) != digest:
+        sys.modules.pop(job_file.partition(":")[0], None)
+        _digests[job_file] = digest
     job = load_job(job_file)
     of, store = job.protocol, job.protocol.store
     [sink, *others] = job.sinks.values()
@@ -102,7 +114,7 @@ def _job_of(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
     try:
         protocol = TwoProcessProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock)
-        protocol.job_file_digest = job_file_digest(job_file)
+        protocol.job_file_digest = digest
         yield sink, protocol
     finally:
         sink.close()
@@ -196,10 +208,9 @@ class CommitWriter(DataSourceStreamArrowWriter):
         acks = [Ack.from_json(message.ack) for message in messages if message and message.ack]
         mine = [ack.committable for ack in acks if ack.committable]
         if mine and None in messages:
-            with _job_of(self.options.job_file) as (sink, protocol):
+            with _job_of(self.options.job_file) as (sink, _):
                 sink.open()
-                for committable in mine:
-                    protocol.abort_quietly(sink, committable.transaction)
+                abort_all(sink, [committable.transaction for committable in mine])
 
 
 @dataclass

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -216,14 +217,16 @@ class DeltaSink(LakeSink):
         super().purge(checkpoint)
         app = app_of(checkpoint.job, self.name)
         if self._handle is not None and (newest := self._handle.transaction_version(app)):
-            older = (name for name in self._files().names(f"_tpc/{app}") if name.startswith("memory-"))
-            self._files().delete([f"_tpc/{app}/{name}" for name in older if int(name[7:-5]) < newest])
+            numbers = map(_MEMORY.fullmatch, self._files().names(f"_tpc/{app}"))
+            self._files().delete([_memory(app, int(n[1])) for n in numbers if n and int(n[1]) < newest])
 
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         actions = pa.table(self._handle.get_add_actions(flatten=True)).select(["path", "num_records"])
-        wanted = set(paths)
-        rows = ((row["path"], row["num_records"]) for row in actions.to_pylist())
-        return {path: count for path, count in rows if path in wanted and count is not None}
+        known = actions.filter(pc.is_in(actions["path"], pa.array(paths, actions["path"].type))).drop_null()
+        return dict(zip(*(column.to_pylist() for column in known), strict=True))
+
+
+_MEMORY = re.compile(r"memory-(\d+)\.json")
 
 
 def _memory(app: str, number: int) -> str:

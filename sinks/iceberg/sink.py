@@ -186,10 +186,12 @@ class IcebergSink(LakeSink):
         catalog = self._handle.catalog if self._handle is not None else self._open_catalog()
         try:
             self._handle = catalog.load_table(self.table)
-        except NoSuchTableError:
+        except Exception as error:
             catalog.close()
             self._handle = None
-            return None
+            if isinstance(error, NoSuchTableError):
+                return None
+            raise
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
@@ -283,13 +285,14 @@ class IcebergSink(LakeSink):
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         table: Table = self._handle
         wanted, snapshot = set(paths), table.snapshot_by_name(self._branch)
-        entries = (
-            entry.data_file
-            for manifest in (snapshot.manifests(table.io) if snapshot and wanted else ())
-            if manifest.content is ManifestContent.DATA
-            for entry in manifest.fetch_manifest_entry(table.io)
-        )
-        return {file.file_path: file.record_count for file in entries if file.file_path in wanted}
+        rows: dict[str, int] = {}
+        for manifest in snapshot.manifests(table.io) if snapshot else ():  # the newest first
+            if len(rows) == len(wanted):
+                break
+            if manifest.content is ManifestContent.DATA:
+                files = (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
+                rows |= {file.file_path: file.record_count for file in files if file.file_path in wanted}
+        return rows
 
 
 def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:

@@ -44,8 +44,8 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     compacted = {name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")}
 
     def unknown(committable: Committable) -> str:
-        if committable.proof["cluster"] != here:
-            return f"it was written to the cluster {committable.proof['cluster']}, and this is {here}"
+        if (there := committable.proof.get("cluster", here)) != here:
+            return f"it was written to the cluster {there}, and this is {here}"
         if topic := made_anew(committable, ids):
             return f"topic {topic!r} was deleted, or made anew, since"
         if "spans" not in committable.proof:

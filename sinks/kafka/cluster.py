@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +78,7 @@ Where = tuple[str, int]
 """Topic and partition."""
 
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
+ABORTED_STATES = ("PrepareAbort", "CompleteAbort")
 _PLAIN, _FENCING = 4, 5
 """Versions of EndTxn. With that of KIP-890 the broker raises the epoch, so that whoever still holds the id is fenced.
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
@@ -296,12 +297,13 @@ class Cluster:
             described |= {about.transactional_id: about for about in answer.transaction_states}
         return described
 
-    def has_committed(self, identity: Identity) -> bool:
-        """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
+    def has_ended(self, identity: Identity, states: Collection[str]) -> bool:
+        """Whether its coordinator knows that it ended in one of these. Where the end fences, it has raised the epoch by
+        one."""
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))
         fenced = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
-        return state in COMMITTED_STATES and (now == identity or (self.fences and now == fenced))
+        return state in states and (now == identity or (self.fences and now == fenced))
 
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""

@@ -27,7 +27,7 @@ from kafka.errors import (
 )
 from kafka.record import MemoryRecords
 
-from sinks.kafka.cluster import Answer, Cluster, Ids, Logs
+from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Answer, Cluster, Ids, Logs
 from sinks.kafka.errors import NotYetKnown
 from sinks.progress import progress
 from sinks.threads import side_by_side
@@ -49,6 +49,7 @@ _NOT_ALLOWED = {TransactionalIdAuthorizationFailedError.errno, ClusterAuthorizat
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
 _WITNESS_THREADS = 8
+_BY_HAND = "Look for its rows in the topic; they are either all there or none"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Commit:
         """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
         topic that somebody deletes; else it is aborted, so that all of it is written again."""
         topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
-        if self.brokers.has_committed(committable.transaction):
+        if self.brokers.has_ended(committable.transaction, COMMITTED_STATES):
             logger.warning("topic %r was deleted after %s was committed", topic, name)
             return CommitOutcome.COMMITTED
         if ids[str(topic)] is None:
@@ -160,18 +161,29 @@ class Commit:
         raise NotYetKnown(f"{name}: {for_code(answer).message}")
 
     def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
-        """What the log says about the record that the committable names. `answer` is why it is asked."""
-        identity, proof = committable.transaction, committable.proof
-        name, producer, epoch = (identity[key] for key in ("transactional_id", "producer_id", "producer_epoch"))
-        about = f"{name} (producer {producer}, epoch {epoch})"
-        forgotten = f"the coordinator does not know {about} any more ({answer}), and"
-        by_hand = "Look for its rows in the topic; they are either all there or none"
-        if not proof:
-            return CommitOutcome.unknown(f"{forgotten} only the record in storage told where its rows are. {by_hand}")
-        topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
-        where = f"{topic}-{partition} at offset {offset}"
+        """What the first of its records tells that the log still has; if there is none, what the coordinator tells of
+        an abort. `answer` is why they are asked."""
+        unknown: CommitOutcome | None = None
+        for (topic, partition), (offset, *_) in places_of(committable).items():
+            outcome = self._record_tells(committable, topic, partition, offset, answer)
+            if outcome.state is not CommitState.UNKNOWN:
+                return outcome
+            unknown = unknown or outcome
+        if unknown is None:
+            return CommitOutcome.unknown(
+                f"{_forgotten(committable, answer)} only the record in storage told where its rows are. {_BY_HAND}"
+            )
+        if self.brokers.has_ended(committable.transaction, ABORTED_STATES):
+            return CommitOutcome.lost(f"its coordinator has aborted {_about(committable)} ({answer})")
+        return unknown
 
-        known = proof.get("topic_ids", {}).get(topic)
+    def _record_tells(
+        self, committable: Committable, topic: str, partition: int, offset: int, answer: str
+    ) -> CommitOutcome:
+        """What became of the transaction, by a record of it."""
+        about, forgotten = _about(committable), _forgotten(committable, answer)
+        where, producer = f"{topic}-{partition} at offset {offset}", committable.transaction["producer_id"]
+        known = committable.proof.get("topic_ids", {}).get(topic)
         if known and self.brokers.topic_ids([topic])[topic] not in (known, None):
             return CommitOutcome.unknown(
                 f"{forgotten} its topic {topic!r} was deleted and made anew: its records there are gone, whether they "
@@ -182,7 +194,7 @@ class Commit:
             start = self.brokers.logs([(topic, partition)]).starts.get((topic, partition), -1)
             return CommitOutcome.unknown(
                 f"{forgotten} its record {where} is gone (the log starts at {start}): retention or truncation was "
-                f"quicker. {by_hand}",
+                f"quicker. {_BY_HAND}",
                 expired=offset < start,
             )
         if fetched.error_code:
@@ -198,10 +210,10 @@ class Commit:
             or not batch.is_transactional
             or batch.is_control_batch
             or batch.records_count == 0  # left over by compaction to remember the producer
-            or (batch.producer_id, batch.producer_epoch) != (producer, epoch)
+            or (batch.producer_id, batch.producer_epoch) != (producer, committable.transaction["producer_epoch"])
         ):
             return CommitOutcome.unknown(
-                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {by_hand}",
+                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {_BY_HAND}",
                 expired=batch is None or batch.records_count == 0,
             )
         aborted = fetched.aborted_transactions or ()
@@ -269,6 +281,15 @@ def places_of(committable: Committable) -> dict[tuple[str, int], list[int]]:
     proof = committable.proof
     spans = proof.get("spans") or ({proof["topic"]: [[proof["partition"], proof["offset"]]]} if proof else {})
     return {(topic, partition): its for topic, several in spans.items() for partition, *its in several}
+
+
+def _about(committable: Committable) -> str:
+    its = committable.transaction
+    return f"{its['transactional_id']} (producer {its['producer_id']}, epoch {its['producer_epoch']})"
+
+
+def _forgotten(committable: Committable, answer: str) -> str:
+    return f"the coordinator does not know {_about(committable)} any more ({answer}), and"
 
 
 def _tried(question: Callable[[], CommitOutcome]) -> CommitOutcome | Exception:

@@ -219,6 +219,7 @@ class TransactionalProducer:
         if self._identity is None or not self._spans:
             raise RuntimeError(f"the brokers did not tell the offset of any record of {self.transactional_id}")
         (topic, partition), (offset, _) = next(iter(self._spans.items()))
+        written = {partition.topic.name for partition in self._partitions.values() if partition.made}
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for (name, number), (first, end) in sorted(self._spans.items()):
             last = (self._partitions[name, number].sequence - 1) % _SEQUENCES
@@ -230,7 +231,7 @@ class TransactionalProducer:
                 "topic": topic,
                 "partition": partition,
                 "offset": offset,
-                "topic_ids": self.topic_ids,
+                "topic_ids": {name: id for name, id in self.topic_ids.items() if name in written},
                 **({} if self._untold else {"spans": dict(spans)}),
             },
         )

@@ -40,6 +40,7 @@ from sinks.optional import (
     Validating,
     WholeCommitting,
 )
+from sinks.threads import side_by_side
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -162,6 +163,8 @@ class LakeSink(
 ):
     """Appends rows to a lake table. What differs between Delta and Iceberg are the abstract methods, from `_look`
     on."""
+
+    at_least_once = False  # each task would make a commit of its own, and all contend for one table
 
     def __init__(
         self,
@@ -307,11 +310,6 @@ class LakeSink(
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> LakeTransaction:
-        if not context.exactly_once:
-            raise ConfigurationError(
-                f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
-                "its own, and all contend for one table"
-            )
         table = self._table or self._require_table()
         self._require_fit(context.schema, table)  # somebody may have altered it since `check`
         return LakeTransaction(context, table)
@@ -417,23 +415,29 @@ class LakeSink(
 
     # ------------------------------------------------------------------ abort, and what is in doubt
     def abort(self, transaction: Identity) -> None:
-        text = transaction["transaction"]
-        name, aborted = TransactionId.parse(text), False
+        [error] = self.abort_all([transaction])
+        if error:
+            raise error
+
+    def abort_all(self, transactions: Sequence[Identity]) -> Sequence[CommittedError | None]:
+        """One commit of the table for all of them."""
+        texts = {TransactionId.parse(its["transaction"]): its["transaction"] for its in transactions}
+        committed = dict[TransactionId, bool | None]()
 
         def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
-            nonlocal aborted
-            committed = memory.is_committed(name)
-            if committed:
-                raise CommittedError(f"{text}: its checkpoint is committed, as {table.target} remembers")
-            aborted = committed is False or name in marked
-            if committed is False or not aborted:
-                return None
-            memory.abort(name)
-            return []
+            committed.update({name: memory.is_committed(name) for name in texts})
+            undecided = [name for name in texts if committed[name] is None and name in marked]
+            for name in undecided:
+                memory.abort(name)
+                committed[name] = False
+            return [] if undecided else None
 
-        self._change(_app(name), decide, {"tpc.aborted": text})
-        if aborted:
-            self._discard(text)
+        [app] = {_app(name) for name in texts}
+        first, *others = texts.values()
+        self._change(app, decide, {"tpc.aborted": f"{first} and {len(others)} more" if others else first})
+        side_by_side(self._discard, [text for name, text in texts.items() if committed[name] is False])
+        why = f"its checkpoint is committed, as {self} remembers"
+        return [CommittedError(f"{text}: {why}") if committed[name] else None for name, text in texts.items()]
 
     def _discard(self, text: str) -> None:
         """Delete the files of an aborted transaction, then its mark."""

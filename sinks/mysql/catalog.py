@@ -115,7 +115,7 @@ class Form(Enum):
 
 _FORMS = {
     **dict.fromkeys((*_BITS, "float", "double", "year", "decimal"), Form.WORD),
-    **dict.fromkeys(("date", "datetime", "timestamp", "time"), Form.WORD),
+    **dict.fromkeys(("date", "datetime", "timestamp", "moment", "time"), Form.WORD),
     **dict.fromkeys(_BINARIES, Form.HEX),
     "bit": Form.BITS,
 }
@@ -143,7 +143,7 @@ _HOLDS = {
     **dict.fromkeys(_BINARIES, Holds(convert.BYTES)),
     "date": Holds(convert.DATE),
     "datetime": Holds(convert.wall_clock("timestamp")),
-    "timestamp": Holds(convert.MOMENT),
+    **dict.fromkeys(("timestamp", "moment"), Holds(convert.MOMENT)),  # "moment": in UTC, as a datetime
     "time": Holds(convert.TIME_OR_SPAN),
 }
 

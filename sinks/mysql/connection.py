@@ -294,12 +294,12 @@ SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
 """No such table or column; no value for one; a value for a generated one (two codes); one without transactions."""
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
-# Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
-# arguments, no partition, invalid JSON (two codes), CHECK of MySQL and of MariaDB, strings of another character set, a
-# division by zero, more than a page holds, what does not fit an index over an expression; and what statements of a
-# trigger meet: other than one row (three codes), results that are too large, patterns, JSON (MariaDB's codes)
-_REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
-_REFUSED |= {1118, 1365, 3157, 3751, 3752, *range(3903, 3909)}
+# Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function arguments, no
+# partition, invalid JSON (two codes), CHECK of MySQL and of MariaDB, strings of another character set, a division by
+# zero, no number left for AUTO_INCREMENT, more than a page holds, what does not fit an index over an expression; and
+# what statements of a trigger meet: other than one row (three codes), results that are too large, patterns, JSON
+_REFUSED = {1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
+_REFUSED |= {1118, 1365, 1467, 3157, 3751, 3752, *range(3903, 3909)}
 _REFUSED |= {1172, 1242, 1329, 1301, 1139, *range(3685, 3700), *range(4035, 4045)}
 _REFUSED_STATES = ("22", "23", "45")
 """What SQLSTATE begins with for bad data, broken constraints, and SIGNAL with a code of its own."""
@@ -316,8 +316,8 @@ def fault(error: Exception) -> Fault | None:
         return None
     text, code = error_text(error), code_of(error)
     if code in BLOCKED:
-        backup = ", or a backup has FLUSH TABLES WITH READ LOCK"
-        return Fault("blocked", text, advice=f"{backup}; lock_timeout= of the sink is the limit")
+        others = ", or a backup has FLUSH TABLES WITH READ LOCK, or an XA branch that this user may not see"
+        return Fault("blocked", text, advice=f"{others} (XA RECOVER); lock_timeout= of the sink is the limit")
     if code in RIGHTS:
         return Fault("right", text)
     if code in _CHANGED:

@@ -47,7 +47,7 @@ from sinks.mysql.xa import name_of, recovered
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
-from sinks.sql.names import of_sink, staging_table
+from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, batches, is_trusted, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
@@ -116,7 +116,10 @@ _OTHER_ENGINES = (
     " WHERE table_schema = %s AND (@@lower_case_table_names OR CAST(table_name AS binary) IN %s) AND table_name IN %s"
     " AND NOT engine <=> 'InnoDB'"
 )
+_LONGEST_NAME = 64
 _DROPPERS = 8
+_FRAME = 2**16
+"""Bytes of an upsert's statement around the SELECTs from staging tables, at most."""
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 # From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
@@ -369,6 +372,8 @@ class MySQLBackend(Pool, Backend):
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         yield from super().problems(connection, target, ledger)
         yield from catalog.no_innodb(target, target.engine)
+        if len(witness_of(ledger)) > _LONGEST_NAME:
+            yield f"ledger={ledger!r} leaves no room for the name of its witness: give it a shorter name"
 
     def no_two_phase(self, connection: Connection) -> str | None:
         if setting(connection, "wsrep_on") in ("1", "ON"):
@@ -392,6 +397,12 @@ class MySQLBackend(Pool, Backend):
             yield Finding.warning(
                 "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
                 "SET GLOBAL local_infile = ON; and in the server's option file",
+            )
+        if (most := setting(connection, "group_replication_transaction_size_limit")) not in ("", "0"):
+            yield Finding.warning(
+                f"group_replication_transaction_size_limit = {most}: by the strategy staged a checkpoint is one "
+                "transaction",
+                "set it to 0, or keep checkpoints smaller than that: a larger one is refused after its decision",
             )
         yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
 
@@ -572,9 +583,26 @@ class MySQLBackend(Pool, Backend):
         types = {known.name: known.type for known in target.columns}
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
+    def sample(self, move: Move) -> None:
+        if self.merge.mode == "upsert":
+            self._require_room(move, self.last(move))
+
+    def _require_room(self, move: Move, last: str) -> None:
+        """The server hangs up on a longer statement, and does not say why."""
+        ((most,),) = query(move.connection, "SELECT @@max_allowed_packet")
+        parts = self._update(move, last), self.hands_on_unique_value(move, last) or ""
+        needed = sum(len(part.encode()) for part in parts) + _FRAME
+        if needed > most:
+            raise ConfigurationError(
+                f"table {move.target.label}: the upsert of {len(move.tables):,} staging tables takes statements of up "
+                f"to {needed:,} bytes, and the server takes max_allowed_packet = {most:,}: set that higher (SET "
+                "GLOBAL, and in the option file), or write fewer partitions"
+            )
+
     # ------------------------------------------------------------------ the move
     def upsert(self, move: Move) -> None:
         connection, target, last = move.connection, move.target, self.last(move)
+        self._require_room(move, last)
         self.delete(move, last)
         if set(move.written) == set(self.merge.keys):
             self._insert(move, last)
@@ -725,6 +753,8 @@ def _declaration(column: MySQLColumn) -> str:
 def _merge_column(field: pa.Field) -> MySQLColumn:
     """A column that only a staging table has: the marker of deletes, or what orders changes, which is no text."""
     declared = target_type(field.type).replace("boolean", "tinyint(1)")
+    if declared == "timestamp(6)":  # which ends in 2038
+        return MySQLColumn(field.name, "moment", "datetime(6)", digits=6)
     kind, *numbers = re.findall(r"\w+", declared)
     precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
     digits = 6 if declared.endswith("(6)") else 0

@@ -43,8 +43,7 @@ def xid(identity: Identity, schema: str) -> str:
 
 
 def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
-    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them, and so has never
-    prepared one here."""
+    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them."""
     try:
         if is_mariadb(connection):
             return [(form, gtrid, bqual, data) for form, gtrid, bqual, data in query(connection, "XA RECOVER")]

@@ -233,10 +233,6 @@ class PostgresTarget(tables.Target):
     deletes."""
 
     @property
-    def judges(self) -> bool:
-        return bool(super().judges or self.checks or self.long_indexes)
-
-    @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
 
@@ -287,7 +283,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
     obstacles = connection.defer(POSTGRES_OBSTACLES, [schema, name])
     facts = connection.defer(_FACTS, {"oid": oid})
-    checks = connection.defer(_CHECKS, [oid])
+    checks = connection.defer(_CHECKS, [sql.Identifier(schema, name).as_string()])
     indexes = connection.defer(_INDEXES, [oid])
     columns = _columns(connection, sql.Identifier(schema, name))
     about = {kind: tuple(text for of, text in facts if of == kind) for kind, _ in facts}
@@ -302,7 +298,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         uniques,
         (*special, *about.get("judge", ())),
         about.get("reference", ()),
-        checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
+        checks=_checks(checks),
         unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
         keyless="keyless" in about,
         long_indexes=tuple(tuple(held) for *_, held, is_long in indexes if is_long),
@@ -348,7 +344,8 @@ _CHECKS = """
 SELECT conname::text, pg_get_expr(conbin, conrelid),
        ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = conrelid AND attnum = ANY(conkey))
   FROM pg_constraint
- WHERE conrelid = %s AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false) ORDER BY conname
+ WHERE conrelid = to_regclass(%s) AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false)
+ ORDER BY conname
 """
 
 
@@ -386,15 +383,20 @@ def _columns(connection: Connection, table: sql.Identifier) -> tuple[PostgresCol
     return tuple(PostgresColumn(*row) for row in rows)
 
 
+def _checks(rows: Rows) -> tuple[Check, ...]:
+    return tuple(Check(name, expression, tuple(columns)) for name, expression, columns in rows)
+
+
 def lock(connection: Connection, target: PostgresTarget) -> None:
     """With the next statement: nobody changes the table until the caller's transaction ends. The lock of an INSERT."""
     connection.defer(f"LOCK TABLE ONLY {target.identifier.as_string()} IN ROW EXCLUSIVE MODE")
 
 
 def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
-    """The target with the columns that it has now. Raises ConfigurationError if it is gone."""
+    """The target with the columns and checks that it has now. Raises ConfigurationError if it is gone."""
+    checks = connection.defer(_CHECKS, [target.identifier.as_string()])
     if columns := _columns(connection, target.identifier):
-        return replace(target, columns=columns)
+        return replace(target, columns=columns, checks=_checks(checks))
     raise ConfigurationError(f"table {target.label} changed while the query ran: it is gone")
 
 

@@ -464,8 +464,10 @@ class PostgresBackend(Pool, Backend):
 
     def sample(self, move: Move) -> None:
         """Rights of defaults, a sequence that is behind, and the like show with the first row only."""
-        staged = move.tables[0]
-        row = f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays(staged)} LIMIT 1"
+        tables = move.tables if self.merge.delete_marker else move.tables[:1]
+        marker = [self.merge.delete_marker] if self.merge.delete_marker else []
+        staged = f"({self.union(tables, self.quoted(dict.fromkeys([*move.written, *marker])))}) AS staged"
+        row = f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays('staged')} LIMIT 1"
         conflict = f" ON CONFLICT ({self.quoted(self.merge.keys)}) DO NOTHING" if self.merge.keys else ""
         self.execute(move.connection, f"{self.into(move.target, move.written)} {row}{conflict}")
 

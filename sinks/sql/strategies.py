@@ -221,12 +221,11 @@ class StagingTables(Strategy):
                 self.backend.transaction(connection, undo=True),
             ):
                 move = self._locked(connection, plan, tables, committables)
-                if self.merge.mode == "upsert" or move.target.judges:
-                    self.require_unique(move)
-                    if self.backend.constraints(move):
-                        self.transfer(move, sum(c.fingerprint.rows for c in committables))
-                        return
-                self.backend.sample(move)
+                self.require_unique(move)
+                if self.backend.constraints(move):
+                    self.transfer(move, sum(c.fingerprint.rows for c in committables))
+                else:
+                    self.backend.sample(move)
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """All participants of the checkpoint become visible, or none does."""
@@ -364,7 +363,7 @@ class StagingTables(Strategy):
             raise StagedRowsChanged(f"table {target.label}: {error}") from error
         except Exception as error:
             fault = self.backend.fault(error)
-            if fault is None or fault.kind not in ("refused", "changed", "server"):
+            if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
                 raise
             raise TargetRefuses(_refusal(fault, target.label)) from error
         self.backend.mark_moved(connection, plan.target.schema, tables)

@@ -89,11 +89,6 @@ class Target:
                 "may change or drop rows. Remove it, or start the query again, which accepts it"
             )
 
-    @property
-    def judges(self) -> bool:
-        """Whether the table may refuse rows that staging tables take."""
-        return bool(self.uniques or self.constraints)
-
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         """Whether upserts can go by these keys."""
         arbiters = [unique.arbiter for unique in self.uniques if set(unique.columns) == set(keys)]

@@ -179,7 +179,8 @@ def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
     assert re.search(rf"job numbers wrote checkpoints {begins} to \d+; rows: [\d,]+ into numbers", told), told
     assert "Traceback" not in told
     assert "Py4JException" not in told
-    assert len([line for line in told.splitlines() if " completed in " not in line]) < LONGEST_END, told
+    ours = [line for line in told.splitlines() if " completed in " not in line and not line.startswith("\tat ")]
+    assert len(ours) < LONGEST_END, told  # Hadoop may log by a stack that it was interrupted
     with psycopg.connect(pipeline.dsn) as connection:
         assert (
             connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall() == []

@@ -743,12 +743,43 @@ def test_unknown_when_retention_has_taken_the_witness(kafka: KafkaService, sink:
     committable = forgotten(sink, commit=commit)
     settled(kafka.bootstrap)
     proof = committable.proof
-    at = TopicPartition(proof["topic"], proof["partition"], proof["offset"] + 1)
-    admin = kafka.admin()
-    admin.delete_records([at])[at].result(120)
+    delete_records(kafka, proof["topic"], proof["partition"], proof["offset"] + 1)
     answer = outcome(sink, committable)
     assert answer.state is CommitState.UNKNOWN
     assert "retention" in answer.reason
+
+
+def delete_records(kafka: KafkaService, topic: str, partition: int, end: int) -> None:
+    at, admin = TopicPartition(topic, partition, end), kafka.admin()
+    admin.delete_records([at])[at].result(120)
+
+
+def test_lost_by_deleted_records_stays_lost(kafka: KafkaService, sink: KafkaSink) -> None:
+    """Its answer may come to nobody: the driver dies, or another participant cannot be asked yet."""
+    committable = pre_commit(sink, texts("a"))
+    delete_records(kafka, sink.topic or "", committable.proof["partition"], committable.proof["offset"] + 1)
+    for _ in range(2):
+        answer = outcome(sink, committable)
+        assert (answer.state, "abort" in answer.reason) == (CommitState.LOST, True)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_any_partition_has_a_witness(kafka: KafkaService, sink: KafkaSink, commit: bool) -> None:
+    committable = pre_commit(sink, numbered(0), numbered(1))
+    sink.commit(committable) if commit else sink.abort(committable.transaction)
+    next_in_slot(sink)
+    settled(kafka.bootstrap)
+    assert committable.proof["partition"] == 0
+    delete_records(kafka, sink.topic or "", 0, committable.proof["offset"] + 1)
+    assert outcome(sink, committable).state is (CommitState.COMMITTED if commit else CommitState.LOST)
+
+
+def test_a_topic_without_rows_of_the_transaction_may_be_deleted(kafka: KafkaService) -> None:
+    with kafka.topic(partitions=1) as default, kafka.topic(partitions=1) as named:
+        sink = sink_of(kafka, default)
+        committable = pre_commit(sink, pa.RecordBatch.from_pydict({"value": ["a"], "topic": [named]}))
+        assert list(committable.proof["topic_ids"]) == [named]
+        sink.close()
 
 
 @pytest.mark.parametrize("commit", [True, False])

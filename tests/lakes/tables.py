@@ -43,6 +43,10 @@ class Lake:
         """Whether a file is the first that the transaction has written."""
         raise NotImplementedError
 
+    def versions(self) -> int:
+        """How many commits it has had."""
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 
@@ -91,6 +95,9 @@ class DeltaLake(Lake):
     def names_found(self, name: str) -> list[str]:
         found = self.table().to_pyarrow_table(filters=[("name", "=", name)])
         return list(found["name"].to_pylist())
+
+    def versions(self) -> int:
+        return self.table().version()
 
     def compact(self) -> None:
         self.table().optimize.compact()
@@ -147,6 +154,9 @@ class IcebergLake(Lake):
 
     def names_found(self, name: str) -> list[str]:
         return list(self.table().scan(row_filter=f"name == '{name}'").to_arrow()["name"].to_pylist())
+
+    def versions(self) -> int:
+        return len(self.table().history())
 
     def compact(self) -> None:
         self.table().overwrite(self.read())

@@ -25,13 +25,15 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import StringType
 
-from coordinator import Step
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, Step
+from examples.custom_sink import FileSink
 from sinks.audit import Part
 from sinks.delta import DeltaSink
 from sinks.delta.sink import _FEATURES
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, TransactionEnded
 from sinks.iceberg import IcebergSink
 from sinks.lake.sink import LakeSink, app_of
+from sinks.postgres import PostgresSink
 from sinks.testing import SCHEMA, rows
 from sinks.testing.conformance import ids
 from sinks.testing.lines import at, lines, watched
@@ -476,12 +478,41 @@ def test_no_column_is_added_for_the_inner_bytes_of_a_variant(lake: Lake) -> None
     assert sink.schema_diff(schema).unfit == ("column 'deep': it holds a variant: use to_json() in Spark",)
 
 
-def test_at_least_once_is_refused(lake: Lake) -> None:
+def test_at_least_once_is_refused_before_anything_is_written(lake: Lake, tmp_path: Path) -> None:
+    """Also by a sink of dead letters, which may have no row for months."""
+    config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
+    letters = PostgresSink("postgresql://nowhere/db", "orders", dead_letters=lake.sink())
+    for sinks in ([FileSink(tmp_path), lake.sink()], [letters]):
+        with pytest.raises(ValueError, match=f"'{lake.sink().name}' cannot be written in at-least-once mode"):
+            CheckpointCoordinator("job", sinks, "memory:none", config)
+
+
+def test_many_are_aborted_by_one_commit_of_the_table(lake: Lake) -> None:
     sink = lake.sink()
-    sink.check(SCHEMA)
-    name = TransactionId(JOB, LINEAGE, 0, sink.name, 0, 1, 0, 0, 0)
-    with pytest.raises(ConfigurationError, match="exactly once only"):
-        sink.begin_transaction(name.context(SCHEMA, exactly_once=False))
+    done, aborted, *made = (pre_committed(sink, rows(10 * n, 1), subtask=n) for n in range(8))
+    assert committed(sink, done) == [COMMITTED]
+    sink.abort(aborted.transaction)
+    never = {"transaction": made[0].transaction["transaction"].replace(".2.g", ".99.g")}
+    before = lake.versions()
+    answers = sink.abort_all([one.transaction for one in (done, aborted, *made)] + [never])
+    assert [type(answer) for answer in answers] == [CommittedError, *[type(None)] * 8]
+    assert lake.versions() == before + 1
+    assert list(sink.in_doubt(JOB)) == []
+    assert committed(sink, *made) == [LOST] * 6
+    assert lake.ids() == [0]
+    assert len(lake.files()) == 1
+
+
+def test_a_stray_file_beside_the_memories_keeps_none_from_being_purged(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    folder = f"_tpc/{app_of(JOB, sink.name)}"
+    sink._files().put(f"{folder}/memory-1 (copy).json", b"{}")
+    for n in range(2):
+        committed(sink, pre_committed(sink, rows(n, 1), n), checkpoint=n)
+        sink.purge(Checkpoint(JOB, LINEAGE, n, 0))
+    assert len([*sink._files().names(folder)]) == 2, "the copy, and the newest"
 
 
 def test_large_transactions_become_several_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,15 +378,15 @@ MUTANTS = (
     Mutant(
         "nothing is swept",
         "coordinator",
-        "orphans = not_among(listed, named)",
-        "orphans = not_among(listed, listed)",
+        "abort_all(sink, not_among(listed, named))",
+        "abort_all(sink, [])",
         PROTOCOL,
     ),
     Mutant(
         "what a record names is swept too",
         "coordinator",
-        "orphans = not_among(listed, named)",
-        "orphans = listed",
+        "abort_all(sink, not_among(listed, named))",
+        "abort_all(sink, listed)",
         PROTOCOL,
     ),
     Mutant(
@@ -1269,7 +1269,7 @@ MUTANTS = (
     Mutant(
         "Kafka: another producer's record is the witness",
         "sinks/kafka",
-        "or (batch.producer_id, batch.producer_epoch) != (producer, epoch)",
+        'or (batch.producer_id, batch.producer_epoch) != (producer, committable.transaction["producer_epoch"])',
         "or False",
         KAFKA,
     ),
@@ -1290,8 +1290,29 @@ MUTANTS = (
     Mutant(
         "Kafka: aborted although committed",
         "sinks/kafka",
-        "if state and state[1] in COMMITTED_STATES:",
+        "if self._brokers.has_ended(transaction, COMMITTED_STATES):",
         "if False:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: an abort that nobody heard of is unknown afterwards",
+        "sinks/kafka",
+        "if self.brokers.has_ended(committable.transaction, ABORTED_STATES):",
+        "if False:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: one partition alone is the witness",
+        "sinks/kafka",
+        "if outcome.state is not CommitState.UNKNOWN:",
+        "if True:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: a topic without rows of a transaction counts as its own",
+        "sinks/kafka",
+        "for name, id in self.topic_ids.items() if name in written}",
+        "for name, id in self.topic_ids.items()}",
         KAFKA,
     ),
     Mutant(
@@ -1588,8 +1609,8 @@ MUTANTS = (
     Mutant(
         "Lakes: an abort is not remembered by the table",
         "sinks/lake",
-        '        self._change(_app(name), decide, {"tpc.aborted": text})\n',
-        "        aborted = True\n",
+        "                memory.abort(name)\n                committed[name] = False\n",
+        "                committed[name] = False\n",
         LAKES,
     ),
     Mutant(
@@ -1708,9 +1729,51 @@ MUTANTS = (
     Mutant(
         'format("exactly_once"): a job file that was changed in what a sink does not show',
         "coordinator",
-        "protocol.job_file_digest = job_file_digest(job_file)",
+        "protocol.job_file_digest = digest",
         'protocol.job_file_digest = ""',
         ("tests/spark/test_format.py",),
+    ),
+    Mutant(
+        'format("exactly_once"): a process that is used again has the job module of before',
+        "coordinator",
+        "if _digests.setdefault(job_file, digest) != digest:",
+        "if False:",
+        ("tests/spark/test_format.py",),
+    ),
+    Mutant(
+        "a folder of the checkpointLocation that cannot be listed is left out of a savepoint",
+        "coordinator",
+        "os.walk(self._root, onerror=_raise_unless_gone)",
+        "os.walk(self._root)",
+        SAVEPOINTS,
+    ),
+    Mutant(
+        "a query that ended while its savepoint was taken counts as stopped",
+        "coordinator",
+        "if ran and not stops.isActive:",
+        "if False:",
+        SAVEPOINTS,
+    ),
+    Mutant(
+        "MySQL: an upsert that no statement has room for is found after the decision",
+        "sinks/mysql",
+        "if needed > most:",
+        "if False:",
+        MYSQL,
+    ),
+    Mutant(
+        "PostgreSQL: a CHECK that was dropped refuses rows",
+        "sinks/postgres",
+        "return replace(target, columns=columns, checks=_checks(checks))",
+        "return replace(target, columns=columns)",
+        ("tests/postgres/test_changes.py",),
+    ),
+    Mutant(
+        "PostgreSQL: only the first partition of an upsert is tried",
+        "sinks/postgres",
+        "tables = move.tables if self.merge.delete_marker else move.tables[:1]",
+        "tables = move.tables[:1]",
+        ("tests/postgres/test_changes.py",),
     ),
     Mutant(
         "MariaDB: texts that a sort cuts off are keys",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from sinks import Committable
+from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, catalog, xa
 from sinks.mysql.connection import execute, is_mariadb, parameters
@@ -855,6 +856,33 @@ def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer, request
     committables = [pre_commit(sink, batch([{"id": 1000, "name": name}], SCHEMA), checkpoint=2)]
     assert sink.commit_all(checkpoint(2), committables) == [COMMITTED]
     assert db.run("SELECT name FROM orders WHERE id = 1000") == [(name,)]
+
+
+def test_an_upsert_that_no_statement_has_room_for_is_found_before_the_decision(
+    keyed: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names each staging table with all its columns, and the server does not say why it hangs up. A limit that was
+    lowered after the decision is told, too."""
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    ((most,),) = keyed.run("SELECT @@max_allowed_packet")
+    committables = [pre_commit(sink, batch([{"id": 1, "name": "a", "at": 1, "gone": False}], CHANGES))]
+    monkeypatch.setattr("sinks.mysql.sink._FRAME", most)
+    advice = rf"takes statements of up to [\d,]+ bytes, and the server takes max_allowed_packet = {most:,}: set that"
+    with pytest.raises(ConfigurationError, match=advice):
+        sink.validate_all(checkpoint(), committables)
+    (outcome,) = sink.commit_all(checkpoint(), committables)
+    assert isinstance(outcome, CommitOutcome)
+    assert re.search(advice, outcome.reason)
+    monkeypatch.undo()
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert keyed.visible() == [(1, "a")]
+
+
+def test_a_ledger_whose_witness_has_too_long_a_name(db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match="leaves no room for the name of its witness"):
+        make(db, ledger="l" * 57)
+    make(db, ledger="l" * 56)
 
 
 class TestTable(TableSuite):

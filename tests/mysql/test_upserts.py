@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -131,3 +132,17 @@ def test_a_trigger_may_change_what_orders_changes(db: Observer, event: str) -> N
             sink.validate_all(checkpoint(number), staged)
             assert sink.commit_all(checkpoint(number), staged) == [COMMITTED]
     assert db.run("SELECT * FROM notes") == [(1, 12 if event == "INSERT" else 22)]
+
+
+def test_changes_are_ordered_by_times_that_no_timestamp_holds(db: Observer) -> None:
+    """A column that only the merge looks at is a datetime, which ends in 9999 and not in 2038."""
+    db.run("CREATE TABLE notes (id bigint PRIMARY KEY, name text)")
+    moments = [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 1, 1, tzinfo=timezone.utc)]
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    with contextlib.closing(MySQLSink(db.dsn, "notes", mode="upsert", keys=["id"], order_by="at")) as sink:
+        sink.check(schema)
+        rows = [{"id": 1, "name": str(at.year), "at": at} for at in reversed(moments)]
+        staged = [pre_commit(sink, batch(rows, schema))]
+        sink.validate_all(checkpoint(), staged)
+        assert sink.commit_all(checkpoint(), staged) == [COMMITTED]
+    assert db.run("SELECT name FROM notes") == [("9999",)]

@@ -159,10 +159,9 @@ def writer(db: Observer) -> Iterator[str]:
     db.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def staging(db: Observer, role: str) -> PostgresSink:
-    return PostgresSink(
-        db.dsn, "orders", strategy="staged", lock_timeout=5, connect_options={"options": f"-c role={role}"}
-    )
+def staging(db: Observer, role: str, **merge: Any) -> PostgresSink:
+    as_role = {"options": f"-c role={role}"}
+    return PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=5, connect_options=as_role, **merge)
 
 
 def change(db: Observer, role: str, name: str, *, back: bool = False) -> None:
@@ -250,6 +249,19 @@ def test_what_shows_with_the_first_row_only_is_found_before_the_decision(db: Obs
     db.run(f"GRANT USAGE ON SEQUENCE orders_number_seq TO {writer}")
     sink.validate_all(checkpoint(), committables)
     assert db.visible() == []
+    sink.close()
+
+
+def test_what_shows_with_the_first_row_that_stays_is_found_before_the_decision(db: Observer, writer: str) -> None:
+    """A partition of deletes alone tells nothing."""
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id), ADD number bigserial")
+    schema = pa.schema([*SCHEMA, ("at", pa.int64()), ("gone", pa.bool_())])
+    sink = staging(db, writer, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    sink.check(schema)
+    changes = [[{"id": n, "name": "a", "at": 1, "gone": n == 0}] for n in range(2)]
+    committables = [pre_commit(sink, batch(its, schema), subtask=n) for n, its in enumerate(changes)]
+    with pytest.raises(ConfigurationError, match="permission denied for sequence"):
+        sink.validate_all(checkpoint(), committables)
     sink.close()
 
 
@@ -444,6 +456,17 @@ def test_percent_signs_in_names(db: Observer, strategy: Any) -> None:
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert list(sink.in_doubt("job")) == []
     assert db.run('SELECT id FROM "50%"."100%s"') == [(0,)]
+    sink.close()
+
+
+def test_a_check_that_was_dropped_refuses_no_more_rows(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD CONSTRAINT small CHECK (id < 10)")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(SCHEMA)
+    db.run("ALTER TABLE orders DROP CONSTRAINT small")
+    committable = pre_commit(sink, rows_of(10))
+    sink.validate_all(checkpoint(), [committable])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     sink.close()
 
 

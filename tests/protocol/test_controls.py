@@ -10,7 +10,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
-from coordinator.protocol.clock import Clock
+from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
@@ -50,6 +50,18 @@ def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
     assert JobStore(job.storage, "job").load_newest() is None
     job.run()
     job.assert_exactly_once()
+
+
+def test_an_error_with_advice_of_its_own_is_not_taken_for_the_time_that_it_took(job: Job) -> None:
+    batch = job.query().batch(0, "one run")
+
+    def refused_late() -> None:
+        with deadline(5, batch, job.clock):
+            job.clock.sleep(6)
+            raise InDoubtError("ask somebody")
+
+    with pytest.raises(InDoubtError, match="ask somebody"):
+        refused_late()
 
 
 @pytest.mark.parametrize(

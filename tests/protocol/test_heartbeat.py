@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.errors import CheckpointError, CheckpointFailed
-from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.heartbeat import Driver, Heartbeat, State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.text import of_driver
 from coordinator.protocol.records import CompletedCheckpoint, JobStore, SignOfLife
@@ -157,3 +157,30 @@ def test_a_second_query_of_one_coordinator_is_refused_and_the_first_goes_on_with
         assert driver
         assert (driver.state, coordinator.query) == (State.RUNNING, first)
     job.assert_exactly_once()
+
+
+def test_a_driver_whose_function_calls_again_gives_signs_again(job: Job) -> None:
+    """The call that failed has said that the query ended."""
+    query, store = job.quiet(), JobStore(job.storage, "job")
+    with job.coordinator(Hooked(job.sink, "validate_all", hook=fail), config=FAST) as coordinator:
+        with pytest.raises(CheckpointFailed):
+            coordinator.process(query.batch(0, "one run"))
+        assert [driver.state for driver in [look_for_driver(store)] if driver] == [State.ENDED]
+        coordinator.process(query.batch(0, "one run"))
+        eventually(lambda: (driver := look_for_driver(store)) is not None and driver.state is State.RUNNING)
+        assert len(signs(job)) <= 2
+
+
+def test_a_driver_whose_spark_is_gone_asks_it_no_more_often(job: Job) -> None:
+    class Gone:
+        @property
+        def isActive(self) -> bool:  # noqa: N802 - Spark's name
+            raise OSError("Py4J has no gateway")
+
+    looks: list[float] = []
+    store = JobStore(job.storage, "job")
+    heartbeat = Heartbeat(store, 0.5, 0, dict, lambda: looks.append(time.monotonic()), lambda: None)
+    heartbeat.begin(1, Gone())  # type: ignore[arg-type]
+    time.sleep(2)
+    heartbeat.end("the test is over")
+    assert len(looks) <= 5

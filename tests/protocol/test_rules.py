@@ -991,3 +991,22 @@ def test_r19_a_query_that_is_stopped_amid_the_question_decides_nothing(job: Job)
         job.coordinator().process(batch)
     assert job.coordinator().newest_checkpoint() == {}
     assert list(job.sink.in_doubt("job")) == []
+
+
+def test_the_error_of_a_batch_that_was_passed_over_is_the_last_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `run` and `with` would raise the one that was caught, by which nothing is missing."""
+    coordinator, query = job.coordinator(), job.query()
+    coordinator.last_error = CheckpointError("an executor was lost")
+    coordinator._lifecycle.failed(query.batch(0, "one run"), coordinator.last_error)
+    monkeypatch.setattr("coordinator.coordinator.batch_of", lambda *_, **__: query.batch(1, "one run"))
+    with pytest.raises(CheckpointError, match="Spark takes it for done") as raised:
+        coordinator(Mock(), 1)
+    assert coordinator.last_error is raised.value
+
+
+def test_a_stray_file_among_the_records_is_named(job: Job) -> None:
+    job.run(1)
+    [key] = [key for key in job.storage.list("") if "/checkpoint/" in key]
+    job.storage.put_if_absent(f"{key}.bak", b"")
+    with pytest.raises(CorruptRecord, match=rf"'{key}\.bak' in memory:.* move it out of there"):
+        job.run()

@@ -422,6 +422,12 @@ def telemetry(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
     return reader
 
 
+def test_a_coordinator_that_processes_nothing_opens_no_telemetry(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it opens stays as long as the process; the processes of `format` make two coordinators a batch."""
+    monkeypatch.setattr(metrics, "get_meter", fail)
+    job.coordinator().close()
+
+
 def test_open_telemetry(job: Job, telemetry: InMemoryMetricReader) -> None:
     followed(job)
     data = telemetry.get_metrics_data()

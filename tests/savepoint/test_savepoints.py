@@ -670,3 +670,41 @@ def test_an_uri_that_names_no_savepoint_is_not_repeated() -> None:
     with pytest.raises(SavepointError, match="not the id or the URI of a savepoint") as error:
         describe_savepoint("postgresql://user:secret@host/db")
     assert "secret" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_listed_makes_no_savepoint(
+    job: Job, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files would be missing in it without a word."""
+    coordinator = job.coordinator()
+    job.query(1).run(coordinator)
+    (job.folder / "query/state/0").mkdir(parents=True)
+    scandir = os.scandir
+
+    def broken(path: Any) -> Any:
+        if str(path).endswith("state/0"):
+            raise OSError(5, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(SavepointError, match="Input/output error"):
+        coordinator.trigger_savepoint(target)
+    assert list_savepoints(target) == []
+
+
+def test_a_query_that_ends_while_its_savepoint_is_taken_was_not_stopped_by_it(
+    job: Job, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would go on, past the savepoint."""
+    coordinator, running = job.coordinator(), job.quiet(2)
+    running.run(coordinator)
+    save = coordinator._save
+
+    def saved(*arguments: Any) -> Any:
+        running.stop()
+        return save(*arguments)
+
+    monkeypatch.setattr(coordinator, "_save", saved)
+    with pytest.raises(SavepointError, match=r"ended by itself while savepoint .* was taken"):
+        coordinator.stop_with_savepoint(running, target)
+    assert len(list_savepoints(target)) == 1

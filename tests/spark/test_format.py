@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointError, CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
 from coordinator.jobfile import load_job
-from coordinator.spark.source import CommitWriter, ExactlyOnceSource, TaskWriter, Written, register
+from coordinator.spark.source import CommitWriter, ExactlyOnceSource, TaskWriter, Written, _job_of, register
 from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.row_hash import row_hashes
@@ -448,3 +448,22 @@ def test_a_query_without_batches_is_refused(tmp_path: Path) -> None:
     (tmp_path / "spark" / "offsets").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"trigger\(continuous=…\) has no batches"):
         Halves(tmp_path).source(jobFile=str(tmp_path / "job.toml")).streamWriter(COLUMNS, False)
+
+
+def test_a_process_that_is_used_again_takes_the_job_module_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    digests = []
+    for name in ("before", "afterwards"):
+        text = f"""
+from coordinator import CheckpointCoordinator
+from examples.custom_sink import FileSink
+
+job = CheckpointCoordinator("orders", [FileSink({str(tmp_path)!r}, name={name!r})], "file://{tmp_path}/storage")
+"""
+        (tmp_path / "job_of_a_module.py").write_text(text)
+        with _job_of("job_of_a_module:job") as (sink, protocol):
+            assert sink.name == name
+        digests.append(protocol.job_file_digest)
+    assert len({*digests}) == 2
