@@ -105,10 +105,9 @@ class CheckpointCoordinator:
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
-        if unfit := [name for name, sink in self.sinks.items() if not (config.exactly_once or sink.at_least_once)]:
-            raise ValueError(
-                f"{', '.join(map(repr, unfit))} cannot be written in at-least-once mode, only exactly once"
-            )
+        unfit = [repr(name) for name, sink in self.sinks.items() if not sink.takes_at_least_once]
+        if unfit and not config.exactly_once:
+            raise ValueError(f"{', '.join(unfit)} cannot be written in at-least-once mode, only exactly once")
         self.job = job
         self.config = config
         self._clock = clock or Clock()
@@ -252,12 +251,11 @@ class CheckpointCoordinator:
             self._lifecycle.require_one_query(batch)
             try:
                 self._lifecycle.admit(batch)
-                if batch.run_id != self.protocol.run_id:
+                if starts := batch.run_id != self.protocol.run_id:
                     self._open_metrics()
                     self._verifier.begin(batch.query)
                     self.protocol.claim_generation(self.config.heartbeat_interval)
-                    self._heartbeat.begin(self.protocol.fence.generation, batch.query)
-                elif not self._heartbeat.begun:  # the call before failed, and the calling function tries again
+                if starts or not self._heartbeat.begun:  # a call failed, and the calling function tries again
                     self._heartbeat.begin(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
             except Exception as error:
@@ -313,10 +311,10 @@ class CheckpointCoordinator:
                 ran = stops is not None and stops.isActive
                 savepoint = self._save(storage, location)
                 if stops:
-                    if ran and not stops.isActive:
+                    if ran and (failure := stops.exception()):
                         raise SavepointError(
-                            f"the query ended by itself while savepoint {savepoint.id} was taken. The savepoint is "
-                            "whole, but if the query is started again, it goes on"
+                            f"the query failed while savepoint {savepoint.id} was taken: {failure}. The savepoint is "
+                            "whole, and a restart of the query goes on past it"
                         )
                     self._lifecycle.hold()
             if stops:

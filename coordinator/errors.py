@@ -70,8 +70,8 @@ class NotExactlyOnce(CheckpointError):
 
 
 class CheckpointFailed(CheckpointError):
-    """The checkpoint was aborted before it was complete, or its record could not be written, and may be there all the
-    same; nothing of it is visible."""
+    """The checkpoint was aborted before it was complete, or the write of its record failed, which may have landed.
+    Nothing of it is visible."""
 
 
 class CheckpointExpired(CheckpointError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -49,8 +50,8 @@ class Heartbeat:
         self._reason = ""
         self._thread: threading.Thread | None = None
         self._query: Query | None = None
-        self._generation = self._signs = 0
-        """How many signs this generation has given."""
+        self._signs = Counter[int]()
+        """How many each generation has given."""
 
     @property
     def begun(self) -> bool:
@@ -60,8 +61,6 @@ class Heartbeat:
         """The query runs under this generation from now on."""
         self.end("the query was started again")
         self._ended, self._reason, self._query = threading.Event(), "", query
-        if self._generation != generation:
-            self._generation, self._signs = generation, 0
         self._thread = threading.Thread(
             target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
         )
@@ -90,8 +89,9 @@ class Heartbeat:
                     self._reason = self._failure() or "the query was stopped, or failed outside of the coordinator"
                 now = {} if over else self._now()
                 if is_due or now != signed:
-                    self._signs, due = self._signs + 1, time.monotonic() + self._interval
-                    self._store.sign(generation, self._signs, self._interval, self._reason, now)
+                    self._signs[generation] += 1
+                    due = time.monotonic() + self._interval
+                    self._store.sign(generation, self._signs[generation], self._interval, self._reason, now)
                     signed = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()

@@ -61,12 +61,13 @@ def load_job(place: str) -> CheckpointCoordinator:
 
 
 def job_file_digest(place: str) -> str:
-    """The SHA-256 of a job file that was loaded, in hexadecimal."""
+    """The SHA-256 of a job file, in hexadecimal; of a module without those that it imports."""
     file = place if place.endswith(".toml") else place.partition(":")[0]
     if file.endswith((".toml", ".py")):
         content = Path(file).read_bytes()
     else:
-        spec: Any = importlib.util.find_spec(file)
+        with _on_path(os.getcwd()):
+            spec: Any = importlib.util.find_spec(file)
         content = spec.loader.get_data(spec.origin)  # it may be in a zip
     return hashlib.sha256(content).hexdigest()
 
@@ -224,21 +225,23 @@ def _failing(what: str) -> Iterator[None]:
 def _module(name: str) -> Any:
     """Imported as a program in its folder (or the current one) would."""
     if not name.endswith(".py"):
-        folder = os.getcwd()
-        sys.path.insert(0, folder)
-        try:
+        with _on_path(os.getcwd()):
             return importlib.import_module(name)
-        finally:
-            sys.path.remove(folder)
     path = Path(name).absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module
-    try:
+    with _on_path(str(path.parent)):
         spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
     return module
+
+
+@contextmanager
+def _on_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

@@ -60,7 +60,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     """Name of the target's kind, for messages."""
     dead_letters: Sink | None = None
     """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""
-    at_least_once: bool = True
+    takes_at_least_once: bool = True
     """Whether it can be written in at-least-once mode."""
 
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:

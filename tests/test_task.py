@@ -216,9 +216,6 @@ def test_what_does_not_go_together() -> None:
         with pytest.raises(ValueError, match="max_dead_letters"):
             DeadLettering.__init__(Choosy(), name="main", max_dead_letters=limit)  # type: ignore[arg-type]
 
-
-def test_a_share_of_the_rows_is_not_cut_by_how_doubles_are_written() -> None:
-    assert [allowed(percent / 100, 100) for percent in range(101)] == [*range(101)]
     shared = Calls()
     with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
         with_dead_letters([choosy(shared), choosy(shared)])
@@ -236,3 +233,7 @@ def test_what_a_first_task_has_imported_is_left_out_of_the_search_for_garbage() 
     finally:
         gc.unfreeze()
     assert searched == [True, False, True, True, False]
+
+
+def test_a_share_of_the_rows_is_not_cut_by_how_doubles_are_written() -> None:
+    assert [allowed(percent / 100, 100) for percent in range(101)] == [*range(101)]

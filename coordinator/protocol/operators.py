@@ -11,7 +11,7 @@ from coordinator.protocol import decisions
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CompletedCheckpoint, Participant
-from coordinator.protocol.sweep import abort_all
+from coordinator.protocol.sweep import abort_or_leave
 from sinks.transaction import CommitState
 
 logger = logging.getLogger(__package__)
@@ -76,7 +76,7 @@ def accept_loss(
     logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(lines))
     for loss in accepted:
         if loss.outcome == CommitState.UNKNOWN.value:
-            abort_all(protocol.sinks[loss.sink], [loss.transaction])
+            abort_or_leave(protocol.sinks[loss.sink], [loss.transaction])
     permit, _ = protocol.commit_once(permit)
     protocol.newest = permit.complete
     return permit.complete

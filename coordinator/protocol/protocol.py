@@ -34,7 +34,7 @@ from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
 from coordinator.protocol.spool import Spool, SpooledRows
-from coordinator.protocol.sweep import Sweeper, abort_all
+from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
@@ -376,7 +376,7 @@ class CheckpointProtocol:
         for committable in own:
             mine.setdefault(committable.sink, []).append(committable.transaction)
         for name, transactions in mine.items():
-            abort_all(self.sinks[name], not_among(transactions, [c.transaction for c in keep]))
+            abort_or_leave(self.sinks[name], not_among(transactions, [c.transaction for c in keep]))
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:

@@ -313,7 +313,7 @@ class JobStore:
                     round_keys.append(RecordKey(int(id), int(round)))
             except ValueError as error:
                 raise CorruptRecord(
-                    f"{key!r} in {self.storage.uri} is none of this library: move it out of there"
+                    f"{key!r} in {self.storage.uri} is no file of this library: move it out of there"
                 ) from error
         return Listing(generations, round_keys)
 
@@ -347,7 +347,7 @@ class JobStore:
             if not self.put(base):
                 raise CorruptRecord(
                     f"the lineage {base.lineage} has another base than the one that is restored: restore it with the "
-                    "options of the first time, or into an empty checkpointLocation"
+                    "same options as the first time, or into an empty checkpointLocation"
                 )
             if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
                 raise Superseded(

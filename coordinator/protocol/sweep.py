@@ -71,7 +71,7 @@ class Sweeper:
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
             named = [c.transaction for complete in history for c in complete.named.values()]  # R16
-            ended, left = abort_all(sink, not_among(listed, named))
+            ended, left = abort_or_leave(sink, not_among(listed, named))
             if ended:
                 aborted[name] = ended
             if left:
@@ -82,17 +82,16 @@ class Sweeper:
         self._listeners.tell(Step.SWEPT, aborted=aborted)
 
 
-def abort_all(sink: Sink, transactions: Sequence[Identity]) -> tuple[list[dict[str, Any]], bool]:
+def abort_or_leave(sink: Sink, transactions: Sequence[Identity]) -> tuple[list[dict[str, Any]], bool]:
     """Returns those that are aborted now, and whether any is left to the next sweep."""
     try:
-        answers = sink.abort_all(transactions) if transactions else []
+        answers = list(zip(transactions, sink.abort_all(transactions), strict=True)) if transactions else []
     except Exception as error:
-        answers = [error] * len(transactions)
-    aborted, left = [], False
-    for transaction, answer in zip(transactions, answers, strict=True):
-        if answer is None:
-            aborted.append(dict(transaction))
-        elif not isinstance(answer, CommittedError):  # listed, then committed by whoever it belongs to
-            left = True
+        answers = [(transaction, error) for transaction in transactions]
+    for transaction, answer in answers:
+        if isinstance(answer, CommittedError):
+            logger.warning("not aborted, since somebody has committed it: %s", shown(transaction))
+        elif answer:
             logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), reason(answer))
-    return aborted, left
+    left = any(answer and not isinstance(answer, CommittedError) for _, answer in answers)
+    return [dict(transaction) for transaction, answer in answers if answer is None], left

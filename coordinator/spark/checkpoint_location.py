@@ -38,7 +38,7 @@ class _Directory:
     def files(self) -> list[str]:
         """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
         paths = []
-        for folder, inner, names in os.walk(self._root, onerror=_raise_unless_gone):
+        for folder, inner, names in os.walk(self._root, onerror=_require_listed):
             for name in (*inner, *names):
                 self._require_no_link(Path(folder, name))
             paths += [Path(folder, name) for name in names]
@@ -90,8 +90,9 @@ def _os_errors() -> Iterator[None]:
         raise kind(str(java.toString())) from error
 
 
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
+def _require_listed(error: OSError) -> None:
+    """What is gone meanwhile has nothing to save, nor what a file system has at its root."""
+    if not isinstance(error, FileNotFoundError) and Path(error.filename).name != "lost+found":
         raise error
 
 

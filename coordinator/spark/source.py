@@ -25,7 +25,7 @@ from coordinator.config import Replay
 from coordinator.errors import CheckpointError, InDoubtError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import job_file_digest, load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
-from coordinator.protocol.sweep import abort_all
+from coordinator.protocol.sweep import abort_or_leave
 from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.internals import task_of_query, to_arrow
@@ -210,7 +210,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         if mine and None in messages:
             with _job_of(self.options.job_file) as (sink, _):
                 sink.open()
-                abort_all(sink, [committable.transaction for committable in mine])
+                abort_or_leave(sink, [committable.transaction for committable in mine])
 
 
 @dataclass

@@ -297,8 +297,8 @@ class Cluster:
             described |= {about.transactional_id: about for about in answer.transaction_states}
         return described
 
-    def has_ended(self, identity: Identity, states: Collection[str]) -> bool:
-        """Whether its coordinator knows that it ended in one of these. Where the end fences, it has raised the epoch by
+    def ended_in(self, states: Collection[str], identity: Identity) -> bool:
+        """Whether its coordinator has it in one of these states. Where the end fences, it has raised the epoch by
         one."""
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))

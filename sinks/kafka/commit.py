@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from kafka.errors import (
     InvalidProducerEpochError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
+    KafkaError,
     OffsetOutOfRangeError,
     ProducerFencedError,
     TransactionalIdAuthorizationFailedError,
@@ -106,7 +108,7 @@ class Commit:
         """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
         topic that somebody deletes; else it is aborted, so that all of it is written again."""
         topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
-        if self.brokers.has_ended(committable.transaction, COMMITTED_STATES):
+        if self.brokers.ended_in(COMMITTED_STATES, committable.transaction):
             logger.warning("topic %r was deleted after %s was committed", topic, name)
             return CommitOutcome.COMMITTED
         if ids[str(topic)] is None:
@@ -161,19 +163,24 @@ class Commit:
         raise NotYetKnown(f"{name}: {for_code(answer).message}")
 
     def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
-        """What the first of its records tells that the log still has; if there is none, what the coordinator tells of
-        an abort. `answer` is why they are asked."""
-        unknown: CommitOutcome | None = None
-        for (topic, partition), (offset, *_) in places_of(committable).items():
-            outcome = self._record_tells(committable, topic, partition, offset, answer)
-            if outcome.state is not CommitState.UNKNOWN:
-                return outcome
-            unknown = unknown or outcome
-        if unknown is None:
+        """What the first record tells that the log still has, of those that begin a partition; if there is none, what
+        the coordinator tells of an abort. `answer` is why they are asked."""
+        if not committable.proof:
             return CommitOutcome.unknown(
                 f"{_forgotten(committable, answer)} only the record in storage told where its rows are. {_BY_HAND}"
             )
-        if self.brokers.has_ended(committable.transaction, ABORTED_STATES):
+        (first, (offset, *_)), *others = places_of(committable).items()
+        unknown = self._record_tells(committable, *first, offset, answer)
+        if unknown.state is not CommitState.UNKNOWN:
+            return unknown
+        starts = self.brokers.logs([place for place, _ in others]).starts if others else {}
+        for place, (offset, *_) in others:
+            if starts.get(place, 0) <= offset:
+                with suppress(KafkaError, NotYetKnown):
+                    outcome = self._record_tells(committable, *place, offset, answer)
+                    if outcome.state is not CommitState.UNKNOWN:
+                        return outcome
+        if self.brokers.ended_in(ABORTED_STATES, committable.transaction):
             return CommitOutcome.lost(f"its coordinator has aborted {_about(committable)} ({answer})")
         return unknown
 

@@ -26,6 +26,7 @@ from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Cluster, Mark, newest_marks
 from sinks.kafka.commit import (
     ASK_THE_WITNESS,
+    INVALID_TXN_STATE,
     Commit,
     in_part,
     made_anew,
@@ -436,10 +437,13 @@ class KafkaSink(
         if isinstance(answer, Exception):
             raise answer
         name = transaction["transactional_id"]
-        if answer in ASK_THE_WITNESS:
-            if self._brokers.has_ended(transaction, COMMITTED_STATES):
-                raise CommittedError(f"transaction {shown(transaction)} is committed, as its coordinator knows")
-        elif answer:
+        if answer == INVALID_TXN_STATE:
+            state = self._brokers.states([name]).get(name)
+            if state and state[1] in COMMITTED_STATES:
+                raise CommittedError(
+                    f"transaction {shown(transaction)} is committed: the coordinator has it as {state[1]}"
+                )
+        elif answer and answer not in ASK_THE_WITNESS:
             raise NotYetKnown(f"{name} could not be aborted: the broker answered {answer}")
 
     def owns(self, job: str, transaction: Identity) -> bool:

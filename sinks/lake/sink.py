@@ -164,7 +164,7 @@ class LakeSink(
     """Appends rows to a lake table. What differs between Delta and Iceberg are the abstract methods, from `_look`
     on."""
 
-    at_least_once = False  # each task would make a commit of its own, and all contend for one table
+    takes_at_least_once = False  # each task would make a commit of its own, and all contend for one table
 
     def __init__(
         self,
@@ -421,23 +421,28 @@ class LakeSink(
 
     def abort_all(self, transactions: Sequence[Identity]) -> Sequence[CommittedError | None]:
         """One commit of the table for all of them."""
-        texts = {TransactionId.parse(its["transaction"]): its["transaction"] for its in transactions}
-        committed = dict[TransactionId, bool | None]()
+        names = {its["transaction"]: TransactionId.parse(its["transaction"]) for its in transactions}
+        decided = dict[str, bool | None]()
+        """Whether it is committed; None if the table knows nothing of it."""
 
         def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
-            committed.update({name: memory.is_committed(name) for name in texts})
-            undecided = [name for name in texts if committed[name] is None and name in marked]
-            for name in undecided:
-                memory.abort(name)
-                committed[name] = False
-            return [] if undecided else None
+            decided.update({text: memory.is_committed(name) for text, name in names.items()})
+            open_ = [text for text, name in names.items() if decided[text] is None and name in marked]
+            for text in open_:
+                memory.abort(names[text])
+                decided[text] = False
+            return [] if open_ else None
 
-        [app] = {_app(name) for name in texts}
-        first, *others = texts.values()
-        self._change(app, decide, {"tpc.aborted": f"{first} and {len(others)} more" if others else first})
-        side_by_side(self._discard, [text for name, text in texts.items() if committed[name] is False])
+        first, *others = names
+        about = {"tpc.aborted": f"{first} and {len(others)} more" if others else first}
+        self._change(_app(names[first]), decide, about)
+        try:
+            side_by_side(self._discard, [text for text, committed in decided.items() if committed is False])
+        except Exception:
+            logger.info("files of aborted transactions are deleted when sink %r purges", self.name, exc_info=True)
         why = f"its checkpoint is committed, as {self} remembers"
-        return [CommittedError(f"{text}: {why}") if committed[name] else None for name, text in texts.items()]
+        texts = [its["transaction"] for its in transactions]
+        return [CommittedError(f"{text}: {why}") if decided[text] else None for text in texts]
 
     def _discard(self, text: str) -> None:
         """Delete the files of an aborted transaction, then its mark."""

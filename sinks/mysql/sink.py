@@ -118,7 +118,7 @@ _OTHER_ENGINES = (
 )
 _LONGEST_NAME = 64
 _DROPPERS = 8
-_FRAME = 2**16
+_FRAME = 2**14
 """Bytes of an upsert's statement around the SELECTs from staging tables, at most."""
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
@@ -583,7 +583,7 @@ class MySQLBackend(Pool, Backend):
         types = {known.name: known.type for known in target.columns}
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
-    def sample(self, move: Move) -> None:
+    def try_out(self, move: Move) -> None:
         if self.merge.mode == "upsert":
             self._require_room(move, self.last(move))
 
@@ -596,7 +596,7 @@ class MySQLBackend(Pool, Backend):
             raise ConfigurationError(
                 f"table {move.target.label}: the upsert of {len(move.tables):,} staging tables takes statements of up "
                 f"to {needed:,} bytes, and the server takes max_allowed_packet = {most:,}: set that higher (SET "
-                "GLOBAL, and in the option file), or write fewer partitions"
+                "GLOBAL, and in the option file), or write fewer partitions, and start the query again"
             )
 
     # ------------------------------------------------------------------ the move

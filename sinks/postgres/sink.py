@@ -462,7 +462,7 @@ class PostgresBackend(Pool, Backend):
         statement = f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {_LONG_BYTES} LIMIT 1"
         return bool(self.query(move.connection, statement))
 
-    def sample(self, move: Move) -> None:
+    def try_out(self, move: Move) -> None:
         """Rights of defaults, a sequence that is behind, and the like show with the first row only."""
         tables = move.tables if self.merge.delete_marker else move.tables[:1]
         marker = [self.merge.delete_marker] if self.merge.delete_marker else []

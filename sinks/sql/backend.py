@@ -471,8 +471,8 @@ class Backend(ABC):
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 
-    def sample(self, move: Move) -> None:
-        """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
+    def try_out(self, move: Move) -> None:
+        """Try what tells more than a look at the table did, such as to insert one row. Default: nothing does."""
         return
 
     def first_duplicate(self, move: Move, columns: Sequence[str]) -> Row | None:

@@ -225,7 +225,7 @@ class StagingTables(Strategy):
                 if self.backend.constraints(move):
                     self.transfer(move, sum(c.fingerprint.rows for c in committables))
                 else:
-                    self.backend.sample(move)
+                    self.backend.try_out(move)
 
     def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """All participants of the checkpoint become visible, or none does."""
@@ -364,6 +364,8 @@ class StagingTables(Strategy):
         except Exception as error:
             fault = self.backend.fault(error)
             if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
+                raise
+            if fault.kind == "gone" and any(name in fault.text for name in tables):  # asked again, it is lost
                 raise
             raise TargetRefuses(_refusal(fault, target.label)) from error
         self.backend.mark_moved(connection, plan.target.schema, tables)

@@ -378,15 +378,15 @@ MUTANTS = (
     Mutant(
         "nothing is swept",
         "coordinator",
-        "abort_all(sink, not_among(listed, named))",
-        "abort_all(sink, [])",
+        "abort_or_leave(sink, not_among(listed, named))",
+        "abort_or_leave(sink, [])",
         PROTOCOL,
     ),
     Mutant(
         "what a record names is swept too",
         "coordinator",
-        "abort_all(sink, not_among(listed, named))",
-        "abort_all(sink, listed)",
+        "abort_or_leave(sink, not_among(listed, named))",
+        "abort_or_leave(sink, listed)",
         PROTOCOL,
     ),
     Mutant(
@@ -1290,22 +1290,22 @@ MUTANTS = (
     Mutant(
         "Kafka: aborted although committed",
         "sinks/kafka",
-        "if self._brokers.has_ended(transaction, COMMITTED_STATES):",
+        "if state and state[1] in COMMITTED_STATES:",
         "if False:",
         KAFKA,
     ),
     Mutant(
         "Kafka: an abort that nobody heard of is unknown afterwards",
         "sinks/kafka",
-        "if self.brokers.has_ended(committable.transaction, ABORTED_STATES):",
+        "if self.brokers.ended_in(ABORTED_STATES, committable.transaction):",
         "if False:",
         KAFKA,
     ),
     Mutant(
         "Kafka: one partition alone is the witness",
         "sinks/kafka",
-        "if outcome.state is not CommitState.UNKNOWN:",
-        "if True:",
+        "if starts.get(place, 0) <= offset:",
+        "if False:",
         KAFKA,
     ),
     Mutant(
@@ -1379,7 +1379,8 @@ MUTANTS = (
         "format: who decides sweeps before",
         "coordinator",
         "self._write_or_finish(self._choose_action(batch), batch)",
-        "self._write_or_finish([self._choose_action(batch), self.sweep()][0], batch)",
+        "self._sweeper.sweep(self.fence, records_exist=True)\n"
+        "        self._write_or_finish(self._choose_action(batch), batch)",
         FORMAT,
     ),
     Mutant(
@@ -1609,8 +1610,8 @@ MUTANTS = (
     Mutant(
         "Lakes: an abort is not remembered by the table",
         "sinks/lake",
-        "                memory.abort(name)\n                committed[name] = False\n",
-        "                committed[name] = False\n",
+        "                memory.abort(names[text])\n",
+        "",
         LAKES,
     ),
     Mutant(
@@ -1743,14 +1744,14 @@ MUTANTS = (
     Mutant(
         "a folder of the checkpointLocation that cannot be listed is left out of a savepoint",
         "coordinator",
-        "os.walk(self._root, onerror=_raise_unless_gone)",
+        "os.walk(self._root, onerror=_require_listed)",
         "os.walk(self._root)",
         SAVEPOINTS,
     ),
     Mutant(
-        "a query that ended while its savepoint was taken counts as stopped",
+        "a query that failed while its savepoint was taken counts as stopped",
         "coordinator",
-        "if ran and not stops.isActive:",
+        "if ran and (failure := stops.exception()):",
         "if False:",
         SAVEPOINTS,
     ),

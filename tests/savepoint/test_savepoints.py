@@ -692,7 +692,7 @@ def test_a_folder_that_cannot_be_listed_makes_no_savepoint(
     assert list_savepoints(target) == []
 
 
-def test_a_query_that_ends_while_its_savepoint_is_taken_was_not_stopped_by_it(
+def test_a_query_that_fails_while_its_savepoint_is_taken_was_not_stopped_by_it(
     job: Job, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart would go on, past the savepoint."""
@@ -702,9 +702,10 @@ def test_a_query_that_ends_while_its_savepoint_is_taken_was_not_stopped_by_it(
 
     def saved(*arguments: Any) -> Any:
         running.stop()
+        monkeypatch.setattr(running, "exception", lambda: RuntimeError("the source is gone"))
         return save(*arguments)
 
     monkeypatch.setattr(coordinator, "_save", saved)
-    with pytest.raises(SavepointError, match=r"ended by itself while savepoint .* was taken"):
+    with pytest.raises(SavepointError, match=r"failed while savepoint .* was taken: the source is gone"):
         coordinator.stop_with_savepoint(running, target)
     assert len(list_savepoints(target)) == 1

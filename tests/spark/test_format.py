@@ -466,4 +466,5 @@ job = CheckpointCoordinator("orders", [FileSink({str(tmp_path)!r}, name={name!r}
         with _job_of("job_of_a_module:job") as (sink, protocol):
             assert sink.name == name
         digests.append(protocol.job_file_digest)
+    assert all(digests)
     assert len({*digests}) == 2
