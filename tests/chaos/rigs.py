@@ -499,8 +499,10 @@ def _topic(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("kafka")
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
-        # of a clock that was set forth; Kafka 3 takes any
-        any_time = {} if services.kafka.startswith("3.") else {"message.timestamp.after.max.ms": str(2**63 - 1)}
+        # of a clock that is wrong: retention would remove what it dates back, and Kafka 4 refuses what it dates forth
+        any_time = {"retention.ms": "-1"}
+        if not services.kafka.startswith("3."):
+            any_time["message.timestamp.after.max.ms"] = str(2**63 - 1)
         stack.enter_context(system.server.topic(3, any_time, name=topic))
         target = KafkaTarget(system, topic)
         if mode == "dead-letters":
