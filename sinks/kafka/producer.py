@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,7 @@ class TransactionalProducer:
         self._untold = False
         self._topics: dict[str, _Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._answers: SimpleQueue[Answered] = SimpleQueue()
+        self._answers: Queue[Answered] = Queue()  # in Python 3.10 a SimpleQueue may wait for ever, whatever the timeout
         self._requests: Counter[int] = Counter()
         """Under way, by node."""
         self._held = self._encoded = 0
