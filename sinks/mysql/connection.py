@@ -4,6 +4,7 @@ run on it; and MySQL's errors and warnings in the words of the sinks."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,6 +66,12 @@ class Connection(pymysql.connections.Connection):
     def _login_plugin(self) -> str:
         """That of the user, if the server asked for another than its default."""
         return self._plugin.decode() or str(self._auth_plugin_name)  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def longest_statement(self) -> int:
+        """The server's max_allowed_packet, in bytes: a session keeps the one that it began with."""
+        ((most,),) = query(self, "SELECT @@max_allowed_packet")
+        return int(most)
 
     def defer(self, statement: str, parameters: Sequence[Any] = (), judge: Callable[[Rows], object] = len) -> Rows:
         """Run it in one message with the next statement, just before that: with CLIENT.MULTI_STATEMENTS. Its rows are

@@ -589,7 +589,7 @@ class MySQLBackend(Pool, Backend):
 
     def _require_room(self, move: Move, last: str) -> None:
         """The server hangs up on a longer statement, and does not say why."""
-        ((most,),) = query(move.connection, "SELECT @@max_allowed_packet")
+        most = move.connection.longest_statement
         parts = self._update(move, last), self.hands_on_unique_value(move, last) or ""
         needed = sum(len(part.encode()) for part in parts) + _FRAME
         if needed > most:

@@ -310,9 +310,10 @@ def watched(sink: Any) -> Any:
 
 
 def _say_where(method: str, call: Callable[[], Any]) -> Any:
-    at(f"{method}:before")
+    point = "abort" if method == "abort_all" else method  # lakes abort many in one step, and never call `abort`
+    at(f"{point}:before")
     result = call()
-    at(f"{method}:after")
+    at(f"{point}:after")
     return result
 
 
