@@ -127,7 +127,10 @@ def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collectio
             continue
         wanted, fits = _COLUMNS[field.name]
         if not fits(field.type) and field.name not in serialized:
-            hint = "; value_format='json' writes it as JSON" if field.name in ("key", "value") else ""
+            hint = ""
+            if field.name in ("key", "value"):
+                nested = "value_format='json' writes it as JSON"
+                hint = f"; {nested if t.is_nested(field.type) else 'cast it to string'}"
             problems.append(f"column `{field.name}` is {field.type}, and must be {wanted}{hint}")
     for name in set(schema.names):
         if schema.names.count(name) > 1:

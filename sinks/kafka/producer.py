@@ -120,8 +120,8 @@ class _Partition:
     """After one was not taken: when all may be sent again, by time.monotonic()."""
     pause: float = field(default_factory=lambda: _FIRST_PAUSE)
     added: bool = False
-    known: bool = False
-    """Whether the leader has taken a record batch."""
+    taken: int = -1
+    """The latest of its record batches that the leader has taken."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -131,7 +131,7 @@ class _Partition:
     def next(self) -> _Batch | None:
         """That may be sent: a leader knows the last five again, and no more; and it takes any as the first one of a
         producer that it does not know."""
-        if self.retry_at is not None or self.under_way == len(self.batches) or (self.under_way and not self.known):
+        if self.retry_at is not None or self.under_way == len(self.batches) or (self.under_way and self.taken < 0):
             return None
         batch = self.batches[self.under_way]
         return batch if batch.nth - self.batches[0].nth < _KNOWN_AGAIN else None
@@ -561,7 +561,6 @@ class TransactionalProducer:
 
     def _taken(self, partition: _Partition, batch: _Batch, offset: int, appended_at: int) -> None:
         """Offset -1 if the broker did not tell it."""
-        partition.known = True
         partition.batches.remove(batch)
         self._encoded -= len(batch.data)
         self.delivered += batch.records
@@ -570,7 +569,13 @@ class TransactionalProducer:
             self._untold = True
         else:
             first, end = self._spans.get(partition.place, (offset, 0))
+            if batch.nth > partition.taken and offset < end:
+                self._failure = self._failure or RuntimeError(
+                    f"{partition.topic.name}-{partition.number} has lost records that a broker had acknowledged: the "
+                    f"next ones are at offset {offset}, and those before end at {end}"
+                )
             self._spans[partition.place] = min(first, offset), max(end, offset + batch.records)
+        partition.taken = max(partition.taken, batch.nth)
         # Of a batch that it has already, a leader tells the latest of the records' own times.
         if batch.timed and appended_at not in (-1, latest_time(batch.data)):
             self._failure = self._failure or ConfigurationError(

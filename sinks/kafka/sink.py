@@ -15,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka.errors import BrokerResponseError, GroupAuthorizationFailedError, KafkaError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
+from sinks.arrow.values import python_values
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
@@ -320,12 +321,13 @@ class KafkaSink(
 
     def _serialized_by(self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch) -> pa.RecordBatch:
         values, topics = rows["value"], [self.topic] * rows.num_rows
+        plain = python_values(values.type, all_maps=True)
         if "topic" in rows.schema.names:
             topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
 
         def serialized(row: int, column: pa.Scalar, topic: str | None) -> bytes | None:
             try:
-                value, context = column.as_py(), SerializationContext(str(topic), MessageField.VALUE)
+                value, context = plain(column.as_py()), SerializationContext(str(topic), MessageField.VALUE)
                 made = None if value is None else serialize(value, context)
             except Exception as error:
                 raise BadValue(

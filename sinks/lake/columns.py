@@ -42,12 +42,12 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
 
 def column_of(field: pa.Field) -> pa.Field:
     """The column that a table gets for a batch's. Raises Unfit for a variant and the like, of which it would get the
-    inner bytes."""
+    inner bytes, and for types that no lake has."""
     try:
         no_internals(field.type)
+        return field.remove_metadata().with_type(_of_table(field.type))
     except Unfit as unfit:
         raise Unfit(f"column {field.name!r}: {unfit}") from None
-    return field.remove_metadata().with_type(_of_table(field.type))
 
 
 def _of_table(kind: pa.DataType) -> pa.DataType:
@@ -62,6 +62,8 @@ def _of_table(kind: pa.DataType) -> pa.DataType:
         return pa.list_(child(kind.value_field))
     if at.is_map(kind):
         return pa.map_(child(kind.key_field), child(kind.item_field))
+    if at.is_null(kind) or at.is_duration(kind):
+        raise Unfit(f"a lake's table has no column of type {spark_name(kind)}: cast it in Spark")
     if at.is_time(kind):
         return pa.time64("us")
     return pa.timestamp(kind.unit, "UTC") if is_moment(kind) else kind

@@ -536,7 +536,9 @@ def _merge_column(field: pa.Field) -> PostgresColumn:
     """A column that only a staging table has."""
     declared = target_type(field.type)
     element, _, array = declared.partition("[")
-    return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
+    collation = ' COLLATE "C"' if declared == "text" else ""  # as Spark sorts, for order_by
+    kind = builtin[element.split("(")[0]].name + "[]" * bool(array)
+    return PostgresColumn(field.name, kind, declared, collation=collation)
 
 
 def _old(connection: Connection) -> Iterable[Finding]:

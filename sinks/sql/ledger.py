@@ -31,6 +31,8 @@ _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
 _DELETED_TOGETHER = 100
 _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
+_MINE = "{transaction_id} LIKE %s AND {sink} = %s"
+"""Of a job, or a lineage, and a sink. It is searched by its key."""
 
 LedgerRow = tuple[object, ...]
 LEDGER = pa.schema(
@@ -215,13 +217,13 @@ class Ledger:
         return states
 
     def newest(self, connection: Any, job: str, sink: str, *, is_witnessed: bool | None = None) -> dict[str, int]:
-        """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit. Raises
-        ConfigurationError if the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
+        """By lineage, the newest checkpoint of a job and sink that has a row of a commit. Raises ConfigurationError if
+        the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
         template = (
-            "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
+            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_MINE} AND {{committed}} = %s"
             " GROUP BY {lineage}"
         )
-        asked, witnessed = [job, sink, True], dict[str, int]()
+        asked, witnessed = [*_mine(job, sink), True], dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
             self.backend.defer(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
@@ -257,10 +259,10 @@ class Ledger:
     def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
         template = (
-            "SELECT {transaction_id}, {written}, {row_hash} FROM {ledger} WHERE {job} = %s AND {sink} = %s"
-            " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
+            f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_MINE}"
+            " AND {checkpoint} = %s AND {committed} = %s"
         )
-        mine = [token(job), token(sink), part.lineage, part.checkpoint_id, True]
+        mine = [*_mine(job, sink, part.lineage), part.checkpoint_id, True]
         stored = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
         keys = [key(committable.transaction) for committable in part.committables]
         missing = [key for key in keys if key not in stored]
@@ -282,13 +284,15 @@ class Ledger:
         tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a DELETE of more than about a tenth of
         the table, would wait for what others have prepared."""
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        template = (
-            "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"
-            " AND {checkpoint} < %s"
-        )
-        mine = [token(checkpoint.job), checkpoint.lineage, token(sink), before]
+        template = f"SELECT {{transaction_id}} FROM {{ledger}} WHERE {_MINE} AND {{checkpoint}} < %s"
+        mine = [*_mine(checkpoint.job, sink, checkpoint.lineage), before]
         for table in (self, self.witness):
             old = [text for (text,) in table._query(connection, template, mine)]
             for some in batches(old, min(len(old) // 10 + 1, _DELETED_TOGETHER)):
                 those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
                 self.backend.execute(connection, table._sql(those), some)
+
+
+def _mine(job: str, sink: str, lineage: str | None = None) -> list[object]:
+    """The values for `_MINE`."""
+    return [f"{TransactionId.prefix(job, lineage)}%", token(sink)]

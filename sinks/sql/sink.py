@@ -36,7 +36,6 @@ from sinks.transaction import (
     Identity,
     TransactionContext,
     TransactionId,
-    token,
 )
 
 if TYPE_CHECKING:
@@ -139,10 +138,10 @@ class TableSink(
         by = merge.order_by
         kind = batch.field(by).type if by in batch.names else pa.null()
         is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)  # a number or a time
-        if not (self._backend.SORTS_TEXTS or is_sortable):
+        if at.is_nested(kind) or not (self._backend.SORTS_TEXTS or is_sortable):
             others.append(
-                f"order_by names the column {by!r}, which is no number and no time: the database sorts "
-                "others by their beginning alone, so cast it in Spark"
+                f"order_by names the column {by!r}, which is no number and no time: the database sorts such values in "
+                "another way than Spark, so cast it in Spark"
             )
         return others
 
@@ -395,18 +394,17 @@ class TableSink(
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
-        mine = token(job), token(self.name)
         if plan := self._plan:
             try:
                 with self._backend.lend() as connection:
                     plan.ledger.require_same(connection)
                     plan.ledger.witness.require_intact(connection)
-                    return plan.ledger.newest(connection, *mine, is_witnessed=True)
+                    return plan.ledger.newest(connection, job, self.name, is_witnessed=True)
             except Exception:
                 logger.debug("sink %r looks for its ledger anew", self.name, exc_info=True)
         with self._backend.lend() as connection:
             _, ledger = self._find_ledger(connection)
-            return ledger.newest(connection, *mine) if ledger else {}
+            return ledger.newest(connection, job, self.name) if ledger else {}
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:

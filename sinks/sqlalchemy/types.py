@@ -65,7 +65,8 @@ class SqlAlchemyColumn(tables.Column):
                 return Holds(convert.FLOAT, name, to=to, scale=scale, missing=_MISSING.get(self.dialect))
             case sa.Numeric():
                 scale = None if kind.precision is None else kind.scale or 0
-                return Holds(convert.DECIMAL, name, precision=kind.precision, scale=scale)
+                precision = kind.precision if (kind.precision or 0) <= 76 else None  # Arrow has no more
+                return Holds(convert.DECIMAL, name, precision=precision, scale=scale)
             case sa.DateTime():
                 return Holds(convert.MOMENT if kind.timezone else convert.TIMESTAMP, name, unit=self._unit)
             case sa.Time() if kind.timezone:

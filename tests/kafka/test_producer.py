@@ -188,6 +188,19 @@ def test_a_leader_that_misses_what_it_has_acknowledged_fails_the_task() -> None:
     assert brokers.ended == [False]
 
 
+def test_a_leader_that_misses_all_of_it_fails_the_task() -> None:
+    """It does not know the producer, and takes what comes next; its log ends before what was acknowledged."""
+    brokers = Brokers(0)
+    producer = made(brokers)
+    producer.write(rows(1, partition=0))
+    producer.flush(5)
+    brokers.bases.clear()
+    brokers.log.clear()
+    producer.write(rows(2, partition=0))
+    with pytest.raises(RuntimeError, match=r"topic-0 has lost records .* at offset 0, .* end at 1"):
+        producer.flush(5)
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "reason"),
     [

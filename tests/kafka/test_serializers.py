@@ -101,6 +101,20 @@ def test_what_a_serializer_makes_and_kafka_does_not_take_is_named_by_its_row(
         pre_commit(sink, *orders(1, 2, 3).to_batches())
 
 
+def test_a_map_comes_as_a_dict(kafka: KafkaService, kafka_topic: str) -> None:
+    kind = pa.struct([("id", pa.int64()), ("counts", pa.map_(pa.int32(), pa.list_(pa.map_(pa.string(), pa.int64()))))])
+    values = [{"id": n, "counts": None if n == 2 else [(7, [[("a", n)], None])]} for n in (1, 2)]
+    given: list[Any] = []
+
+    def serialize(value: Any, _: SerializationContext) -> bytes:
+        given.append(value)
+        return b"made"
+
+    with closing(sink_of(kafka, kafka_topic, value_serializer=lambda: serialize)) as sink:
+        pre_commit(sink, pa.record_batch({"value": pa.array(values, kind)}))
+    assert given == [{"id": 1, "counts": {7: [{"a": 1}, None]}}, {"id": 2, "counts": None}]
+
+
 def test_a_text_that_is_no_utf_8_is_named_by_its_row(sink: KafkaSink) -> None:
     note = pa.array([b"a", b"\xff"]).view(pa.string())
     values = orders(1, 2).column("value").combine_chunks()

@@ -284,6 +284,16 @@ def test_a_value_that_the_serializer_refuses(kafka: KafkaService, kafka_topic: s
 
 
 # ---------------------------------------------------------------------- checks before the first batch
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [(pa.int64(), "cast it to string"), (pa.struct([("id", pa.int64())]), "value_format='json' writes it as JSON")],
+    ids=str,
+)
+def test_a_value_that_is_no_text_and_what_makes_one_of_it(sink: KafkaSink, kind: pa.DataType, hint: str) -> None:
+    with pytest.raises(SchemaMismatch, match=rf"column `value` is .*, and must be string or binary; {hint}"):
+        sink.check(pa.schema([("value", kind)]))
+
+
 def test_all_that_is_wrong_with_the_columns_is_named_at_once(sink: KafkaSink) -> None:
     schema = pa.schema([("key", pa.int64()), ("valeu", pa.string()), ("partition", pa.string())])
     with pytest.raises(SchemaMismatch) as caught:

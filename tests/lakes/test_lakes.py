@@ -478,6 +478,15 @@ def test_no_column_is_added_for_the_inner_bytes_of_a_variant(lake: Lake) -> None
     assert sink.schema_diff(schema).unfit == ("column 'deep': it holds a variant: use to_json() in Spark",)
 
 
+@pytest.mark.parametrize(("kind", "told"), [(pa.null(), "void"), (pa.duration("us"), "interval")])
+def test_types_that_no_lake_has(lake: Lake, tmp_path: Path, kind: pa.DataType, told: str) -> None:
+    schema, told = pa.schema([*SCHEMA, ("n", kind)]), rf"column 'n': a lake's table has no column of type {told}"
+    with pytest.raises(SchemaMismatch, match=told):
+        lake.sink(schema_evolution="add").check(schema)
+    with pytest.raises(ConfigurationError, match=told):
+        type(lake)(tmp_path / "new").sink(create_table=True).check(schema)
+
+
 def test_at_least_once_is_refused_before_anything_is_written(lake: Lake, tmp_path: Path) -> None:
     """Also by a sink of dead letters, which may have no row for months."""
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)

@@ -707,6 +707,18 @@ def test_upserts_that_a_publication_refuses_are_found_before_the_decision(db: Ob
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
 
 
+def test_texts_that_order_changes_are_compared_as_spark_does(db: Observer) -> None:
+    """Byte by byte, also in a database whose locale puts a before B. A document is compared in another way."""
+    db.run("CREATE TABLE stock (id bigint PRIMARY KEY)")
+    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
+    upsert: dict[str, Any] = {"table": "stock", "mode": "upsert", "keys": ["id"], "order_by": "at"}
+    pre_commit(make(db, check=schema, **upsert), batch([{"id": 1, "at": "a"}, {"id": 1, "at": "B"}], schema))
+    found = db.run("SELECT collname FROM pg_attribute JOIN pg_collation c ON c.oid = attcollation WHERE attname = 'at'")
+    assert found == [("C",)]
+    with pytest.raises(ConfigurationError, match="order_by names the column 'at', which is no number and no time"):
+        make(db, check=pa.schema([schema.field("id"), ("at", pa.struct([("n", pa.int64())]))]), **upsert)
+
+
 @pytest.mark.parametrize("published", ["(id, name) WHERE (name <> '')", "(name)"])
 def test_upserts_that_the_filter_of_a_publication_refuses(db: Observer, published: str) -> None:
     """Of rows by more than the replica identity has, or of columns, which leave it out."""

@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks.arrow.convert import RefusedValue
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked, TransactionEnded
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.sqlalchemy.sink import SqlAlchemyBackend
@@ -199,6 +200,14 @@ def test_what_other_databases_would_take_for_something_else_is_refused(
 ) -> None:
     with pytest.raises(SchemaMismatch, match=refusal):
         SqlAlchemyColumn.of("c", kind, "postgresql").conversion(arrow)
+
+
+def test_a_column_of_more_digits_than_arrow_has() -> None:
+    values = pa.array([Decimal("1.5"), Decimal("2.345")], pa.decimal128(38, 10))
+    converted = SqlAlchemyColumn.of("c", sa.Numeric(100, 2), "postgresql").conversion(values.type)
+    assert converted(values[:1]).to_pylist() == [Decimal("1.5")]
+    with pytest.raises(RefusedValue, match="would be rounded"):
+        converted(values)
 
 
 # ---------------------------------------------------------------------- set-up

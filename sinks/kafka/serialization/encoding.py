@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from sinks.arrow.types import is_list, is_text
+from sinks.arrow.types import is_list
+from sinks.arrow.values import python_values
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.extras import needs_extra
@@ -87,7 +88,7 @@ class Writer:
         return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
 
     def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        schema, prefix, plain = _physical(self.text), self._prefix, _plain(rows.type) or _same
+        schema, prefix, plain = _physical(self.text), self._prefix, python_values(rows.type)
         strict = _refuses_null(schema)
         values, refused = list[bytes | None](), list[Refusal]()
         try:
@@ -187,35 +188,3 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
 
 def _as_integer(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if t.is_date(kind) else pa.int64() if t.is_temporal(kind) else kind
-
-
-def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """From a value as Arrow gives it, where maps are lists of pairs, to what fastavro takes; None if that is alike."""
-    if t.is_struct(kind):
-        inner = {field.name: plain for field in kind if (plain := _plain(field.type))}
-        if inner:
-            return _unless_none(lambda row: row | {name: plain(row[name]) for name, plain in inner.items()})
-    elif is_list(kind):
-        if each := _plain(kind.value_type):
-            return _unless_none(lambda values: list(map(each, values)))
-    elif t.is_map(kind):
-        key, item = _plain(kind.key_type) or _same, _plain(kind.item_type) or _same
-        if is_text(kind.key_type):
-            return _unless_none(lambda pairs: {key: item(value) for key, value in _once(pairs)})
-        return _unless_none(lambda pairs: [{"key": key(k), "value": item(v)} for k, v in pairs])
-    return None
-
-
-def _once(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Raises ValidationError for a key that comes twice: readers would see one of the entries."""
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValidationError("a map has a key twice")
-    return pairs
-
-
-def _unless_none(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else change(value)
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -1,0 +1,49 @@
+"""Values for libraries that take Python's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from sinks.arrow.types import is_list, is_text
+
+
+def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any], Any]:
+    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. Without `all_maps` a map
+    whose keys are no texts is a list of dicts, as fastavro takes it. The function raises ValueError for a key that
+    comes twice: readers would see one of the entries."""
+    return _dicts(kind, all_maps) or _same
+
+
+def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
+    """None if there is nothing to change."""
+    if at.is_struct(kind):
+        inner = {field.name: change for field in kind if (change := _dicts(field.type, all_maps))}
+        if inner:
+            return _unless_none(lambda row: row | {name: change(row[name]) for name, change in inner.items()})
+    elif is_list(kind):
+        if each := _dicts(kind.value_type, all_maps):
+            return _unless_none(lambda values: list(map(each, values)))
+    elif at.is_map(kind):
+        key, item = python_values(kind.key_type, all_maps=all_maps), python_values(kind.item_type, all_maps=all_maps)
+        if all_maps or is_text(kind.key_type):
+            return _unless_none(lambda pairs: {key(k): item(v) for k, v in _once(pairs)})
+        return _unless_none(lambda pairs: [{"key": key(k), "value": item(v)} for k, v in pairs])
+    return None
+
+
+def _once(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a map has a key twice")
+    return pairs
+
+
+def _unless_none(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else change(value)
+
+
+def _same(value: Any) -> Any:
+    return value
