@@ -33,7 +33,7 @@ from coordinator.spark.checkpoint_location import open_location
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
-from coordinator.statistics.metrics import open_telemetry, prometheus, serve
+from coordinator.statistics.metrics import open_telemetry, prometheus, registry_of, serve
 from coordinator.statistics.model import CheckpointHistory
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage, storage_at
@@ -146,6 +146,7 @@ class CheckpointCoordinator:
         self._sweep_thread = threading.Thread()
         self._closed = threading.Event()
         self._opened_telemetry = False
+        self._registry: CollectorRegistry | None = None
         self._stop_metrics = _nothing
 
     @property
@@ -169,8 +170,9 @@ class CheckpointCoordinator:
             for name, sink in self.sinks.items():
                 if not sink.transform:
                     try:
-                        sink.open()
-                        sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
+                        with self._one_at_a_time:  # a sweep may use the sink
+                            sink.open()
+                            sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
                     except ConfigurationError as problem:
                         problems.append(problem)
             if problems:
@@ -189,10 +191,10 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
         try:
+            batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
             self._lifecycle.require_errors_passed_on(batch)
-        except CheckpointError as error:
+        except Exception as error:
             self.last_error = error
             raise
         try:
@@ -200,6 +202,7 @@ class CheckpointCoordinator:
                 self._preflight(df)
             with _as_exception():
                 self.process(batch)
+            self.last_error = None
         except Exception as error:
             self.last_error = error
             self._lifecycle.failed(batch, error)
@@ -381,8 +384,9 @@ class CheckpointCoordinator:
             self._opened_telemetry = True
         address = self.config.metrics_address
         if address and self._stop_metrics is _nothing:
+            self._registry = self._registry or registry_of(self.statistics)
             try:
-                self._stop_metrics = serve(self.statistics, address)
+                self._stop_metrics = serve(self._registry, address)
             except (OSError, ValueError, OverflowError) as error:  # taken, or no name and port of this machine
                 logger.warning("job %s: cannot serve metrics at %s: %s", self.job, address, error)
 
@@ -460,7 +464,7 @@ class CheckpointCoordinator:
         try:
             for query in self._lifecycle.queries:
                 self.stop(query)
-                failed = None if error else query.exception()
+                failed = failed or (None if error else query.exception())
             swallowed = self.swallowed_error
         finally:
             self.close()

@@ -97,6 +97,7 @@ class Requests:
             self._sweep_at = time.monotonic() + _SWEEP
         asked = self._store.notes("request")
         if asked:
+            self._ended = False
             self._worker = threading.Thread(target=self._serve, args=asked, name="checkpoint-requests", daemon=True)
             self._worker.start()
             atexit.unregister(self._wait)

@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,7 +170,6 @@ def run(
                 error, fatal = _attempt(query_factory, coordinator, stopping, attempts)
                 if error is None:
                     break
-                _clear_frames(error)
                 delay = None if fatal else restart.delay_after(attempts)
                 if delay is None:
                     why = "a restart cannot fix it" if fatal else f"{restart} allows no other attempt"
@@ -180,6 +178,7 @@ def run(
                         f"{type(error).__name__}: {error}",
                         attempts,
                     ) from error
+                error.__traceback__ = error.__cause__ = error.__context__ = None  # they hold the batch, in Spark too
                 logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delay)
                 stopping.sleep(delay)
         finally:
@@ -239,7 +238,8 @@ def _attempt(
     number, started, began = len(attempts) + 1, time.time(), time.monotonic()
     before = _offsets(coordinator)
     logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)
-    earlier = coordinator.last_error if coordinator else None
+    if coordinator:
+        coordinator.last_error = None
     refused, error = True, None
     try:
         query = query_factory()
@@ -256,7 +256,7 @@ def _attempt(
     stopped = stopping.asked_by or not (error or swallowed)  # maybe by somebody else
     if swallowed:
         error = swallowed
-    elif coordinator and coordinator.last_error is not earlier:
+    elif coordinator and coordinator.last_error:
         error = coordinator.last_error  # of which Spark passes on the text only
     if stopped and (isinstance(error, BatchLeft) or not isinstance(error, CheckpointError)):
         error = None  # else of Spark's jobs that were cancelled
@@ -266,16 +266,6 @@ def _attempt(
     if error:
         logger.warning("%s: attempt %d failed: %s", _job(coordinator), number, reason(error))
     return (None, False) if stopped or not error else (error, _is_fatal(error, refused=refused))
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Of the error and those that led to it: what they refer to, such as the batch and its DataFrame, would stay as
-    long as the attempts do."""
-    chain: list[BaseException | None] = [error]
-    for each in chain:
-        if each:
-            traceback.clear_frames(each.__traceback__)
-            chain += [cause for cause in (each.__cause__, each.__context__) if cause not in chain]
 
 
 def _is_fatal(error: Exception, *, refused: bool) -> bool:

@@ -142,11 +142,9 @@ class Answer:
     """The answer of `TwoPhaseCommitSink.committed_checkpoints`."""
 
     def with_memory_differences(self, sink: str, before: History, after: History) -> Answer:
-        """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
-        ahead = of_sink(sink, self.memory, after)
-        behind = of_sink(sink, self.memory, before)
-        deviating = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
-        differences = (*self.audit.differences, *(f"its {memory.difference}" for memory in deviating))
+        """With what it has that storage does not know, or lacks of what storage had."""
+        memory = of_sink(sink, self.memory, before, after)
+        differences = (*self.audit.differences, *(() if memory.agrees else (f"its {memory.difference}",)))
         return replace(self, audit=replace(self.audit, differences=differences))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import lacks_part, later_checkpoint, newest_of, worth_reading
@@ -38,20 +38,23 @@ class Memory:
 
 
 def compared(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
-    """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
+    """The others are asked between two readings of storage, since a driver may run."""
+    store.follow_newest_claim()
+    before = store.listing().newest_complete
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
+    files = None if location is None else open_location(location).files()
     memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
     store.follow_newest_claim()
     history = store.history(worth_reading(memories, (), store.lineage))
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
-    if location is not None:
-        yield of_location(location, newest)
+    if files is not None:
+        yield _of_location(files, before, newest)
     for name, answer in asked.items():
         if isinstance(answer, Exception):
             yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", agrees=False)
         else:
-            yield of_sink(name, answer, history)
+            yield of_sink(name, answer, [its for its in history if its.checkpoint_id <= before], history)
 
 
 def set_back(store: JobStore, sinks: Mapping[str, Sink]) -> list[str]:
@@ -63,8 +66,21 @@ def set_back(store: JobStore, sinks: Mapping[str, Sink]) -> list[str]:
     ]
 
 
-def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[CompletedCheckpoint]) -> Memory:
-    """`history`: the retained complete checkpoints, oldest first, as storage had them after the sink was asked."""
+def of_sink(
+    sink: str,
+    memory: Mapping[str, int] | None,
+    before: Sequence[CompletedCheckpoint],
+    after: Sequence[CompletedCheckpoint],
+) -> Memory:
+    """The retained complete checkpoints, oldest first, as storage had them before and after the sink was asked."""
+    ahead = _beside(sink, memory, after)
+    if ahead.ahead:
+        return ahead
+    behind = _beside(sink, memory, before)
+    return replace(behind, verdict="as storage", agrees=True, ahead=False) if behind.ahead else behind
+
+
+def _beside(sink: str, memory: Mapping[str, int] | None, history: Sequence[CompletedCheckpoint]) -> Memory:
     name = f"sink {sink}"
     if memory is None:
         return Memory(name, None, "cannot tell: it keeps no memory, has none yet, or it has expired")
@@ -94,21 +110,20 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
     return Memory(name, newest, behind, agrees=False)
 
 
-def of_location(location: str, stored: int) -> Memory:
-    """`stored`: the newest checkpoint in storage, -1 if there is none."""
+def _of_location(files: Sequence[str], before: int, after: int) -> Memory:
+    """`before` and `after`: the newest checkpoint in storage, -1 if there is none, around the listing of `files`."""
     name = "checkpointLocation"
-    files = open_location(location).files()
     if not files:
         return Memory(name, None, "there is none: mistyped, or deleted", agrees=False)
     newest = newest_commit(files)
-    if newest > stored:
-        verdict = _DELETED if stored == -1 else f"newer by {newest - stored}: the storage was set back"
+    if newest > after:
+        verdict = _DELETED if after == -1 else f"newer by {newest - after}: the storage was set back"
         return Memory(name, newest, verdict, agrees=False)
-    if newest == stored:
+    if newest >= before:
         return Memory(name, newest, "as storage")
-    if newest == stored - 1:
-        return Memory(name, newest, f"as storage, once Spark has asked for batch {stored} again")
-    return Memory(name, newest, f"older by {stored - newest}: it was set back", agrees=False)
+    if newest == before - 1:
+        return Memory(name, newest, f"as storage, once Spark has asked for batch {before} again")
+    return Memory(name, newest, f"older by {before - newest}: it was set back", agrees=False)
 
 
 def _ask(job: str, sink: Sink) -> dict[str, int] | Exception | None:

@@ -622,6 +622,8 @@ class CheckpointProtocol:
                 raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(iter(errors.values()))
             self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
+            with suppress(StorageError, StorageBehind):  # what is decided becomes visible though its storage is gone
+                permit = self.fence.permit(permit.complete)  # R14: a savepoint may have been restored meanwhile
         if batch and batch.facts.checkpoint_id > n:
             permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
         decisions.require_known(permit.complete)

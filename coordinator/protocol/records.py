@@ -340,21 +340,21 @@ class JobStore:
         complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
         has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
         driver or another restore has started meanwhile."""
+        fence = 0
         if self.newest_claim().lineage != base.lineage:
             fence = self.claim_generation()
             allow()
-            self.lineage = base.lineage
-            if not self.put(base):
-                raise CorruptRecord(
-                    f"the lineage {base.lineage} has another base than the one that is restored: restore it with the "
-                    "same options as the first time, or into an empty checkpointLocation"
-                )
-            if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
-                raise Superseded(
-                    f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
-                    "restore. See that nothing else runs, and restore again."
-                )
         self.lineage = base.lineage
+        if not self.put(base):
+            raise CorruptRecord(
+                f"the lineage {base.lineage} has another base than the one that is restored: restore it with the "
+                "same options as the first time, or into an empty checkpointLocation"
+            )
+        if fence and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
+            raise Superseded(
+                f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
+                "restore. See that nothing else runs, and restore again."
+            )
 
     def newest_generation(self) -> int:
         return self.listing("generation/").newest_generation

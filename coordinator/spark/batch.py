@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from coordinator import guarantee
-from coordinator.errors import CheckpointError
+from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol.batch import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
-from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan
 from sinks.errors import SinkError
 from sinks.row_hash import ROW_HASH, with_row_hash
 from sinks.task import Ack, SinkTask
@@ -96,10 +96,13 @@ class SparkBatch(MicroBatch):
     row_hash = ROW_HASH
     rows: int | None = None
 
-    def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
+    def __init__(
+        self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False, location: str = ""
+    ) -> None:
         """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a cache can change the
-        number of partitions. `transfer`: the same object for all batches of the run."""
-        self._df, self._transfer, self._shared = df, transfer, shared
+        number of partitions. `transfer`: the same object for all batches of the run. `location`: the
+        checkpointLocation, where Spark does not tell it."""
+        self._df, self._transfer, self._shared, self.location = df, transfer, shared, location
         self._find_query(batch_id)
 
     def _find_query(self, batch_id: int) -> None:
@@ -120,6 +123,11 @@ class SparkBatch(MicroBatch):
             if self.active:
                 raise
             self.raise_stopped()
+        if self.facts.planned_at not in (0, execution.planned_at):  # a rename without overwrite may not be atomic
+            raise Superseded(
+                f"offsets/{batch_id} in {self.location} is of another driver, which has planned this batch at the same "
+                "time; this one stops. Two drivers of one job were running."
+            )
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         log = b"".join(open_location(self.location).read(f"offsets/{checkpoint_id}")).decode()
@@ -141,7 +149,7 @@ class SparkBatch(MicroBatch):
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return partition_count(self._rows_for(sink))
+            return len(with_row_hash(self._rows_for(sink)).mapInArrow(_single_row, "one int").collect())
 
     # ------------------------------------------------------------------ its rows
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
@@ -251,6 +259,12 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, _ack_schema()).collect()]
     ended(task.sink.name)
     return acks
+
+
+def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    yield pa.RecordBatch.from_pylist([{"one": 1}], schema=pa.schema([("one", pa.int32())]))
 
 
 @cache

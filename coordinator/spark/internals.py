@@ -147,6 +147,12 @@ class StreamExecution:
         """The physical plan of the batch under way, as foreachBatch gets it."""
         return str(self._execution.lastExecution().executedPlan().toString())
 
+    @property
+    @_internal("StreamExecution.lastExecution().offsetSeqMetadata().batchTimestampMs()")
+    def planned_at(self) -> int:
+        """When this driver has planned the batch under way, in milliseconds since the epoch."""
+        return int(self._execution.lastExecution().offsetSeqMetadata().batchTimestampMs())
+
     @cached_property
     @_internal("StreamExecution.sources()")
     def sources(self) -> list[tuple[str, str]]:
@@ -222,12 +228,6 @@ def pickler() -> Callable[[object], bytes]:
 
 
 # ---------------------------------------------------------------------- DataFrames
-@_internal("DataFrame._jdf.queryExecution().toRdd()")
-def partition_count(df: DataFrame) -> int:
-    """Of the plan that is made now, so that it sees what is persisted. Classic sessions only."""
-    return int(df.select("*")._jdf.queryExecution().toRdd().getNumPartitions())
-
-
 @_internal("DataFrame._jdf.queryExecution().executedPlan()")
 def executed_plan(df: DataFrame) -> str:
     """As it would run now. Classic sessions only."""

@@ -198,13 +198,21 @@ def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
     return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False).get_meter(_SCOPE)
 
 
-def serve(tracker: CheckpointStatisticsTracker, address: str) -> Callable[[], None]:
-    """Let Prometheus read all metrics at `address`, by the server of `prometheus-client`; returns what ends it. Raises
-    OSError if the address cannot be had."""
+def registry_of(tracker: CheckpointStatisticsTracker) -> CollectorRegistry:
+    """A registry of its own with all metrics."""
     with needs_extra("prometheus"):
-        from prometheus_client import CollectorRegistry, start_http_server
-    host, _, port = address.rpartition(":")
+        from prometheus_client import CollectorRegistry
     registry = CollectorRegistry()
+    prometheus(tracker, registry)
+    return registry
+
+
+def serve(registry: CollectorRegistry, address: str) -> Callable[[], None]:
+    """Let Prometheus read the registry at `address`, by the server of `prometheus-client`; returns what ends it. Raises
+    OSError if the address cannot be had."""
+    from prometheus_client import start_http_server
+
+    host, _, port = address.rpartition(":")
     server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
 
     def stop() -> None:
@@ -212,9 +220,4 @@ def serve(tracker: CheckpointStatisticsTracker, address: str) -> Callable[[], No
         server.server_close()
         thread.join()
 
-    try:
-        prometheus(tracker, registry)
-    except BaseException:
-        stop()
-        raise
     return stop

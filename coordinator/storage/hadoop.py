@@ -138,10 +138,11 @@ class HadoopStorage(CheckpointStorage):
 
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
-        names = []
-        with self._errors(f"cannot list {folder!r}"), _if_missing():
-            files = self._files.util().listFiles(self._path(folder), True)
-            while files.hasNext():
+        names, files = [], None
+        with self._errors(f"cannot list {folder!r}"):
+            with _if_missing():
+                files = self._files.util().listFiles(self._path(folder), True)
+            while files and files.hasNext():
                 names.append(files.next().getPath().toUri().getPath()[len(self._folder) :])
         return sorted(name for name in names if is_key(name))
 

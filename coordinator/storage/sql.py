@@ -31,6 +31,7 @@ from sqlalchemy.exc import (
     OperationalError,
     SQLAlchemyError,
 )
+from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import Executable
 from tenacity import Retrying
 
@@ -111,6 +112,8 @@ class SQLStorage(CheckpointStorage):
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
         session = [_DURABLE] if url.get_backend_name() == "postgresql" else []
         bounds: dict[str, Any] = {"silence": _SILENCE, "answer": _ANSWER_SECONDS, "short": True}
+        if url.get_backend_name() == "sqlite":  # a connection that stays would not see that the file is another one
+            bounds["poolclass"] = NullPool
         with self._errors("cannot load the driver"):
             self._engine = make_engine(url, **bounds, session=session, isolation_level="AUTOCOMMIT")
         try:

@@ -178,6 +178,27 @@ MUTANTS = (
         PROTOCOL + SAVEPOINTS,
     ),
     Mutant(
+        "no fence before another try to commit (R14)",
+        "coordinator",
+        "permit = self.fence.permit(permit.complete)  # R14: a savepoint may have been restored meanwhile",
+        "pass",
+        ("tests/protocol/test_rules.py",),
+    ),
+    Mutant(
+        "a base with other options is taken for the one that is there",
+        "coordinator",
+        "if not self.put(base):",
+        "if fence and not self.put(base):",
+        MEMORIES,
+    ),
+    Mutant(
+        "offsets that another driver has put in place of one's own (R12)",
+        "coordinator",
+        "if self.facts.planned_at not in (0, execution.planned_at):",
+        "if False:",
+        ("tests/spark/test_setup.py",),
+    ),
+    Mutant(
         "no fence after the load of nothing (R14)",
         "coordinator",
         'self.fence.require_newest("commit")',
@@ -548,8 +569,8 @@ MUTANTS = (
     Mutant(
         "a restore that another driver overtook",
         "coordinator",
-        "            if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
-        "            self._claim(Claim(fence + 1, base.lineage, None, self._sign()))\n            if False:",
+        "if fence and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
+        "if fence and not (self._claim(Claim(fence + 1, base.lineage, None, self._sign())) or True):",
         SAVEPOINTS,
     ),
     # ------------------------------------------------------------------ the task
@@ -897,6 +918,13 @@ MUTANTS = (
         "sinks/kafka",
         "(name == _OUT_OF_ORDER and batch is not partition.batches[0])",
         "name == _OUT_OF_ORDER",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: a leader that has lost all of a task's records is believed",
+        "sinks/kafka",
+        "if batch.nth > partition.taken and offset < end:",
+        "if False:",
         PRODUCER,
     ),
     Mutant(

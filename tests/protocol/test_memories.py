@@ -29,12 +29,16 @@ from coordinator import (
 from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
+    CorruptRecord,
     ExternalSystemBehind,
     QueryNotAdopted,
     StorageBehind,
     Superseded,
 )
+from coordinator.operate.memories import compared
 from coordinator.protocol import operators
+from coordinator.protocol.records import JobStore
+from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable, TransactionContext
 from sinks.audit import Audit, Holding, Part
@@ -436,6 +440,8 @@ def test_a_savepoint_restored_elsewhere_while_the_older_job_went_on(world: World
     world.restore_savepoint(uri)
     with pytest.raises(StorageBehind, match=r"up to checkpoint 2, and .* has none after 1.*began with a savepoint"):
         world.start()
+    with pytest.raises(CorruptRecord, match=r"another base .* with the same options .* or into an empty"):
+        restore_savepoint(uri, str(world.path("query")), storage=world.storage, allow_later_checkpoints=True)
     world.restore_savepoint(uri, allow_later_checkpoints=True)
     world.start()
     assert world.visible() == Counter(ids(INPUT)) + Counter(ids(INPUT[2:3])), "the operator said that they may be twice"
@@ -778,6 +784,25 @@ def test_a_driver_that_was_suspended_amid_its_start_is_superseded(world: World) 
     with coordinator, pytest.raises(Superseded, match=r"generation 3 of job 'job' has started"):
         LocalQuery(world.path("query"), INPUT).run(coordinator)
     assert world.visible() == Counter(ids(INPUT))
+
+
+def test_nothing_was_set_back_when_a_driver_goes_on_between_two_looks(world: World) -> None:
+    """Of an operator, at a sink, at the checkpointLocation and at storage."""
+    world.start(1)
+
+    class Asked(SqlAlchemySink):
+        def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+            answer = super().committed_checkpoints(job)
+            world.start()
+            return answer
+
+    store, location = JobStore(open_storage(world.storage), "job"), str(world.path("query"))
+    seen = list(compared(store, {"orders": Asked(world.url, "orders")}, location))
+    assert [(memory.name, memory.newest) for memory in seen if memory.agrees] == [
+        ("storage", 3),
+        ("checkpointLocation", 3),
+        ("sink orders", 0),
+    ]
 
 
 def test_a_sweep_spares_what_an_older_record_decides(tmp_path: Path) -> None:

@@ -394,6 +394,25 @@ class CannotList(FileSink):
         raise ConnectionError("not now")
 
 
+class Down(CannotList):
+    """Until another driver has started, or a savepoint was restored."""
+
+    def commit_all(self, checkpoint, committables):
+        if JOBS:
+            store = JobStore(JOBS.pop().storage, "job")
+            store.claim_generation()
+            raise ConnectionError("not now")
+        return super().commit_all(checkpoint, committables)
+
+
+def test_r14_a_driver_that_asks_again_looks_at_the_fence_before(job: Job) -> None:
+    """Of a restored savepoint the same input is written under another lineage."""
+    JOBS[:] = [job]
+    with pytest.raises(Superseded, match="may not commit any more"):
+        job.run(sink=Down(job.sink.folder))
+    assert job.visible() == Counter()
+
+
 def test_a_driver_that_adopts_a_record_aborts_its_own_transactions_at_once(job: Job) -> None:
     """The other driver's sweep could not do it."""
 

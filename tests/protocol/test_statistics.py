@@ -358,15 +358,20 @@ def test_metrics_at_an_address(job: Job, caplog: pytest.LogCaptureFixture) -> No
     with job.coordinator(config={"metrics_address": str(port)}) as coordinator:
         with pytest.raises(urllib.error.URLError):  # commands open the same job
             read()
-        job.query(2).run(coordinator)
-        assert 'checkpointing_checkpoints_total{job_name="job",status="completed"} 2.0' in read().splitlines()
+        job.query(1).run(coordinator)
+        assert 'checkpointing_checkpoints_total{job_name="job",status="completed"} 1.0' in read().splitlines()
         names = {family.name for family in text_string_to_metric_families(read())}
         assert {"checkpointing_rows", "checkpointing_phase_duration_seconds", "checkpointing_in_doubt"} <= names
         with job.coordinator(config={"metrics_address": f"127.0.0.1:{port}"}) as next_one:
-            job.query(3).run(next_one)
+            job.query(2).run(next_one)
         assert f"cannot serve metrics at 127.0.0.1:{port}" in caplog.text
     with pytest.raises(urllib.error.URLError):
         read()
+    reporters = len(coordinator.statistics.reporters)
+    with coordinator:
+        job.query(3).run(coordinator)
+        assert 'checkpointing_checkpoints_total{job_name="job",status="completed"} 2.0' in read().splitlines()
+    assert len(coordinator.statistics.reporters) == reporters
     job.assert_exactly_once(3)
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,20 @@ from coordinator import (
     Step,
     run,
 )
-from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, JobFailed
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointLocationMismatch,
+    JobFailed,
+    UnsupportedSpark,
+)
+from coordinator.spark.internals import StreamExecution
 from sinks.errors import BadValue, TargetChanged
 from sinks.postgres import PostgresSink
+from sinks.testing import Hooked
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
+from tests.protocol.job import fail
 from tests.spark.job import Once, write_input
 
 SOON = FixedDelay(attempts=3, delay=0.1)
@@ -105,6 +115,31 @@ def failing(times: int, marker: Path) -> Callable[[DataFrame], DataFrame]:
             yield batch
 
     return lambda df: df.mapInArrow(check, df.schema)
+
+
+def test_an_error_that_a_function_has_caught_is_not_blamed(job: Job) -> None:
+    """It calls again with the same rows, which works; then something else fails."""
+    coordinator = job.coordinator(Hooked(job.sink, "validate_all", 1, hook=fail))
+
+    def each(df: DataFrame, n: int) -> None:
+        if n == 1:
+            raise ConnectionError("the source is down")
+        with suppress(CheckpointError):
+            coordinator(df, n)
+        coordinator(df, n)
+
+    with pytest.raises(JobFailed, match="the source is down"):
+        run(lambda: job.start(each), NoRestart(), coordinator)
+    assert len(job.written()) == len(job.ids) // 3
+
+
+def test_a_spark_that_is_not_supported_is_not_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_: object) -> str:
+        raise UnsupportedSpark("StreamExecution.runId() is gone")
+
+    monkeypatch.setattr(StreamExecution, "run_id", property(unsupported))
+    with pytest.raises(JobFailed, match=r"at attempt 1, and a restart cannot fix it: UnsupportedSpark"):
+        job.run(job.coordinator())
 
 
 def test_a_failing_map_function_recovers(job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

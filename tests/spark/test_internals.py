@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -49,11 +50,11 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "location": lambda df: calling(df).location,
     "active": lambda df: calling(df).active,
     "query": lambda df: str(calling(df).query.id),
+    "planned at": lambda df: calling(df).planned_at,
     "sources": lambda df: calling(df).sources,
     "deterministic": lambda df: [
         calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
     ],
-    "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
@@ -98,8 +99,8 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "location": f"file:{location}",
         "active": True,
         "query": query.id,
+        "planned at": json.loads((location / "offsets" / "0").read_text().split("\n")[1])["batchTimestampMs"],
         "deterministic": [True, False],
-        "partition count": [2, 1],
         "plan of the query": False,
         "plan": [False, True],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
     QueryNotAdopted,
+    Superseded,
     WorkersNotReady,
 )
 from examples.custom_sink import FileSink
@@ -150,15 +152,19 @@ def test_the_end_of_the_block_stops_a_query_that_has_had_no_batch(spark: SparkSe
 
 
 def test_a_second_query_of_a_coordinator_is_refused_and_the_first_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """The end of the block tells of it, too."""
     (tmp_path / "rows").mkdir()
-    with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
-        first = start(coordinator.write_stream(numbers(spark)), tmp_path / "first")
-        wait_for(lambda: bool(first.recentProgress))
-        second = start(coordinator.write_stream(numbers(spark)), tmp_path / "second")
-        with pytest.raises(StreamingQueryException, match=r"serves query .* which runs, and was called by"):
-            second.awaitTermination(300)
-        newest = first.lastProgress["batchId"]  # type: ignore[index]
-        wait_for(lambda: first.lastProgress["batchId"] > newest + 1)  # type: ignore[index]
+    coordinator = CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri())
+    told = r"serves query .* which runs, and was called by"
+    first = start(coordinator.write_stream(numbers(spark)), tmp_path / "first")
+    wait_for(lambda: bool(first.recentProgress))
+    second = start(coordinator.write_stream(numbers(spark)), tmp_path / "second")
+    with pytest.raises(StreamingQueryException, match=told):
+        second.awaitTermination(300)
+    newest = first.lastProgress["batchId"]  # type: ignore[index]
+    wait_for(lambda: first.lastProgress["batchId"] > newest + 1)  # type: ignore[index]
+    with pytest.raises(StreamingQueryException, match=told):
+        coordinator.__exit__(None, None, None)
 
 
 def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end(
@@ -282,6 +288,24 @@ def test_a_batch_that_a_function_leaves_out_is_named_as_the_cause(spark: SparkSe
         coordinator,
     ):
         run_all(files.df.writeStream.foreachBatch(leaving_out), tmp_path)
+
+
+def test_offsets_that_another_driver_has_replaced_stop_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark renames the file of a batch without overwrite, which is atomic in HDFS and a few others only: of two
+    drivers that plan the batch at the same moment both may go on, with the offsets of the one that came second."""
+    files = Files(spark, tmp_path)
+    coordinator = files.coordinator()
+
+    def each(df: DataFrame, n: int) -> None:
+        if n == 1:
+            file = tmp_path / "spark" / "offsets" / "1"
+            theirs = re.sub('(?<="batchTimestampMs":)[0-9]+', "1", file.read_text())
+            file.write_text(theirs)
+        coordinator(df, n)
+
+    with pytest.raises(Superseded, match=r"offsets/1 in .* is of another driver"), coordinator:
+        run_all(files.df.writeStream.foreachBatch(each), tmp_path)
+    assert len(files.visible()) == len(files.ids) // 4
 
 
 def wrong(dsn: str) -> str:

@@ -479,6 +479,20 @@ class TestSqlite:
             open_storage(f"sqlite:///{tmp_path}/x.db")
 
 
+@pytest.mark.parametrize("form", ["file://{}/s", "sqlite:///{}/s"])
+def test_a_storage_that_was_set_back_under_a_driver_is_seen(tmp_path: Path, form: str) -> None:
+    storage = open_storage(form.format(tmp_path))
+    storage.put_if_absent("job/1", b"1")
+    backup = tmp_path / "backup"
+    (shutil.copytree if (tmp_path / "s").is_dir() else shutil.copy)(tmp_path / "s", backup)
+    storage.put_if_absent("job/2", b"2")
+    (tmp_path / "s").rename(tmp_path / "aside")
+    backup.rename(tmp_path / "s")
+    assert storage.list("job/") == ["job/1"]
+    assert storage.put_if_absent("job/3", b"3")
+    storage.close()
+
+
 @needs_mount
 @pytest.mark.parametrize(
     ("form", "size"), [("file://{}", 150_000), ("sqlite:///{}/x.db", 120_000)], ids=["file", "sqlite"]
