@@ -1026,3 +1026,20 @@ def test_a_partition_that_cannot_be_is_refused_as_in_sparks_sink(sink: KafkaSink
     rows = pa.RecordBatch.from_pydict({"value": ["a"], "partition": pa.array([number], pa.int64())})
     with pytest.raises(BadValue, match=f"asks for partition {number}, .*null leaves the choice"):
         pre_commit(sink, rows)
+
+
+def test_a_leader_that_has_lost_what_a_task_has_written_fails_it(upgraded: KafkaServer) -> None:
+    """With the power, or to a replica that lagged behind. Such a leader does not know the producer, and takes what
+    comes next for the first."""
+    with upgraded.topic(partitions=1) as topic, closing(sink_of(upgraded, topic, transaction_timeout=20)) as sink:
+        transaction = begun(sink, texts("a", "b"))
+        transaction.flush(60)
+        upgraded.kill()
+        folder = upgraded.broker()._data / f"{topic}-0"
+        (folder / f"{0:020d}.log").write_bytes(b"")
+        upgraded.start()
+        sink.write(transaction, texts("c"))
+        with pytest.raises(RuntimeError, match=rf"{topic}-0 has lost records"):
+            sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        assert values(upgraded, topic) == []
