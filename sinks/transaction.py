@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ def shown(transaction: Identity) -> str:
     return printable(", ".join(f"{key} {value}" for key, value in transaction.items()))
 
 
+@lru_cache
 def token(name: str) -> str:
     """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most 31 characters.
 

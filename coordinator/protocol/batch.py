@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -133,11 +133,18 @@ class Acks:
     @property
     def bytes(self) -> dict[str, int]:
         """By sink, the size of its record batches."""
-        return {sink: sum(ack.bytes for ack in self.all if ack.sink == sink) for sink in self.partitions}
+        return _by_sink((ack.sink, ack.bytes) for ack in self.all)
 
     @property
     def rows(self) -> dict[str, int]:
-        return {sink: sum(ack.fingerprint.rows for ack in self.all if ack.sink == sink) for sink in self.partitions}
+        return _by_sink((ack.sink, ack.fingerprint.rows) for ack in self.all)
+
+
+def _by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums = dict[str, int]()
+    for sink, number in numbers:
+        sums[sink] = sums.get(sink, 0) + number
+    return sums
 
 
 # ---------------------------------------------------------------------- sinks of dead letters

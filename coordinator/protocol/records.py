@@ -340,17 +340,17 @@ class JobStore:
         complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
         has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
         driver or another restore has started meanwhile."""
-        fence = 0
-        if self.newest_claim().lineage != base.lineage:
+        begins = self.newest_claim().lineage != base.lineage
+        if begins:
             fence = self.claim_generation()
             allow()
         self.lineage = base.lineage
-        if not self.put(base):
+        if not (self.put(base) if begins else self._has(base)):
             raise CorruptRecord(
-                f"the lineage {base.lineage} has another base than the one that is restored: restore it with the "
-                "same options as the first time, or into an empty checkpointLocation"
+                f"the lineage {base.lineage} has another base than the one that is restored, or none any more: restore "
+                "it with the same options as the first time, or into an empty checkpointLocation"
             )
-        if fence and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
+        if begins and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
             raise Superseded(
                 f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                 "restore. See that nothing else runs, and restore again."
@@ -492,11 +492,14 @@ class JobStore:
     def put(self, record: Record) -> bool:
         """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
         key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
-        won = self._calls.put_if_absent(key, data) or self._calls.get(key) == data
+        won = self._calls.put_if_absent(key, data) or self._has(record)
         if won:
             with suppress(StorageError):  # `delete_older_than` tries again
                 self._keep_loss(record)
         return won
+
+    def _has(self, record: Record) -> bool:
+        return self._calls.get(self._record_key(record.checkpoint_id, record.round)) == seal(record.to_json())
 
     def get(self, checkpoint_id: int, round: int) -> Record | None:
         """The record of a checkpoint (round 0), or of one of its replays."""

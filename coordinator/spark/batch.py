@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +18,7 @@ from coordinator import guarantee
 from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol.batch import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
-from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
 from sinks.errors import SinkError
 from sinks.row_hash import ROW_HASH, with_row_hash
 from sinks.task import Ack, SinkTask
@@ -76,8 +76,9 @@ class RowTransfer:
     def note(self, acks: Sequence[Ack]) -> None:
         """What its tasks have written."""
         written = Acks(acks)
-        sizes = [written.bytes[sink] / rows for sink, rows in written.rows.items() if rows]
-        self.row_size = max(sizes) if sum(written.rows.values()) > FEW_ROWS else None
+        bytes, rows = written.bytes, written.rows
+        sizes = [bytes[sink] / count for sink, count in rows.items() if count]
+        self.row_size = max(sizes) if sum(rows.values()) > FEW_ROWS else None
 
 
 def _are_small(session: SparkSession, row_size: float) -> bool:
@@ -96,13 +97,10 @@ class SparkBatch(MicroBatch):
     row_hash = ROW_HASH
     rows: int | None = None
 
-    def __init__(
-        self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False, location: str = ""
-    ) -> None:
+    def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
         """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a cache can change the
-        number of partitions. `transfer`: the same object for all batches of the run. `location`: the
-        checkpointLocation, where Spark does not tell it."""
-        self._df, self._transfer, self._shared, self.location = df, transfer, shared, location
+        number of partitions. `transfer`: the same object for all batches of the run."""
+        self._df, self._transfer, self._shared = df, transfer, shared
         self._find_query(batch_id)
 
     def _find_query(self, batch_id: int) -> None:
@@ -145,11 +143,15 @@ class SparkBatch(MicroBatch):
         raise BatchLeft(INTERRUPTED) from None
 
     def schema(self, sink: Sink) -> pa.Schema:
-        return arrow_schema(self._rows_for(sink))
+        return arrow_schema(self._rows_for(sink)) if sink.transform else self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return arrow_schema(self._df)
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return len(with_row_hash(self._rows_for(sink)).mapInArrow(_single_row, "one int").collect())
+            return partition_count(self._rows_for(sink))
 
     # ------------------------------------------------------------------ its rows
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
@@ -259,12 +261,6 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, _ack_schema()).collect()]
     ended(task.sink.name)
     return acks
-
-
-def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        pass
-    yield pa.RecordBatch.from_pylist([{"one": 1}], schema=pa.schema([("one", pa.int32())]))
 
 
 @cache

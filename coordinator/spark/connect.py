@@ -15,11 +15,14 @@ from contextlib import contextmanager, redirect_stdout
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import pyarrow as pa
+
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import BatchFacts, BatchLeft, Query, TopicIds
+from coordinator.protocol.batch import BatchFacts, BatchLeft, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
+from sinks.row_hash import with_row_hash
 from sinks.task import SinkTask
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTr
     from pyspark.sql import is_remote
 
     if is_remote() and location:
-        return ConnectBatch(df, batch_id, transfer, shared=shared, location=location)
+        return ConnectBatch(df, batch_id, location, transfer, shared=shared)
     return SparkBatch(df, batch_id, transfer, shared=shared)
 
 
@@ -49,6 +52,12 @@ class ConnectBatch(SparkBatch):
     Spark has written them before it calls foreachBatch. Spark reads both, so any file system of the server will do. Its
     jobs carry the query's run id as a tag.
     """
+
+    def __init__(
+        self, df: DataFrame, batch_id: int, location: str, transfer: RowTransfer, *, shared: bool = False
+    ) -> None:
+        self.location = location
+        super().__init__(df, batch_id, transfer, shared=shared)
 
     def _find_query(self, batch_id: int) -> None:
         from pyspark.errors import AnalysisException
@@ -81,6 +90,10 @@ class ConnectBatch(SparkBatch):
 
     def raise_stopped(self) -> NoReturn:
         raise BatchLeft(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
+
+    def partitions(self, sink: Sink) -> int:
+        with self._computed_once():
+            return len(with_row_hash(self._rows_for(sink)).mapInArrow(_single_row, "one int").collect())
 
     def cancel(self) -> None:
         self._df.sparkSession.interruptTag(self.run_id)
@@ -125,6 +138,12 @@ def _read(session: SparkSession, location: str, *files: str) -> list[str]:
     paths = [f"{folder}/{file}" for file in files]
     rows = session.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
     return [next(row.value for row in rows if row.file_path.endswith(f"/{file}")) for file in files]
+
+
+def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    yield pa.RecordBatch.from_pylist([{"one": 1}], schema=pa.schema([("one", pa.int32())]))
 
 
 # ---------------------------------------------------------------------- the way to the server

@@ -228,6 +228,12 @@ def pickler() -> Callable[[object], bytes]:
 
 
 # ---------------------------------------------------------------------- DataFrames
+@_internal("DataFrame._jdf.queryExecution().toRdd()")
+def partition_count(df: DataFrame) -> int:
+    """Of the plan that is made now, so that it sees what is persisted. Classic sessions only."""
+    return int(df.select("*")._jdf.queryExecution().toRdd().getNumPartitions())
+
+
 @_internal("DataFrame._jdf.queryExecution().executedPlan()")
 def executed_plan(df: DataFrame) -> str:
     """As it would run now. Classic sessions only."""

@@ -17,6 +17,9 @@ from sinks.progress import under_way
 
 logger = logging.getLogger(__package__)
 
+_LONG_OFFSETS = 10_000
+"""Characters of a batch's offsets from which on they are left out: a hundred checkpoints go into one object of storage.
+The record has them."""
 _PHASE_ENDED_BY = {
     Step.PRE_COMMITTED: "prepare",
     Step.VALIDATED: "validate",
@@ -158,6 +161,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
 
     def _begin(self, checkpoint_id: int, offsets: Sequence[str] = ()) -> None:
         self._started = self._step_ended = self._clock.monotonic()
+        if sum(map(len, offsets)) > _LONG_OFFSETS:
+            offsets = self._offsets = ()
         self._current = CheckpointStatistics(
             self.job,
             checkpoint_id,

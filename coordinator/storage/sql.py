@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -165,8 +165,13 @@ class SQLStorage(CheckpointStorage):
         with self._errors("cannot read the server's settings"):
             return weaknesses(self._engine.dialect.name, partial(self._retrying(), self._ask), "", _TABLE.name)
 
+    def _connect(self) -> Connection:
+        if self._engine.dialect.name == "sqlite" and is_missing(str(self._engine.url.database)):
+            raise StorageError(self.uri, "", "the file is gone", "Bring it back, as it was")
+        return self._engine.connect()
+
     def _ask(self, question: str, parameters: Sequence[str]) -> Sequence[Row]:
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(question, tuple(parameters))]
 
     def close(self) -> None:
@@ -174,7 +179,7 @@ class SQLStorage(CheckpointStorage):
 
     def _execute(self, statement: Executable) -> Sequence[Any]:
         """One statement, one transaction; the first column of its rows."""
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             result = connection.execute(statement)
             return result.scalars().all() if result.returns_rows else ()
 

@@ -12,9 +12,9 @@ from sinks.arrow.types import is_list, is_text
 
 
 def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any], Any]:
-    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. Without `all_maps` a map
-    whose keys are no texts is a list of dicts, as fastavro takes it. The function raises ValueError for a key that
-    comes twice: readers would see one of the entries."""
+    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. A map whose keys are nested,
+    or without `all_maps` no texts, is a list of `{"key": …, "value": …}`, as fastavro takes it. The function raises
+    ValueError for a key that comes twice: readers would see one of the entries."""
     return _dicts(kind, all_maps) or _same
 
 
@@ -29,7 +29,7 @@ def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
             return _unless_none(lambda values: list(map(each, values)))
     elif at.is_map(kind):
         key, item = python_values(kind.key_type, all_maps=all_maps), python_values(kind.item_type, all_maps=all_maps)
-        if all_maps or is_text(kind.key_type):
+        if is_text(kind.key_type) or (all_maps and not at.is_nested(kind.key_type)):
             return _unless_none(lambda pairs: {key(k): item(v) for k, v in _once(pairs)})
         return _unless_none(lambda pairs: [{"key": key(k), "value": item(v)} for k, v in pairs])
     return None

@@ -176,6 +176,9 @@ class DeltaSink(LakeSink):
             files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
         return files
 
+    def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
+        return [path for path in map(str, paths) if path.startswith(f"part-{text}-") and "/" not in path]
+
     # ------------------------------------------------------------------ the log
     def _remembered(self, app: str) -> Memory | None:
         """The log keeps only a number for each app, so the memory is in a file of that number, put before the log has

@@ -247,12 +247,16 @@ class IcebergSink(LakeSink):
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         text, location, properties = table.details
-        metadata, unique = TableMetadataUtil.parse_raw(text), uuid.uuid5(uuid.NAMESPACE_OID, name)
+        metadata, unique = TableMetadataUtil.parse_raw(text), _unique(name)
         recording = Recording(dict(properties))
         recording.begun = begun
         files = list(_dataframe_to_data_files(metadata, rows, recording, unique))
         TableFiles(location, properties).settle([file.file_path for file in files])
         return [_to_json(file, metadata) for file in files]
+
+    def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
+        unique = {str(_unique(f"{text}-{number}")) for number in range(len(paths))}
+        return [path for path in map(str, paths) if path.removesuffix(".parquet")[-36:] in unique]
 
     # ------------------------------------------------------------------ snapshots
     def _remembered(self, app: str) -> Memory:
@@ -304,6 +308,11 @@ def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate
 
 
 # ---------------------------------------------------------------------- data files as JSON, for the way to the commit
+def _unique(name: str) -> uuid.UUID:
+    """With which pyiceberg names the files that one call writes."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, name)
+
+
 def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
     """A data file as its entry in a manifest has it, with path and rows beside."""
     stream = io.BytesIO()

@@ -70,7 +70,10 @@ from kafka.protocol.producer.transaction import (
 from sinks.kafka.errors import NotYetKnown
 from sinks.transaction import Identity
 
-getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
+# At DEBUG these would show passwords: the configuration, and logins as they are sent.
+getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)
+getLogger("kafka.protocol.parser").addFilter(lambda record: " Send" not in record.msg)
+getLogger("kafka.net.connection").addFilter(lambda record: "Sasl" not in record.getMessage())
 
 First = TypeVar("First")
 Second = TypeVar("Second")

@@ -102,7 +102,13 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
                 "sasl_oauth_token_provider of kafka-python in client_options"
             )
         made["sasl_oauth_token_provider"] = _token_provider(options["oauth_cb"], options.get("sasl.oauthbearer.config"))
-    if made.get("security_protocol") in ("SSL", "SASL_SSL") and "ssl_context" not in own:
+    if own_ssl := [name for name in own if name.startswith("ssl_")]:
+        if twice := [name for name in options if name.startswith("ssl.")]:
+            raise ConfigurationError(
+                f"{', '.join(twice)} of options and {', '.join(own_ssl)} of client_options both say how to trust the "
+                "brokers: write all of it in one of them"
+            )
+    elif made.get("security_protocol") in ("SSL", "SASL_SSL"):
         made["ssl_context"] = _ssl_context(options)
     return made | dict(own)
 

@@ -224,6 +224,10 @@ class LakeSink(
         added to `begun` before the file is there."""
 
     @abstractmethod
+    def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
+        """Those that have names which a transaction gives its files. Others may have written its mark."""
+
+    @abstractmethod
     def _remembered(self, app: str) -> Memory | None:
         """What the table that `_look` has found remembers of `app`; None if it has moved on since."""
 
@@ -447,9 +451,14 @@ class LakeSink(
     def _discard(self, text: str) -> None:
         """Delete the files of an aborted transaction, then its mark."""
         if (mark := self._files().get(_mark(text))) is not None:
-            with suppress(ValueError):  # its task died amid it
-                self._files().delete(json.loads(mark))
+            with suppress(ValueError, TypeError):  # its task died amid it
+                self._files().delete(self._made_by(text, json.loads(mark)))
             self._files().delete([_mark(text)])
+
+    def owns(self, job: str, transaction: Identity) -> bool:
+        with suppress(LookupError, TypeError, ValueError):
+            return _app(TransactionId.parse(transaction["transaction"])) == app_of(job, self.name)
+        return False
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         if self._look() is None:

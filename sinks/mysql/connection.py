@@ -26,6 +26,9 @@ WORK_SECONDS = 900
 """How long it may take for a statement that moves or loads rows."""
 
 _IN_CLEAR = (b"mysql_clear_password", b"dialog")
+_SSL = {f"ssl_{name}": name for name in ("ca", "cert", "key")}
+_SSL |= {"ssl_key_password": "password", "ssl_verify_cert": "verify_mode", "ssl_verify_identity": "check_hostname"}
+"""PyMySQL's parameters, and what it calls them in a dict."""
 Rows = list[tuple[Any, ...]]
 
 
@@ -37,13 +40,17 @@ class Connection(pymysql.connections.Connection):
 
     _unverified: ClassVar[Any] = None
     _encrypted = False
+    _by_everybody = False
+    """Whether any authority that the system knows may vouch for the server."""
 
     def __init__(self, *, server_public_key: str | bytes | None = None, **options: Any) -> None:
         """`server_public_key`: the server's key for RSA, in PEM, or the name of a file with it."""
         self._deferred: list[tuple[str, Rows, Callable[[Rows], object]]] = []
         self._given = options.get("read_timeout")
         self._key = _read_key(server_public_key)
-        if options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
+        if isinstance(options.get("ssl"), dict):  # as SQLAlchemy gives some; PyMySQL would take the others in its place
+            options["ssl"] = options["ssl"] | {key: options.pop(name) for name, key in _SSL.items() if name in options}
+        elif options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
             options.setdefault("ssl_verify_cert", True)
         bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
         super().__init__(**{**bounds, **options})
@@ -139,12 +146,17 @@ class Connection(pymysql.connections.Connection):
             Connection._unverified = Connection._unverified or create(options)
             return Connection._unverified
         try:
-            return create(options)
+            context = create(options)
         except OSError as error:
             files = ", ".join(f"{name}={file}" for name, file in options.items() if isinstance(file, str))
             raise pymysql.OperationalError(
                 CR.CR_SSL_CONNECTION_ERROR, f"the files for TLS ({files}) cannot be used: {error}"
             ) from None
+        if isinstance(options, dict):
+            self._by_everybody = not (options.get("ca") or options.get("capath"))
+            if self._by_everybody and options.get("check_hostname"):  # which PyMySQL looks at only beside an authority
+                context.check_hostname = True
+        return context
 
     @property
     def _secure(self) -> bool:
@@ -178,7 +190,8 @@ class Connection(pymysql.connections.Connection):
             f"the user logs in by {self._login_plugin()}, which has to give the password to the server "
             "(caching_sha2_password after each start of the server and each FLUSH PRIVILEGES), and nothing proves that "
             f"it is the right one{unused}. Give "
-            "ssl_ca=FILE (a server that made its own certificate has ca.pem in its data folder), or without TLS "
+            "ssl_ca=FILE (a server that made its own certificate has ca.pem in its data folder), or "
+            "ssl_verify_identity=true if a public authority has made it, or without TLS "
             "ssl_disabled=true and server_public_key=FILE (public_key.pem beside it), or use a local socket. Whether "
             "user and password are right is not known before",
         )
@@ -194,11 +207,12 @@ class Connection(pymysql.connections.Connection):
         return super()._process_auth(plugin_name, *rest)  # type: ignore[misc]
 
     def _trusted(self) -> bool:
-        """Whether the server is the right one: a local socket, or TLS with a verified certificate."""
+        """Whether the server is the right one: a local socket, or TLS with a verified certificate, which has to be of
+        this name if anybody may have one."""
         if self.unix_socket:
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
-        return context is not None and bool(context.verify_mode)
+        return bool(context and context.verify_mode and (context.check_hostname or not self._by_everybody))
 
 
 def _read_key(given: str | bytes | None) -> bytes | None:

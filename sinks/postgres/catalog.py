@@ -323,7 +323,7 @@ SELECT 'judge', 'trigger or index of a partition' FROM pg_partitioned_table WHER
 UNION ALL
 SELECT 'judge', 'bounds of a partition' FROM pg_class WHERE oid = %(oid)s AND relispartition
 UNION ALL
-SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint c
+SELECT 'reference', pg_catalog.format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint c
  WHERE contype = 'f' AND confrelid = %(oid)s AND NOT EXISTS (
 SELECT FROM pg_constraint whole WHERE whole.oid = c.conparentid AND whole.confrelid = c.confrelid)
 UNION ALL
@@ -332,7 +332,7 @@ SELECT 'keyless', '' FROM pg_class c WHERE oid = %(oid)s AND relreplident <> 'f'
  WHERE indrelid = c.oid AND (relreplident = 'd' AND indisprimary OR relreplident = 'i' AND indisreplident))
 UNION ALL
 SELECT 'keyless', '' FROM pg_publication_rel p WHERE prrelid = %(oid)s
-   AND (to_jsonb(p) ->> 'prqual' IS NOT NULL OR to_jsonb(p) ->> 'prattrs' IS NOT NULL)
+   AND (pg_catalog.to_jsonb(p) ->> 'prqual' IS NOT NULL OR pg_catalog.to_jsonb(p) ->> 'prattrs' IS NOT NULL)
 UNION ALL
 SELECT 'heir', inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
  WHERE inhparent = %(oid)s AND NOT relispartition
@@ -369,7 +369,8 @@ SELECT DISTINCT ON (attnum) attname::text, b.typname || CASE WHEN element <> 0 T
        attidentity <> '' OR EXISTS (SELECT FROM pg_attrdef WHERE adrelid = attrelid AND adnum = attnum
    AND pg_get_expr(adbin, adrelid) ~ '(nextval|uuid|random)[a-z0-9_]*[(]'),
        coalesce(e.typtype, b.typtype)::text, format_type(b.oid, modifier),
-       CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
+       CASE WHEN attcollation <> t.typcollation
+            THEN pg_catalog.format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
   LEFT JOIN pg_type e ON e.oid = element
@@ -402,14 +403,14 @@ def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
 
 _INDEXES = (
     "SELECT c.relname::text,"
-    " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
+    " ARRAY(SELECT attname::text FROM pg_catalog.unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
     " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
     " indisunique, indimmediate,"
     " indisunique AND NOT indisvalid OR indexprs IS NOT NULL OR indpred IS NOT NULL OR indisexclusion OR EXISTS (SELECT"
     " FROM unnest(indkey, indcollation) AS k (n, equality) JOIN pg_attribute ON attrelid = indrelid AND attnum = n"
     " JOIN pg_collation l ON l.oid IN (attcollation, equality) WHERE attcollation <> equality"
     " AND NOT collisdeterministic),"
-    " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"  # from PostgreSQL 15 on
+    " coalesce((pg_catalog.to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"  # from PostgreSQL 15 on
     " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
     " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
     " AND atttypid <> 'numeric'::regtype)"

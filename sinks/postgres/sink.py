@@ -443,6 +443,10 @@ class PostgresBackend(Pool, Backend):
             ) from None
         return None
 
+    def sorted_by(self, move: Move, column: str) -> str:
+        is_own = column not in move.target.names and move.types[column] == "text"
+        return f'{self.quote(column)} COLLATE "C"' if is_own else self.quote(column)  # the latter as the table sorts
+
     def changes_since(self, move: Move) -> Iterable[str]:
         yield from move.target.unwritable
 
@@ -455,7 +459,11 @@ class PostgresBackend(Pool, Backend):
     def _has_long_values(self, move: Move) -> bool:
         """Whether staged rows have values that may be too long for an index of the target."""
         columns = [set(index) & set(move.written) for index in move.target.long_indexes]
-        sizes = [" + ".join(f"coalesce(pg_column_size({self.quote(c)}), 0)" for c in sorted(c)) for c in columns if c]
+        sizes = [
+            " + ".join(f"coalesce(pg_catalog.pg_column_size({self.quote(c)}), 0)" for c in sorted(c))
+            for c in columns
+            if c
+        ]
         if not sizes:
             return False
         staged = self.union(move.tables, self.quoted(sorted(set().union(*columns))))
@@ -536,9 +544,7 @@ def _merge_column(field: pa.Field) -> PostgresColumn:
     """A column that only a staging table has."""
     declared = target_type(field.type)
     element, _, array = declared.partition("[")
-    collation = ' COLLATE "C"' if declared == "text" else ""  # as Spark sorts, for order_by
-    kind = builtin[element.split("(")[0]].name + "[]" * bool(array)
-    return PostgresColumn(field.name, kind, declared, collation=collation)
+    return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
 
 
 def _old(connection: Connection) -> Iterable[Finding]:

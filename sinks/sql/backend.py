@@ -109,13 +109,14 @@ class NotEnded(SinkError):
 
 class Move(NamedTuple):
     """Staged rows on their way into the target, which is locked. `staging` are their tables, `tables` the same, quoted;
-    `written` are the columns that they have for the target."""
+    `written` are the columns that they have for the target, and `types` those of all."""
 
     connection: Any
     target: Any
     staging: Sequence[str]
     tables: Sequence[str]
     written: Sequence[str]
+    types: Mapping[str, str]
 
 
 class Backend(ABC):
@@ -425,7 +426,7 @@ class Backend(ABC):
         if target is not None:
             tables = [self.quote(known.schema, name) for name in staged]
             columns = self.merge.written(list(dict(types)), target.names)  # also what was added for the merge meanwhile
-            move = Move(connection, target, list(staged), tables, columns)
+            move = Move(connection, target, list(staged), tables, columns, dict(types))
             reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 keys = ", ".join(self.merge.keys)
@@ -546,10 +547,14 @@ class Backend(ABC):
         staged = self.union(move.tables, names)
         if not self.merge.order_by:  # validated: every key is there once
             return staged
-        newest = ", ".join(self.NEWEST_FIRST.format(self.quote(column)) for column in order)
+        newest = ", ".join(self.NEWEST_FIRST.format(self.sorted_by(move, column)) for column in order)
         place = f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)} ORDER BY {newest}) AS tpc_place"
         ranked = f"SELECT {names}, {place} FROM ({staged}) AS staged"
         return f"SELECT {names} FROM ({ranked}) AS ranked WHERE tpc_place = 1"
+
+    def sorted_by(self, move: Move, column: str) -> str:
+        """An expression by which changes are sorted as Spark would: of a text, byte by byte, where that can be had."""
+        return self.quote(column)
 
     def stays(self, rows: str) -> str:
         """The condition for rows that are no deletes."""

@@ -7,17 +7,22 @@ from collections.abc import Callable, Sequence
 
 from sinks.diagnosis import SchemaChange
 
-_POSTGRES_RELATIONS = """
-WITH target AS (
-SELECT to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid
-), relations AS (SELECT oid FROM target UNION SELECT relid FROM target, pg_partition_tree(target.oid))
+_POSTGRES_PARTITIONS = """
+SELECT inhrelid FROM relations JOIN pg_inherits ON inhparent = relations.oid
+  JOIN pg_class c ON c.oid = inhrelid AND c.relispartition
+"""
+"""Of the `relations`: pg_partition_tree would lock each of them to the end of the transaction, also a prepared one."""
+_POSTGRES_RELATIONS = f"""
+WITH RECURSIVE target AS (
+SELECT CAST(to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid) AS oid
+), relations AS (SELECT oid FROM target UNION {_POSTGRES_PARTITIONS})
 """
 _POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
  WHERE NOT tgisinternal AND tgenabled <> 'D' AND NOT EXISTS (SELECT FROM pg_trigger whole
   JOIN relations r ON r.oid = whole.tgrelid
- WHERE whole.tgenabled <> 'D' AND whole.oid::text = to_jsonb(t) ->> 'tgparentid')
+ WHERE whole.tgenabled <> 'D' AND whole.oid::text = pg_catalog.to_jsonb(t) ->> 'tgparentid')
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
   FROM pg_rewrite r JOIN target ON ev_class = target.oid WHERE ev_enabled <> 'D'
@@ -115,7 +120,7 @@ def postgres_settings(lock_timeout: float) -> str:
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
  WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname = ANY(current_schemas(false))
- ORDER BY array_position(current_schemas(false), nspname)
+ ORDER BY pg_catalog.array_position(current_schemas(false), nspname)
 """
 """Schemas of the search_path that have a table of this name, in its order."""
 
@@ -132,11 +137,12 @@ _POSTGRES = (
     " OR current_setting('synchronous_commit') IN ('off', 'local'))",
 )
 _POSTGRES_TABLE = (
-    "SELECT nspname || '.' || relname || ' is UNLOGGED, so a crash of the server empties it'"
-    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace,"
-    " to_regclass(concat_ws('.', quote_ident(nullif(CAST(%s AS text), '')), quote_ident(CAST(%s AS text)))) AS target"
-    " WHERE relpersistence = 'u' AND (c.oid = target OR c.oid IN (SELECT relid FROM pg_partition_tree(target)))"
-    " ORDER BY 1"
+    "WITH RECURSIVE relations AS (SELECT CAST(to_regclass(pg_catalog.concat_ws('.',"
+    " quote_ident(nullif(CAST(%s AS text), '')), quote_ident(CAST(%s AS text)))) AS oid) AS oid"
+    f" UNION {_POSTGRES_PARTITIONS})"
+    " SELECT nspname || '.' || relname || ' is UNLOGGED, so a crash of the server empties it'"
+    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace JOIN relations ON relations.oid = c.oid"
+    " WHERE relpersistence = 'u' ORDER BY 1"
 )
 _MYSQL = (
     "SELECT CONCAT('the server has ', name, ' = ', value, ', so a crash of its machine may lose what was committed')"

@@ -31,8 +31,8 @@ _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
 _DELETED_TOGETHER = 100
 _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
-_MINE = "{transaction_id} LIKE %s AND {sink} = %s"
-"""Of a job, or a lineage, and a sink. It is searched by its key."""
+_OF_SINK = "{transaction_id} LIKE %s AND {sink} = %s"
+"""Of a job, a lineage or a checkpoint, and a sink: PostgreSQL and MySQL find them by the primary key."""
 
 LedgerRow = tuple[object, ...]
 LEDGER = pa.schema(
@@ -220,10 +220,10 @@ class Ledger:
         """By lineage, the newest checkpoint of a job and sink that has a row of a commit. Raises ConfigurationError if
         the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
         template = (
-            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_MINE} AND {{committed}} = %s"
+            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_OF_SINK} AND {{committed}} = %s"
             " GROUP BY {lineage}"
         )
-        asked, witnessed = [*_mine(job, sink), True], dict[str, int]()
+        asked, witnessed = [*_of_sink(job, sink), True], dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
             self.backend.defer(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
@@ -259,10 +259,10 @@ class Ledger:
     def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
         template = (
-            f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_MINE}"
-            " AND {checkpoint} = %s AND {committed} = %s"
+            f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_OF_SINK}"
+            " AND {committed} = %s"
         )
-        mine = [*_mine(job, sink, part.lineage), part.checkpoint_id, True]
+        mine = [*_of_sink(job, sink, f"{part.lineage}.{part.checkpoint_id}"), True]
         stored = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
         keys = [key(committable.transaction) for committable in part.committables]
         missing = [key for key in keys if key not in stored]
@@ -284,8 +284,8 @@ class Ledger:
         tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a DELETE of more than about a tenth of
         the table, would wait for what others have prepared."""
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        template = f"SELECT {{transaction_id}} FROM {{ledger}} WHERE {_MINE} AND {{checkpoint}} < %s"
-        mine = [*_mine(checkpoint.job, sink, checkpoint.lineage), before]
+        template = f"SELECT {{transaction_id}} FROM {{ledger}} WHERE {_OF_SINK} AND {{checkpoint}} < %s"
+        mine = [*_of_sink(checkpoint.job, sink, checkpoint.lineage), before]
         for table in (self, self.witness):
             old = [text for (text,) in table._query(connection, template, mine)]
             for some in batches(old, min(len(old) // 10 + 1, _DELETED_TOGETHER)):
@@ -293,6 +293,6 @@ class Ledger:
                 self.backend.execute(connection, table._sql(those), some)
 
 
-def _mine(job: str, sink: str, lineage: str | None = None) -> list[object]:
-    """The values for `_MINE`."""
-    return [f"{TransactionId.prefix(job, lineage)}%", token(sink)]
+def _of_sink(job: str, sink: str, part: str | None = None) -> list[object]:
+    """The values that `_OF_SINK` takes. `part`: a lineage, or one with a checkpoint."""
+    return [f"{TransactionId.prefix(job, part)}%", token(sink)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks.arrow.types import lacking
+from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
@@ -140,8 +140,8 @@ class TableSink(
         is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)  # a number or a time
         if at.is_nested(kind) or not (self._backend.SORTS_TEXTS or is_sortable):
             others.append(
-                f"order_by names the column {by!r}, which is no number and no time: the database sorts such values in "
-                "another way than Spark, so cast it in Spark"
+                f"order_by names the column {by!r}, a {spark_name(kind)}, which the database sorts in another way than "
+                "Spark: cast it to a number or a time in Spark"
             )
         return others
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -54,9 +55,15 @@ def test_a_registry_that_was_set_back_is_noticed_before_a_row_is_written(
     assert subject.ids() == [1, 2]
 
 
-def test_a_password_is_in_no_error() -> None:
+def test_a_password_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture, registry: AnyRegistry) -> None:
+    caplog.set_level(logging.DEBUG)
     settings = {"url": "http://user:pass@word@127.0.0.1:9", "max.retries": 0}
-    with Registry(settings, "orders-value") as registry, pytest.raises(ConfigurationError) as caught:
-        registry.latest()
+    with Registry(settings, "orders-value") as down, pytest.raises(ConfigurationError) as caught:
+        down.latest()
     assert "word" not in str(caught.value)
     assert "http://127.0.0.1:9" in str(caught.value)
+    with Registry({"url": registry.url.replace("//", "//us%25er:pass%40word@")}, "orders-value") as answers:
+        answers.compatibility()
+        assert answers._client._rest_client.auth == ("us%er", "pass@word")
+    assert registry.url in caplog.text
+    assert "word" not in caplog.text

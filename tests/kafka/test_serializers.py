@@ -16,6 +16,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from coordinator import CheckpointListener, Step
+from sinks.arrow.values import python_values
 from sinks.errors import BadValue
 from sinks.kafka import KafkaSink
 from sinks.testing import KILLED, Driver
@@ -113,6 +114,8 @@ def test_a_map_comes_as_a_dict(kafka: KafkaService, kafka_topic: str) -> None:
     with closing(sink_of(kafka, kafka_topic, value_serializer=lambda: serialize)) as sink:
         pre_commit(sink, pa.record_batch({"value": pa.array(values, kind)}))
     assert given == [{"id": 1, "counts": {7: [{"a": 1}, None]}}, {"id": 2, "counts": None}]
+    by_struct = pa.array([[({"n": 1}, 2)]], pa.map_(pa.struct([("n", pa.int32())]), pa.int32()))
+    assert python_values(by_struct.type, all_maps=True)(by_struct[0].as_py()) == [{"key": {"n": 1}, "value": 2}]
 
 
 def test_a_text_that_is_no_utf_8_is_named_by_its_row(sink: KafkaSink) -> None:

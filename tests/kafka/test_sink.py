@@ -21,6 +21,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NotControllerError, RequestTimedOutError
+from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.sasl import SaslAuthenticateRequest
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, commit, producer
@@ -472,7 +474,20 @@ def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     connected = Cluster({"bootstrap_servers": ["127.0.0.1:1"], "sasl_plain_password": "secret"}, 1)
     with pytest.raises(KafkaError):
         connected.cluster_id()
+    login = SaslAuthenticateRequest(version=2, auth_bytes=b"app\0app\0secret")
+    parser = KafkaProtocol()
+    parser.send_request(login)
+    parser.send_bytes()
+    logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", connected, 1, login)
     assert "secret" not in caplog.text
+
+
+def test_certificates_are_named_in_one_place() -> None:
+    both = {"security.protocol": "SSL", "ssl.ca.location": "/etc/ca.pem"}, {"ssl_cafile": "/etc/ca.pem"}
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location of options and ssl_cafile of client_options both"):
+        client_options("broker:9092", *both)
+    made = client_options("broker:9092", {"security.protocol": "SSL"}, both[1])
+    assert "ssl_context" not in made
 
 
 # ---------------------------------------------------------------------- what the broker does not take

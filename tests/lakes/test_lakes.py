@@ -207,6 +207,22 @@ def test_what_else_lies_among_the_marks_is_passed_over(lake: Lake) -> None:
     assert lake.ids() == [0, 1]
 
 
+def test_a_mark_of_somebody_else_makes_no_driver_delete_other_files(lake: Lake, tmp_path: Path) -> None:
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    [mark] = marks(lake)
+    others = [tmp_path / name for name in ("victim", "part-0.zstd.parquet")]
+    for victim in others:
+        victim.write_text("")
+    paths = [*map(str, others), *(f"file://{victim}" for victim in others), f"../{others[0].name}", 7]
+    mark.write_text(json.dumps([*paths, *json.loads(mark.read_text())]))
+    sink.abort(made.transaction)
+    assert [victim.exists() for victim in others] == [True, True]
+    assert marks(lake) == []
+    assert not sink.owns("another", made.transaction)
+    assert sink.owns(JOB, made.transaction)
+
+
 def test_compaction_neither_doubles_nor_forgets(lake: Lake) -> None:
     sink = lake.sink()
     made = [pre_committed(sink, rows(10 * n, 2), n) for n in range(3)]

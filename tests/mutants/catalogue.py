@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "a base with other options is taken for the one that is there",
         "coordinator",
-        "if not self.put(base):",
-        "if fence and not self.put(base):",
+        "if not (self.put(base) if begins else self._has(base)):",
+        "if begins and not self.put(base):",
         MEMORIES,
     ),
     Mutant(
@@ -562,15 +562,15 @@ MUTANTS = (
     Mutant(
         "a put that was repeated is taken for another driver's",
         "coordinator",
-        " or self._calls.get(key) == data",
+        " or self._has(record)",
         "",
         PROTOCOL,
     ),
     Mutant(
         "a restore that another driver overtook",
         "coordinator",
-        "if fence and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
-        "if fence and not (self._claim(Claim(fence + 1, base.lineage, None, self._sign())) or True):",
+        "if begins and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
+        "if begins and not (self._claim(Claim(fence + 1, base.lineage, None, self._sign())) or True):",
         SAVEPOINTS,
     ),
     # ------------------------------------------------------------------ the task

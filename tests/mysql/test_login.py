@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import certifi
 import pytest
 
 from coordinator.storage.base import StorageError
 from coordinator.storage.sql import SQLStorage
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink
-from sinks.mysql.connection import execute
+from sinks.mysql.connection import Connection, execute
 from sinks.testing.servers import debian
 from sinks.testing.servers.mysql import MySQLServer
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
@@ -102,3 +105,24 @@ def test_over_tls_that_nothing_verifies_a_key_is_no_proof(dsn: str) -> None:
     """The server would take the encrypted password for the password, and deny the access."""
     with pytest.raises(ConfigurationError, match=r"over TLS, as here, server_public_key is not used"):
         MySQLSink(dsn, "orders", connect_options={"ssl_disabled": False}).check(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("options", "checks_name", "trusted"),
+    [
+        ({}, False, False),
+        ({"ssl_verify_cert": True}, False, False),
+        ({"ssl_verify_identity": True}, True, True),
+        ({"ssl_ca": certifi.where()}, False, True),
+        ({"ssl_ca": certifi.where(), "ssl_verify_identity": True}, True, True),
+        ({"ssl": {"ca": certifi.where()}}, True, True),
+        ({"ssl": {"ca": certifi.where()}, "ssl_verify_identity": "true"}, True, True),
+    ],
+    ids=str,
+)
+def test_whom_a_server_has_to_prove_that_it_is(options: Any, checks_name: bool, trusted: bool) -> None:
+    """A public authority vouches for anybody's name. SQLAlchemy gives the authority in a dict."""
+    connection: Any = Connection(host="db", user="app", defer_connect=True, **options)
+    assert connection.ctx.check_hostname is checks_name
+    connection._sock = SimpleNamespace(context=connection.ctx)
+    assert connection._trusted() is trusted

@@ -114,7 +114,7 @@ def test_no_order_by_but_numbers_and_times(db: Observer, kind: pa.DataType) -> N
     db.run("CREATE TABLE notes (id bigint PRIMARY KEY)")
     with (
         contextlib.closing(MySQLSink(db.dsn, "notes", mode="upsert", keys=["id"], order_by="at")) as sink,
-        pytest.raises(ConfigurationError, match="order_by names the column 'at', which is no number and no time"),
+        pytest.raises(ConfigurationError, match=r"order_by names the column 'at', .* which the database sorts"),
     ):
         sink.check(pa.schema([("id", pa.int64()), ("at", kind)]))
 

@@ -55,6 +55,7 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "deterministic": lambda df: [
         calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
     ],
+    "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
@@ -101,6 +102,7 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "query": query.id,
         "planned at": json.loads((location / "offsets" / "0").read_text().split("\n")[1])["batchTimestampMs"],
         "deterministic": [True, False],
+        "partition count": [2, 1],
         "plan of the query": False,
         "plan": [False, True],
     }

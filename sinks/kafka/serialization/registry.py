@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from sinks.errors import ConfigurationError
 from sinks.extras import needs_extra
@@ -32,9 +33,12 @@ class Registry:
     def __init__(self, settings: Mapping[str, Any], subject: str) -> None:
         """`settings` are SchemaRegistryClient's. Raises ConfigurationError where the client refuses them."""
         self.subject = subject
-        self.url = re.sub("//[^/]*@", "//", str(settings.get("url", "")))
+        given, own = str(settings.get("url", "")), dict[str, str]()
+        self.url = re.sub("//[^/]*@", "//", given)
+        if user := re.search("//([^/:@]*:[^/]*)@", given):  # the client would log it with each request
+            own = {"url": self.url, "basic.auth.user.info": unquote(user[1])}
         try:
-            self._client = SchemaRegistryClient({**_RETRIES, **settings})
+            self._client = SchemaRegistryClient({**_RETRIES, **settings, **own})
         except (TypeError, ValueError, OSError) as error:
             raise ConfigurationError(f"schema_registry: {error}") from error
 
