@@ -362,7 +362,10 @@ def test_the_checkpoints_are_gone(on_postgres: Target, pg_database: str, decided
         n = max(int(file.name) for file in (logs / "offsets").iterdir())
         assert not (logs / "commits" / str(n)).exists()
         [query] = re.findall(r"`(SELECT [^`]* FROM tpc_ledger[^`]*)`", steps)
-        query = query.replace("= N", f"= {n}").replace("JOB", "orders")
+        listed = job.json("in-doubt", "list", code=1)["transactions"]
+        beginning = re.match(r"tpc\.[^.]+\.[^.]+\.", listed[0]["transaction"]["gid"])
+        assert beginning
+        query = query.replace("tpc.JOB.LINEAGE.N.", f"{beginning[0]}{n}.")
         assert bool(connection.execute(query).fetchall()) == decided
     if decided:
         [command] = [command for command in commands(steps) if "commit ID" in command]
