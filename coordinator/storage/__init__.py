@@ -81,10 +81,6 @@ def _open(uri: str, *, make: bool) -> CheckpointStorage:
         from coordinator.storage.objects import open_bucket
 
         return open_bucket(uri, make=make)
-    if scheme in ("hdfs", "viewfs"):
-        from coordinator.storage.hadoop import HadoopStorage
-
-        return HadoopStorage(uri, make=make)
     if scheme in _INSTEAD:  # repeats nothing: s3a URIs of old hold keys
         raise StorageError(
             f"{scheme}://...",
@@ -97,10 +93,14 @@ def _open(uri: str, *, make: bool) -> CheckpointStorage:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:  # repeats nothing: it may hold a password
         raise StorageError("given", "", "this is neither a URI nor an absolute path", SUPPORTED)
     try:
+        if scheme in ("hdfs", "viewfs"):
+            from coordinator.storage.hadoop import HadoopStorage
+
+            return HadoopStorage(uri, make=make)
         from coordinator.storage.sql import SQLStorage
 
         return SQLStorage(uri, make=make)
-    except ImportError as error:  # of the driver, or of the dialect
+    except ImportError as error:  # of pyspark, the driver, or the dialect
         raise StorageError(
             f"{scheme}:...", "", f"{error}", f"Install the package that is missing. {SUPPORTED}"
         ) from error
