@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from logging import getLogger
+from logging import DEBUG, getLogger
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -70,10 +70,11 @@ from kafka.protocol.producer.transaction import (
 from sinks.kafka.errors import NotYetKnown
 from sinks.transaction import Identity
 
-# At DEBUG these would show passwords: the configuration, and logins as they are sent.
-getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)
-getLogger("kafka.protocol.parser").addFilter(lambda record: " Send" not in record.msg)
-getLogger("kafka.net.connection").addFilter(lambda record: "Sasl" not in record.getMessage())
+# At DEBUG these show passwords: in the configuration, and in logins as they are sent.
+for _name, _text in (("admin.client", "with configuration"), ("protocol.parser", " Send"), ("net.connection", "Sasl")):
+    getLogger(f"kafka.{_name}").addFilter(
+        lambda record, text=_text: record.levelno > DEBUG or text not in record.getMessage()  # type: ignore[misc]
+    )
 
 First = TypeVar("First")
 Second = TypeVar("Second")

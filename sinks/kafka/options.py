@@ -34,6 +34,7 @@ _CLIENT = {
     "sasl.password": "sasl_plain_password",
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
 }
+_VERIFICATION = "enable.ssl.certificate.verification"
 _SECURITY = (
     "oauth_cb",
     "sasl.oauthbearer.config",
@@ -43,7 +44,7 @@ _SECURITY = (
     "ssl.key.location",
     "ssl.key.password",
     "ssl.endpoint.identification.algorithm",
-    "enable.ssl.certificate.verification",
+    _VERIFICATION,
 )
 
 _NUMBERS = {"batch.size": 1_000_000, "message.max.bytes": 1_000_000, "queue.buffering.max.kbytes": 65_536}
@@ -102,13 +103,14 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
                 "sasl_oauth_token_provider of kafka-python in client_options"
             )
         made["sasl_oauth_token_provider"] = _token_provider(options["oauth_cb"], options.get("sasl.oauthbearer.config"))
-    if own_ssl := [name for name in own if name.startswith("ssl_")]:
-        if twice := [name for name in options if name.startswith("ssl.")]:
-            raise ConfigurationError(
-                f"{', '.join(twice)} of options and {', '.join(own_ssl)} of client_options both say how to trust the "
-                "brokers: write all of it in one of them"
-            )
-    elif made.get("security_protocol") in ("SSL", "SASL_SSL"):
+    own_ssl = [name for name in own if name.startswith("ssl_")]
+    twice = [name for name in options if name.startswith("ssl.") or name == _VERIFICATION]
+    if own_ssl and twice and "ssl_context" not in own:
+        raise ConfigurationError(
+            f"{', '.join(twice)} of options and {', '.join(own_ssl)} of client_options both say how to trust the "
+            "brokers: write all of it in one of them"
+        )
+    if made.get("security_protocol") in ("SSL", "SASL_SSL") and not own_ssl:
         made["ssl_context"] = _ssl_context(options)
     return made | dict(own)
 
@@ -139,7 +141,7 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
         raise ConfigurationError(f"{unreadable}: {error}") from None
     if str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
         context.check_hostname = False
-    if str(options.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+    if str(options.get(_VERIFICATION, "true")).lower() == "false":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

@@ -48,8 +48,18 @@ class Connection(pymysql.connections.Connection):
         self._deferred: list[tuple[str, Rows, Callable[[Rows], object]]] = []
         self._given = options.get("read_timeout")
         self._key = _read_key(server_public_key)
-        if isinstance(options.get("ssl"), dict):  # as SQLAlchemy gives some; PyMySQL would take the others in its place
-            options["ssl"] = options["ssl"] | {key: options.pop(name) for name, key in _SSL.items() if name in options}
+        for name in ("ssl_verify_cert", "ssl_verify_identity"):  # texts, in a URL of SQLAlchemy
+            if isinstance(options.get(name), str):
+                options[name] = options[name].lower() not in ("false", "no", "0", "none")
+        if options.get("ssl") and isinstance(
+            options["ssl"], dict
+        ):  # in whose place PyMySQL would take the others alone
+            moved = {key: options.pop(name) for name, key in _SSL.items() if name in options}
+            if moved.get("check_hostname"):
+                moved["verify_mode"] = True
+            elif not moved.get("verify_mode", True):
+                moved["check_hostname"] = False
+            options["ssl"] = options["ssl"] | moved
         elif options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
             options.setdefault("ssl_verify_cert", True)
         bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
@@ -147,7 +157,7 @@ class Connection(pymysql.connections.Connection):
             return Connection._unverified
         try:
             context = create(options)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             files = ", ".join(f"{name}={file}" for name, file in options.items() if isinstance(file, str))
             raise pymysql.OperationalError(
                 CR.CR_SSL_CONNECTION_ERROR, f"the files for TLS ({files}) cannot be used: {error}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -62,8 +63,11 @@ def test_a_password_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture, 
         down.latest()
     assert "word" not in str(caught.value)
     assert "http://127.0.0.1:9" in str(caught.value)
-    with Registry({"url": registry.url.replace("//", "//us%25er:pass%40word@")}, "orders-value") as answers:
-        answers.compatibility()
-        assert answers._client._rest_client.auth == ("us%er", "pass@word")
+    for user in "us%25er", "us%25er@corp.example":
+        with Registry({"url": registry.url.replace("//", f"//{user}:pass%40word@")}, "orders-value") as answers:
+            answers.compatibility()
+            assert answers._client._rest_client.auth == (unquote(user), "pass@word")
+    with pytest.raises(ConfigurationError, match=r"basic\.auth\.user\.info configured with"):
+        Registry({"url": "http://a:b@127.0.0.1:9", "basic.auth.user.info": "a:c"}, "orders-value")
     assert registry.url in caplog.text
     assert "word" not in caplog.text

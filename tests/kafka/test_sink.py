@@ -20,7 +20,14 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NotControllerError, RequestTimedOutError
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotControllerError,
+    RequestTimedOutError,
+    SaslAuthenticationFailedError,
+)
 from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
@@ -480,14 +487,19 @@ def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     parser.send_bytes()
     logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", connected, 1, login)
     assert "secret" not in caplog.text
+    logging.getLogger("kafka.net.connection").warning("%s failed", SaslAuthenticationFailedError())
+    assert "SaslAuthenticationFailed" in caplog.text
 
 
 def test_certificates_are_named_in_one_place() -> None:
     both = {"security.protocol": "SSL", "ssl.ca.location": "/etc/ca.pem"}, {"ssl_cafile": "/etc/ca.pem"}
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location of options and ssl_cafile of client_options both"):
         client_options("broker:9092", *both)
+    with pytest.raises(ConfigurationError, match=r"enable\.ssl\.certificate\.verification of options and ssl_cafile"):
+        client_options("broker:9092", {"enable.ssl.certificate.verification": "false"}, both[1])
     made = client_options("broker:9092", {"security.protocol": "SSL"}, both[1])
     assert "ssl_context" not in made
+    assert client_options("broker:9092", both[0], {"ssl_context": made})["ssl_context"] is made
 
 
 # ---------------------------------------------------------------------- what the broker does not take

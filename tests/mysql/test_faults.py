@@ -94,6 +94,11 @@ def test_a_ledger_that_was_restored_from_a_dump_still_proves_a_commit(db: Observ
     again.close()
 
 
+def name_of(job: str, lineage: str, sink: str, checkpoint: int) -> str:
+    """A transaction's, from the tokens of job and sink."""
+    return f"tpc.{job}.{lineage}.{checkpoint}.{sink}.0.g1r0t0a0"
+
+
 def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observer, staged: MySQLSink) -> None:
     mine = pre_commit(staged, rows_of(1), checkpoint=265)
     assert staged.commit_all(checkpoint(1), [mine]) == [COMMITTED]
@@ -105,7 +110,7 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
         (job, "other", sink_name, 2),
         (job, lineage, "other", 3),
     ):
-        db.run(f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES (%s, true, %s, %s, %s, %s)", [str(key), *key])
+        db.run(f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES (%s, true, %s, %s, %s, %s)", [name_of(*key), *key])
     last = pre_commit(staged, rows_of(2), checkpoint=265)
     assert staged.commit_all(checkpoint(265), [last]) == [COMMITTED]
     prepared = f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES ('x', true, 'other', 'l', 's', 1)"

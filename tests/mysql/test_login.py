@@ -117,12 +117,16 @@ def test_over_tls_that_nothing_verifies_a_key_is_no_proof(dsn: str) -> None:
         ({"ssl_ca": certifi.where(), "ssl_verify_identity": True}, True, True),
         ({"ssl": {"ca": certifi.where()}}, True, True),
         ({"ssl": {"ca": certifi.where()}, "ssl_verify_identity": "true"}, True, True),
+        ({"ssl": {"ca": certifi.where()}, "ssl_verify_identity": "false"}, False, True),
+        ({"ssl": {"ca": certifi.where()}, "ssl_verify_cert": "false"}, False, False),
+        ({"ssl": {}, "ssl_ca": certifi.where()}, False, True),
     ],
     ids=str,
 )
 def test_whom_a_server_has_to_prove_that_it_is(options: Any, checks_name: bool, trusted: bool) -> None:
     """A public authority vouches for anybody's name. SQLAlchemy gives the authority in a dict."""
     connection: Any = Connection(host="db", user="app", defer_connect=True, **options)
-    assert connection.ctx.check_hostname is checks_name
-    connection._sock = SimpleNamespace(context=connection.ctx)
+    context = getattr(connection, "ctx", None)
+    assert bool(context and context.check_hostname) is checks_name
+    connection._sock = SimpleNamespace(context=context)
     assert connection._trusted() is trusted

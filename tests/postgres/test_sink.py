@@ -644,6 +644,21 @@ def test_a_row_without_a_partition(db: Observer) -> None:
     assert db.ids("parts") == [5, 5]
 
 
+def test_partitions_without_rows_are_not_locked(db: Observer) -> None:
+    """Somebody may drop them, or VACUUM FULL, while a transaction is prepared."""
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
+    for n in range(3):
+        db.run(f"CREATE TABLE parts_{n} PARTITION OF parts FOR VALUES FROM ({10 * n}) TO ({10 * n + 10})")
+    sink = make(db, table="parts", strategy="prepared")
+    committable = pre_commit(sink, rows_of(5))
+    locked = db.run(
+        "SELECT DISTINCT relation::regclass::text FROM pg_locks WHERE locktype = 'relation' AND pid IS NULL"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    assert {name for (name,) in locked if name.startswith("parts")} == {"parts", "parts_0"}
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+
+
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])
 def test_a_row_outside_of_the_partition_that_is_the_target(db: Observer, strategy: str) -> None:
     db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")

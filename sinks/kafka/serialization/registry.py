@@ -35,7 +35,8 @@ class Registry:
         self.subject = subject
         given, own = str(settings.get("url", "")), dict[str, str]()
         self.url = re.sub("//[^/]*@", "//", given)
-        if user := re.search("//([^/:@]*:[^/]*)@", given):  # the client would log it with each request
+        user = re.match("[^/,]*//([^/,]*:[^/,]*)@", given)  # the client takes the first URL's
+        if user and "basic.auth.user.info" not in settings:  # in the URL, it would be logged with each request
             own = {"url": self.url, "basic.auth.user.info": unquote(user[1])}
         try:
             self._client = SchemaRegistryClient({**_RETRIES, **settings, **own})
