@@ -256,7 +256,7 @@ class IcebergSink(LakeSink):
 
     def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
         unique = {str(_unique(f"{text}-{number}")) for number in range(len(paths))}
-        return [path for path in map(str, paths) if any(each in path for each in unique)]
+        return [path for path in map(str, paths) if any(each in path.rpartition("/")[2] for each in unique)]
 
     # ------------------------------------------------------------------ snapshots
     def _remembered(self, app: str) -> Memory:

@@ -51,15 +51,13 @@ class Connection(pymysql.connections.Connection):
         for name in ("ssl_verify_cert", "ssl_verify_identity"):  # texts, in a URL of SQLAlchemy
             if isinstance(options.get(name), str):
                 options[name] = options[name].lower() not in ("false", "no", "0", "none")
-        if options.get("ssl") and isinstance(
-            options["ssl"], dict
-        ):  # in whose place PyMySQL would take the others alone
+        if (given := options.get("ssl")) and isinstance(given, dict):  # PyMySQL would take the others in its place
             moved = {key: options.pop(name) for name, key in _SSL.items() if name in options}
             if moved.get("check_hostname"):
                 moved["verify_mode"] = True
             elif not moved.get("verify_mode", True):
                 moved["check_hostname"] = False
-            options["ssl"] = options["ssl"] | moved
+            options["ssl"] = given | moved
         elif options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
             options.setdefault("ssl_verify_cert", True)
         bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
