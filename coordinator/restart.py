@@ -178,9 +178,7 @@ def run(
                         f"{type(error).__name__}: {error}",
                         attempts,
                     ) from error
-                error.__traceback__ = error.__cause__ = error.__context__ = (
-                    None  # they keep the batch in memory
-                )
+                error.__traceback__ = error.__cause__ = error.__context__ = None  # they keep the batch in memory
                 logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delay)
                 stopping.sleep(delay)
         finally:
