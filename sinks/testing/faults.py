@@ -361,6 +361,7 @@ class Faults(SinkTests):
             answers = list(driver.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
             self._all_committed(sink, answers, made, "by `commit_all` of two")
             if number == 1:
+                gc.collect()  # what others have left, and would be freed meanwhile
                 grown()
         if grown():
             gc.collect()  # takes long, and most sinks leave nothing to it
