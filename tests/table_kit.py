@@ -11,6 +11,11 @@ from sinks.sql.sink import TableSink
 from sinks.testing.kit import SinkTests
 
 
+def transaction_name(job: str, lineage: str, sink: str, checkpoint: int) -> str:
+    """As a ledger has it, from the tokens of job and sink."""
+    return f"tpc.{job}.{lineage}.{checkpoint}.{sink}.0.g1r0t0a0"
+
+
 class TableKit(SinkTests):
     merges = True
     """Whether its strategy takes `keys`."""

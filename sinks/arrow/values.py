@@ -11,10 +11,14 @@ import pyarrow.types as at
 from sinks.arrow.types import is_list, is_text
 
 
+class ValidationError(ValueError):
+    """A row that its schema does not take, or no reader would see as it is."""
+
+
 def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any], Any]:
     """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. A map whose keys are nested,
     or without `all_maps` no texts, is a list of `{"key": …, "value": …}`, as fastavro takes it. The function raises
-    ValueError for a key that comes twice: readers would see one of the entries."""
+    ValidationError for a key that comes twice: readers would see one of the entries."""
     return _dicts(kind, all_maps) or _same
 
 
@@ -37,7 +41,7 @@ def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
 
 def _once(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a map has a key twice")
+        raise ValidationError("a map has a key twice")
     return pairs
 
 

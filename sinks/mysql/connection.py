@@ -40,7 +40,7 @@ class Connection(pymysql.connections.Connection):
 
     _unverified: ClassVar[Any] = None
     _encrypted = False
-    _by_everybody = False
+    _any_authority = False
     """Whether any authority that the system knows may vouch for the server."""
 
     def __init__(self, *, server_public_key: str | bytes | None = None, **options: Any) -> None:
@@ -161,8 +161,8 @@ class Connection(pymysql.connections.Connection):
                 CR.CR_SSL_CONNECTION_ERROR, f"the files for TLS ({files}) cannot be used: {error}"
             ) from None
         if isinstance(options, dict):
-            self._by_everybody = not (options.get("ca") or options.get("capath"))
-            if self._by_everybody and options.get("check_hostname"):  # which PyMySQL looks at only beside an authority
+            self._any_authority = not (options.get("ca") or options.get("capath"))
+            if self._any_authority and options.get("check_hostname"):  # which PyMySQL looks at only beside an authority
                 context.check_hostname = True
         return context
 
@@ -220,7 +220,7 @@ class Connection(pymysql.connections.Connection):
         if self.unix_socket:
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
-        return bool(context and context.verify_mode and (context.check_hostname or not self._by_everybody))
+        return bool(context and context.verify_mode and (context.check_hostname or not self._any_authority))
 
 
 def _read_key(given: str | bytes | None) -> bytes | None:

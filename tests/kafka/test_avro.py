@@ -240,7 +240,7 @@ def test_a_map_with_a_key_twice_is_a_bad_row() -> None:
         [{"m": [("a", 1), ("a", 2)]}, {"m": [("a", 1)]}], pa.struct([("m", pa.map_(pa.string(), pa.int32()))])
     )
     encoded, [refused] = Writer(1, merged(None, column.type, "r").text).encoded(column)
-    assert (refused.row, refused.error_class, encoded[0].as_py()) == (0, "ValueError", None)
+    assert (refused.row, refused.error_class, encoded[0].as_py()) == (0, "ValidationError", None)
 
 
 def test_a_short_name_of_two_types_stands_for_neither() -> None:

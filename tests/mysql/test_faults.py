@@ -28,6 +28,7 @@ from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.mysql.observer import ON_MARIADB, Observer, held
+from tests.table_kit import transaction_name
 
 COMMITTED = CommitOutcome.COMMITTED
 COLUMNS = "transaction_id, committed, job, lineage, sink, checkpoint"
@@ -94,11 +95,6 @@ def test_a_ledger_that_was_restored_from_a_dump_still_proves_a_commit(db: Observ
     again.close()
 
 
-def name_of(job: str, lineage: str, sink: str, checkpoint: int) -> str:
-    """A transaction's, from the tokens of job and sink."""
-    return f"tpc.{job}.{lineage}.{checkpoint}.{sink}.0.g1r0t0a0"
-
-
 def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observer, staged: MySQLSink) -> None:
     mine = pre_commit(staged, rows_of(1), checkpoint=265)
     assert staged.commit_all(checkpoint(1), [mine]) == [COMMITTED]
@@ -110,7 +106,7 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
         (job, "other", sink_name, 2),
         (job, lineage, "other", 3),
     ):
-        db.run(f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES (%s, true, %s, %s, %s, %s)", [name_of(*key), *key])
+        db.run(f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES (%s, true, %s, %s, %s, %s)", [transaction_name(*key), *key])
     last = pre_commit(staged, rows_of(2), checkpoint=265)
     assert staged.commit_all(checkpoint(265), [last]) == [COMMITTED]
     prepared = f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES ('x', true, 'other', 'l', 's', 1)"

@@ -16,6 +16,7 @@ from sinks.postgres import PostgresSink
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.postgres.observer import Observer, held
+from tests.table_kit import transaction_name
 
 
 @pytest.fixture(params=["prepared", "staged"])
@@ -121,11 +122,6 @@ def test_staging_tables_that_are_read_are_moved_inside_a_publication_of_all_tabl
     sink.close()
 
 
-def name_of(job: str, lineage: str, sink: str, checkpoint: int) -> str:
-    """A transaction's, from the tokens of job and sink."""
-    return f"tpc.{job}.{lineage}.{checkpoint}.{sink}.0.g1r0t0a0"
-
-
 def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observer, staged: PostgresSink) -> None:
     """L prune one too far; keeps none; any lineage; any sink; any job"""
     mine = pre_commit(staged, rows_of(1), checkpoint=265)
@@ -142,7 +138,7 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
         db.run(
             "INSERT INTO tpc_ledger (transaction_id, committed, job, lineage, sink, checkpoint)"
             " VALUES (%s, true, %s, %s, %s, %s)",
-            [name_of(*key), *key],
+            [transaction_name(*key), *key],
         )
     last = pre_commit(staged, rows_of(2), checkpoint=265)
     assert staged.commit_all(checkpoint(265), [last]) == [CommitOutcome.COMMITTED]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from sinks.arrow.types import is_list
-from sinks.arrow.values import python_values
+from sinks.arrow.values import ValidationError, python_values
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.extras import needs_extra
@@ -36,10 +36,6 @@ _MOST_BYTES = 1 << 30
 """Bytes of columns: what is made of them has offsets of 32 bits."""
 _AGREES: dict[tuple[str, pa.DataType], bool] = {}
 """Whether the first rows of a schema and type were the same bytes at once and row by row."""
-
-
-class ValidationError(ValueError):
-    """A row that its schema does not take."""
 
 
 @dataclass(frozen=True)
