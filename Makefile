@@ -26,11 +26,14 @@ export NO_PROXY := $(no_proxy)
 demo: java $(READY)
 	@$(BIN)/python -m examples.flights_demo
 
+# The short loop; .ci/run says "not large" here.
+TESTS ?= not large and not ci
+
 test: java $(READY) $(CLASSES)
-	@$(BIN)/python $(PYTEST) -m "not large" $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "$(TESTS)" $(ARGS)
 
 test-all: java $(READY) $(CLASSES)
-	@$(BIN)/python $(PYTEST) -m large $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "large or ci" $(ARGS)
 
 mutants: java $(READY) $(CLASSES)
 	@$(BIN)/python -u -m tests.mutants $(ARGS)

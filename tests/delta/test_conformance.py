@@ -48,6 +48,7 @@ class TestDeltaSink(Table, SinkConformance):
     pass
 
 
+@pytest.mark.ci
 class TestPartitioned(Table, SinkConformance):
     partition_by = ("id",)
 

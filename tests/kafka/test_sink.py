@@ -393,6 +393,7 @@ def test_brokers_that_are_not_reached_leave_no_thread_and_no_open_file(caplog: p
     assert left() <= before
 
 
+@pytest.mark.ci
 def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
     with KafkaServer() as server:
         sink = sink_of(server, "orders", create_topic=True)
@@ -632,6 +633,7 @@ def upgraded(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
         yield server
 
 
+@pytest.mark.ci
 def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) -> None:
     with upgraded.topic(partitions=3) as topic:
         sink = sink_of(upgraded, topic, transaction_timeout=20)
@@ -894,6 +896,7 @@ def test_r5_a_pooled_id_names_each_transaction_by_its_epoch(
     assert values(kafka, kafka_topic) == ["now"]
 
 
+@pytest.mark.ci
 def test_an_epoch_that_runs_over(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     """Each checkpoint raises the epoch of a pooled id twice; near 32,767 the broker hands out another producer id."""
     if kafka.unmanaged:
@@ -1055,6 +1058,7 @@ def test_a_partition_that_cannot_be_is_refused_as_in_sparks_sink(sink: KafkaSink
         pre_commit(sink, rows)
 
 
+@pytest.mark.ci
 def test_a_leader_that_has_lost_what_a_task_has_written_fails_it(upgraded: KafkaServer) -> None:
     """With the power, or to a replica that lagged behind. Such a leader does not know the producer, and takes what
     comes next for the first."""

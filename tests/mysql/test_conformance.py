@@ -45,6 +45,7 @@ class TestXA(Conformance):
     merges = False
 
 
+@pytest.mark.ci
 class TestStaged(Conformance):
     strategy = "staged"
     whole = True

@@ -20,6 +20,8 @@ from sinks.testing.table import eventually
 from tests.mysql.conftest import REPEATED
 from tests.mysql.observer import Observer
 
+pytestmark = pytest.mark.ci
+
 MYSQL = pytest.param(MySQLServer, id="MySQL", marks=pytest.mark.skipif(not debian.available(), reason="no Debian"))
 EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB", marks=REPEATED)])
 

@@ -202,7 +202,7 @@ def combinations(seed: int, moments: int, count: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2, 3))])
-@pytest.mark.parametrize("life", ["moments", "eras"])
+@pytest.mark.parametrize("life", ["moments", pytest.param("eras", marks=pytest.mark.ci)])
 def test_any_three_moments_are_right_or_refused(
     world: World, request: pytest.FixtureRequest, life: str, seed: int
 ) -> None:

@@ -274,6 +274,7 @@ class TermAfterPreCommit(PostgresSink):
         return identity
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["prepared", pytest.param("staged", marks=pytest.mark.large)])
 def test_sigterm_leaves_nothing_in_doubt(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any

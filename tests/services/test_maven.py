@@ -10,6 +10,8 @@ import pytest
 
 from sinks.testing.servers.maven import maven_jars
 
+pytestmark = pytest.mark.ci
+
 PROGRAM = """
 import logging, sys
 from sinks.testing.servers.maven import maven_jars

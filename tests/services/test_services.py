@@ -15,6 +15,8 @@ import pytest
 
 from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture
 def server(own_postgres: PostgresServer) -> PostgresServer:

@@ -330,6 +330,7 @@ def test_a_savepoint_is_asked_for_while_batches_follow_each_other(
         assert ask_driver(JobStore(open_storage(place), "spark-job"), "stop")["checkpoint"] > 0
 
 
+@pytest.mark.ci
 def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
     """A task that outlives its batch pre-commits when Spark has nothing to call for any more."""
     ids = write_input(tmp_path / "input", batches=1)

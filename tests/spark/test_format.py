@@ -127,6 +127,7 @@ def killed(spark: SparkSession, folder: Path, when: str) -> None:
     assert not file.exists(), f"nothing died {when}"
 
 
+@pytest.mark.ci
 def test_the_process_that_decides_is_killed_and_what_it_decided_is_lost(spark: SparkSession, orders: Orders) -> None:
     ids = write_input(orders.folder / "input", batches=2, files=2)
     killed(spark, orders.folder, Step.COMPLETE.value)

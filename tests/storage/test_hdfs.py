@@ -21,6 +21,8 @@ from sinks.testing.storage import ProcessConformance
 from tests.protocol.job import Job
 from tests.storage.proxy import Proxy
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HdfsServer]:
