@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if short_loop.is_large(item):
-            item.add_marker(pytest.mark.large)
+        if marker := short_loop.marker(item):
+            item.add_marker(marker)
     _in_turn(items)
 
 

@@ -1,8 +1,8 @@
-"""Which cases of the kit `make test` leaves to `make test-all`: further ones of a failure that it has already."""
+"""Which cases of the kit `make test` leaves to `.ci/run` or `make test-all`: further ones of a failure that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ EVERY_CASE = ("test_custom_sink.py", "test_shelf.py")
 """Run every case of the kit, or of the contract, at little cost, since their sinks write files."""
 
 EVERY_TEST = "postgres/test_conformance.py"
-"""Runs every test of the kit in a real system that prepares, and in one with staging tables."""
+"""Runs every test of the kit in `.ci/run`: in a real system that prepares, and in one with staging tables."""
 
 QUOTED = "other job/ü 'o\"`; DROP TABLE orders --%s_%+sink"
 
@@ -61,7 +61,7 @@ KEPT_ELSEWHERE: dict[str, Collection[Any]] = {
     "test_at_least_once_loses_nothing_when_killed_again_and_again": (),
     "test_names_that_look_alike_are_not_the_same": ("JOB+sink", "job+s_nk", QUOTED),
 }
-"""The same for what neither `EVERY_CASE` nor `EVERY_TEST` runs."""
+"""The same for sinks that are not `EVERY_CASE`; in `EVERY_TEST` the others are of CI."""
 
 SECOND_VARIANTS = (
     "another_database/test_conformance.py::TestSqliteSink",
@@ -69,7 +69,7 @@ SECOND_VARIANTS = (
     "mysql/test_conformance.py::TestStaged",
     "sqlalchemy_sink/test_conformance.py::TestPostgres",
 )
-"""The code of another variant over other files or another database: it runs only `RISKIEST`."""
+"""The code of another variant over other files or another database: it runs only `RISKIEST`, in `.ci/run`."""
 
 RISKIEST = (
     "test_abort_after_commit_raises_and_changes_nothing",
@@ -102,19 +102,25 @@ PREPARED_HAS_IT = ("mysql/test_crashes.py", "postgres/test_set_back.py")
 """What these do with staging tables is large: with prepared transactions the server has more to lose."""
 
 
-def is_large(item: pytest.Item) -> bool:
+def marker(item: pytest.Item) -> str:
+    """`large`, `ci`, or none."""
     name = getattr(item, "originalname", "")
     if name == "test_over_a_local_spark":
-        return True  # jobs of Spark are killed in tests/spark, for all sinks
+        return "large"  # jobs of Spark are killed in tests/spark, for all sinks
     cases: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     if str(item.path).endswith(PREPARED_HAS_IT) and "staged" in cases.values():
-        return True
-    if name == "test_server_goes_down_between_pre_commit_and_commit":
-        return bool(cases["how"] == "restart")  # one that is killed has more to lose
+        return "large"
+    if name == "test_server_goes_down_between_pre_commit_and_commit" and cases["how"] == "restart":
+        return "large"  # one that is killed has more to lose
     if item.path.name in EVERY_CASE or not issubclass(getattr(item, "cls", None) or object, SinkContract):
-        return False
-    file = "::".join(item.nodeid.split("::")[:2])
-    if file.endswith(SECOND_VARIANTS) and name not in RISKIEST:
-        return True
-    kept = KEPT if item.nodeid.startswith(f"tests/{EVERY_TEST}") else KEPT | KEPT_ELSEWHERE
-    return name in kept and not any(case in kept[name] for case in cases.values())
+        return ""
+    second = "::".join(item.nodeid.split("::")[:2]).endswith(SECOND_VARIANTS)
+    every_test = item.nodeid.startswith(f"tests/{EVERY_TEST}")
+
+    def left_out(kept: Mapping[str, Collection[Any]]) -> bool:
+        return name in kept and not any(case in kept[name] for case in cases.values())
+
+    elsewhere = left_out(KEPT_ELSEWHERE)
+    if (second and name not in RISKIEST) or left_out(KEPT) or (elsewhere and not every_test):
+        return "large"
+    return "ci" if second or elsewhere else ""

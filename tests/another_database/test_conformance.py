@@ -69,7 +69,6 @@ def committed(sink: TableSink, number: int, *partitions: pa.RecordBatch) -> None
     assert sink.commit_all(checkpoint(number), staged) == [COMMITTED] * len(staged)
 
 
-@pytest.mark.ci
 class TestSqliteSink(SinkConformance):
     types: ClassVar = [
         *(pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()),

@@ -48,7 +48,6 @@ class TestDeltaSink(Table, SinkConformance):
     pass
 
 
-@pytest.mark.ci
 class TestPartitioned(Table, SinkConformance):
     partition_by = ("id",)
 

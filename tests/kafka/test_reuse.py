@@ -38,6 +38,8 @@ from tests.kafka.tasks import LINEAGE, AsRecords, anew, begun, pre_commit, sink_
 from tests.kafka.test_crashes import At, every_row_once, run
 from tests.kafka.test_sink import values
 
+pytestmark = pytest.mark.ci
+
 COMMITTED = CommitOutcome.COMMITTED
 Answer = TypeVar("Answer")
 
@@ -182,7 +184,6 @@ def server() -> Iterator[KafkaServer]:
         yield server
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_another_cluster_behind_the_address(server: KafkaServer) -> None:
     with closing(KafkaSink(server.bootstrap, "orders", create_topic=True)) as sink:
@@ -376,7 +377,6 @@ def test_a_leader_that_freezes_is_not_asked_any_more_once_it_is_replaced(three: 
         assert committed(sink, committable)
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_a_broker_that_joins_while_a_driver_is_connected(three: KafkaServer) -> None:
     """The client's own list of brokers may be five minutes old: a transaction in doubt was not listed."""
@@ -440,7 +440,6 @@ def test_a_transaction_begins_without_a_broker_that_is_frozen_and_does_not_matte
         three.start()
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(three: KafkaServer) -> None:
     """It answers from its memory, before it learns that another has the group: as if brokers had been set back."""

@@ -45,7 +45,6 @@ class TestXA(Conformance):
     merges = False
 
 
-@pytest.mark.ci
 class TestStaged(Conformance):
     strategy = "staged"
     whole = True

@@ -187,6 +187,7 @@ def put_together(world: World, **moments: Path | None) -> None:
         world.restore(part, moments[part])
 
 
+@pytest.mark.ci
 def test_one_moment_in_all_three_goes_on(world: World, moments: dict[tuple[int, Step], Path]) -> None:
     for moment in moments.values():
         put_together(world, storage=moment, query=moment, db=moment)

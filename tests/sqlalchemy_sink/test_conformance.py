@@ -61,7 +61,6 @@ class TestSQLite(Contract, SinkConformance):
         return f"sqlite:///{tmp_path}/shop.db"
 
 
-@pytest.mark.ci
 class TestPostgres(Contract, SinkConformance):
     stops = 3
 

@@ -30,6 +30,8 @@ from tests.sqlalchemy_sink.test_dead_letters import Observer
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
 from tests.sqlalchemy_sink.urls import url_of
 
+pytestmark = pytest.mark.ci
+
 
 class Server(Play):
     def __init__(self, dsn: str) -> None:

@@ -26,6 +26,8 @@ from sinks.testing.table import eventually
 from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
 
+pytestmark = pytest.mark.ci
+
 
 class TestS3(ProcessConformance):
     keys = 60  # of which eight writers put each: two milliseconds of processor time a put
