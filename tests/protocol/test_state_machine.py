@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -269,7 +270,7 @@ class AtomicHistories(Histories):
     atomic = True
 
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.ci(Histories.TestCase)
 TestAtomicHistories = AtomicHistories.TestCase
 TestHistories.settings = TestAtomicHistories.settings = settings(
     max_examples=80, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)

@@ -300,6 +300,7 @@ def test_sigterm_leaves_nothing_in_doubt(
     assert job.in_doubt() == []
 
 
+@pytest.mark.ci
 def test_a_stop_ends_the_restart_delay(job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def stop_when_waiting() -> None:
         while "attempt 2 starts in" not in caplog.text:

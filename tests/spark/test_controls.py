@@ -77,6 +77,7 @@ class TestJobs:
         assert_exactly_once(sink, ids)
         assert_exactly_once(slow, ids)
 
+    @pytest.mark.ci
     def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(self, tmp_path: Path, sink: FileSink) -> None:
         ids = write_input(tmp_path / "input")
         job = SparkJob(

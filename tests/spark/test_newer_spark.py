@@ -41,6 +41,7 @@ def numbers_only(df: Any) -> Any:
 
 
 class TestJobs:
+    @pytest.mark.ci
     @pytest.mark.parametrize(
         "shape", [pytest.param(None, marks=pytest.mark.large), numbers_only], ids=["rows", "columns"]
     )
