@@ -61,7 +61,7 @@ KEPT_ELSEWHERE: dict[str, Collection[Any]] = {
     "test_at_least_once_loses_nothing_when_killed_again_and_again": (),
     "test_names_that_look_alike_are_not_the_same": ("JOB+sink", "job+s_nk", QUOTED),
 }
-"""The same for sinks that are not `EVERY_CASE`; in `EVERY_TEST` the others are of CI."""
+"""The same for what is not `EVERY_CASE`. The further cases of `EVERY_TEST` run in `.ci/run`."""
 
 SECOND_VARIANTS = (
     "another_database/test_conformance.py::TestSqliteSink",
@@ -103,7 +103,7 @@ PREPARED_HAS_IT = ("mysql/test_crashes.py", "postgres/test_set_back.py")
 
 
 def marker(item: pytest.Item) -> str:
-    """`large`, `ci`, or none."""
+    """`large`, `ci`, or "" for what `make test` runs."""
     name = getattr(item, "originalname", "")
     if name == "test_over_a_local_spark":
         return "large"  # jobs of Spark are killed in tests/spark, for all sinks
@@ -114,13 +114,13 @@ def marker(item: pytest.Item) -> str:
         return "large"  # one that is killed has more to lose
     if item.path.name in EVERY_CASE or not issubclass(getattr(item, "cls", None) or object, SinkContract):
         return ""
-    second = "::".join(item.nodeid.split("::")[:2]).endswith(SECOND_VARIANTS)
+    second_variant = "::".join(item.nodeid.split("::")[:2]).endswith(SECOND_VARIANTS)
     every_test = item.nodeid.startswith(f"tests/{EVERY_TEST}")
 
     def left_out(kept: Mapping[str, Collection[Any]]) -> bool:
         return name in kept and not any(case in kept[name] for case in cases.values())
 
-    elsewhere = left_out(KEPT_ELSEWHERE)
-    if (second and name not in RISKIEST) or left_out(KEPT) or (elsewhere and not every_test):
+    left_out_elsewhere = left_out(KEPT_ELSEWHERE)
+    if (second_variant and name not in RISKIEST) or left_out(KEPT) or (left_out_elsewhere and not every_test):
         return "large"
-    return "ci" if second or elsewhere else ""
+    return "ci" if second_variant or left_out_elsewhere else ""
