@@ -71,6 +71,13 @@ SECOND_VARIANTS = (
 )
 """The code of another variant over other files or another database: it runs only `RISKIEST`, in `.ci/run`."""
 
+WHOLE_IN_CI = (
+    "iceberg/test_conformance.py::TestIcebergSink",
+    "postgres/test_conformance.py::TestStaged",
+    "sqlalchemy_sink/test_conformance.py::TestSQLite",
+)
+"""`make test` runs `RISKIEST` of these, and all of sinks that share most of their code; the rest is of `.ci/run`."""
+
 RISKIEST = (
     "test_abort_after_commit_raises_and_changes_nothing",
     "test_abort_leaves_nothing_and_may_be_repeated",
@@ -114,13 +121,14 @@ def marker(item: pytest.Item) -> str:
         return "large"  # one that is killed has more to lose
     if item.path.name in EVERY_CASE or not issubclass(getattr(item, "cls", None) or object, SinkContract):
         return ""
-    second_variant = "::".join(item.nodeid.split("::")[:2]).endswith(SECOND_VARIANTS)
+    kit, riskiest = "::".join(item.nodeid.split("::")[:2]), name in RISKIEST
+    second_variant = kit.endswith(SECOND_VARIANTS)
     every_test = item.nodeid.startswith(f"tests/{EVERY_TEST}")
 
     def left_out(kept: Mapping[str, Collection[Any]]) -> bool:
         return name in kept and not any(case in kept[name] for case in cases.values())
 
     left_out_elsewhere = left_out(KEPT_ELSEWHERE)
-    if (second_variant and name not in RISKIEST) or left_out(KEPT) or (left_out_elsewhere and not every_test):
+    if (second_variant and not riskiest) or left_out(KEPT) or (left_out_elsewhere and not every_test):
         return "large"
-    return "ci" if second_variant or left_out_elsewhere else ""
+    return "ci" if second_variant or left_out_elsewhere or (kit.endswith(WHOLE_IN_CI) and not riskiest) else ""

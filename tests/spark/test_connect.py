@@ -192,6 +192,7 @@ class BlockedInSecondCheckpoint(FileSink):
         return identity
 
 
+@pytest.mark.ci
 def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, url: str) -> None:
     """The task outlives its query until it is interrupted; what it had pre-committed is swept by the client."""
     ids = write_input(tmp_path / "input", batches=2, files=1)

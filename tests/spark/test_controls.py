@@ -65,6 +65,7 @@ def slow_once(marker: Path) -> Any:
 
 
 class TestJobs:
+    @pytest.mark.ci
     def test_a_slow_checkpoint_is_cancelled_in_spark_and_tried_again(self, tmp_path: Path, sink: FileSink) -> None:
         """Of the two sinks, one has pre-committed when the other is cancelled."""
         ids = write_input(tmp_path / "input")
@@ -211,6 +212,7 @@ def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
         assert ["not deterministic" in reason for reason in reasons] == [True] * (number == 1), reasons
 
 
+@pytest.mark.ci
 def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
     """In the query itself, and in what a sink makes of the batch. Shuffles that are not checked may mix its results."""
     session = spark.newSession()
