@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
-from coordinator.errors import CheckpointError, SavepointError, reason
+from coordinator.errors import CheckpointError, InDoubtError, SavepointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
 from coordinator.lifecycle import FairLock, QueryLifecycle
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
-"""What `write_stream` raises while a job file is imported, so that `coordinator status` starts no second driver."""
+"""What `write_stream` and `run` raise while a job file is imported: a look at it starts no second driver."""
 
 
 def _nothing() -> None:
@@ -262,7 +262,7 @@ class CheckpointCoordinator:
                     self._heartbeat.begin(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
             except Exception as error:
-                if batch.active:
+                if batch.active or isinstance(error, InDoubtError):
                     self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
                 self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator import errors
-from coordinator.coordinator import CheckpointCoordinator
+from coordinator.coordinator import CheckpointCoordinator, refused_start
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from coordinator.protocol.batch import BatchLeft
 from sinks.errors import TargetChanged
@@ -162,6 +162,8 @@ def run(
     SIGTERM and SIGINT (if called in the main thread), and setting `stop`, stop the job cleanly: a complete checkpoint
     is committed, an incomplete one aborted. Returns when the query was stopped or has ended. Raises `JobFailed`, from
     the last error, if it gives up."""
+    if refusal := refused_start.get():
+        raise refusal
     attempts: list[Attempt] = []
     stopping = _Stopping(stop)
     with stopping.on_signals():

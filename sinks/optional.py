@@ -148,7 +148,7 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
 
     def set_answer_timeout(self, seconds: float) -> None:
         """A command calls this first, a driver never: calls to the system raise if it does not answer within `seconds`
-        from now. For sinks that would wait longer otherwise. Default: nothing."""
+        from the first one. For sinks that would wait longer otherwise. Default: nothing."""
 
     def probe_schema(self) -> pa.Schema | None:
         """Columns that the target takes. With them `diagnose` pre-commits and aborts an empty transaction. Default:

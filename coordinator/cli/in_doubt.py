@@ -67,9 +67,9 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
             say(missing)
         else:
             tell(f"{of_driver(seen.driver)}\n{of_newest(seen.newest)}", as_json)
-        _tell_remedies(coordinator, seen, as_json)
         for sentence in seen.set_back:
             tell(sentence, as_json)
+        _tell_remedies(coordinator, seen, as_json)
         left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
         if missing or seen.set_back or seen.errors or left:
             raise typer.Exit(FINDING)
@@ -126,6 +126,7 @@ def abort(
         if missing:
             say(missing)
         elif fence:
+            _choose(look(protocol.store, protocol.sinks), chosen, Decision.ORPHAN)  # no driver is shut out for nothing
             confirm(
                 f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
                 "Superseded at its next checkpoint, and has to be started again.",
@@ -136,7 +137,15 @@ def abort(
         seen = look(protocol.store, protocol.sinks, claimed)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         undecided = [pending for pending in wanted if pending.decision in (Decision.OPEN, Decision.STRANDED)]
-        if undecided and fence:
+        unnamed = [pending for pending in wanted if pending.decision is not Decision.COMMIT]
+        if seen.set_back and unnamed:
+            confirm(
+                f"{' '.join(seen.set_back)} So {_names(unnamed)} may be decided, though no record here names it, and "
+                "aborting it LOSES its rows.",
+                "lose",
+                given=break_decision and yes,
+            )
+        elif undecided and fence:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
                 f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",

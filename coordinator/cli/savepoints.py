@@ -60,6 +60,8 @@ def trigger(
     --checkpoint-location."""
     if stop and cancel:
         fail("Say --stop or --cancel.", USAGE)
+    if location and (stop or cancel):
+        fail("--checkpoint-location is for a query that is stopped: leave --stop and --cancel out.", USAGE)
     how = "cancel" if cancel else "stop" if stop else "trigger"
     try:
         holds = seconds(timeout, "--timeout")

@@ -51,7 +51,7 @@ class Pending:
 
     @property
     def age(self) -> float:
-        """Seconds by the system's clock, 0 if that is not known."""
+        """Seconds by the system's clock, 0 if that is not known: the page sorts by it."""
         return self.about.age or 0.0
 
     def meant_by(self, text: str) -> bool:
@@ -76,9 +76,10 @@ class Seen:
 
 
 def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
-    """Opens the sinks. What a driver that runs is about to commit is left out: some of it goes while this looks again.
-    `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
-    Superseded if it is not."""
+    """Opens the sinks. While a driver runs, it looks again for up to a second: if some of what is decided is gone then,
+    that driver is at work, and the rest of what is decided of the newest checkpoint is left out. `claimed`: the
+    generation of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is
+    not."""
     seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
     decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
     while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:

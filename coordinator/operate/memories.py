@@ -72,7 +72,8 @@ def of_sink(
     before: Sequence[CompletedCheckpoint],
     after: Sequence[CompletedCheckpoint],
 ) -> Memory:
-    """The retained complete checkpoints, oldest first, as storage had them before and after the sink was asked."""
+    """What a sink holds, by its `memory`, beside the retained complete checkpoints, oldest first, as storage had them
+    before and after it was asked."""
     ahead = _beside(sink, memory, after)
     if ahead.ahead:
         return ahead

@@ -242,16 +242,8 @@ def accept(complete: CompletedCheckpoint, chosen: Iterable[Participant], who: st
                 f"sink {participant[0]!r}, subtask {participant[1]} of checkpoint {complete.checkpoint_id} is {state}: "
                 "only lost and unknown transactions can be given up"
             )
-        accepted.append(
-            Acceptance(
-                *participant,
-                dict(committable.transaction),
-                committable.fingerprint.rows,
-                outcome.state.value,
-                who,
-                why,
-            )
-        )
+        transaction, rows = dict(committable.transaction), committable.fingerprint.rows
+        accepted.append(Acceptance(*participant, transaction, rows, outcome.state.value, who, why))
     return tuple(accepted)
 
 
@@ -411,13 +403,16 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
     """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink has the lineage that it
-    was taken of, but is older."""
+    was taken of, but is older. If later checkpoints were allowed, no record names that lineage: then no other one of
+    the sink may have got so far."""
     if not base.restored_from:
         return
-    before, n = base.predecessors or {}, base.checkpoint_id
+    before, n = base.predecessors, base.checkpoint_id
     for sink, memory in memories.items():
-        for other, newest in (memory or {}).items():
-            if before.get(other) == n and newest < base.newest_rows.get(sink, -1):
+        others = [(newest, other) for other, newest in (memory or {}).items() if other != base.lineage]
+        taken_of = sorted(others)[-1:] if before is None else [at for at in others if before.get(at[1]) == n]
+        for newest, other in taken_of:
+            if newest < base.newest_rows.get(sink, -1):
                 raise ExternalSystemBehind(
                     f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
                     f"{n}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier lineage "

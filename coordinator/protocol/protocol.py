@@ -181,7 +181,8 @@ class CheckpointProtocol:
             self.sweep()
 
     def claim_and_commit_newest(self) -> CompletedCheckpoint | None:
-        """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
+        """The newest complete checkpoint, committed as far as it can be. Claims a generation only if this driver knows
+        no checkpoint, and reads again if storage has another one."""
         if self.newest is None:
             self.claim_generation()
         if self.newest is None or self.newest.checkpoint_id != self.store.listing().newest_complete:

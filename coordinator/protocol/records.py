@@ -70,7 +70,7 @@ class Record:
     refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters were hashed; a replay has
     to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by name; () if they are not
     known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows that its system
-    remembers, in this lineage; of a base, the newest up to its savepoint, in that one's.
+    remembers, in this lineage; of a base, the newest up to its savepoint, in that one's, if that is of the same job.
     """
 
     job: str

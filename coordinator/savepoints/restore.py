@@ -101,7 +101,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         predecessors=None
         if later or record.predecessors is None
         else {**record.predecessors, record.lineage: record.checkpoint_id},
-        newest_rows=CompletedCheckpoint(savepoint.records).newest_rows,
+        newest_rows=CompletedCheckpoint(savepoint.records).newest_rows if job == savepoint.job else {},
     )
 
 

@@ -69,13 +69,13 @@ class ExactlyOnceSource(DataSource):
         return {"options": self.options, "_is_copy": True}
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        options = _Options(*(self._option(name) for name in ("jobFile", "checkpointLocation")))
+        job_file, location = (self._option(name) for name in ("jobFile", "checkpointLocation"))
         if self._is_copy:
-            return CommitWriter(options, schema)
+            return CommitWriter(job_file, location, schema)
         if overwrite:
             raise ConfigurationError('format("exactly_once") writes what is new: outputMode("complete") is not for it')
-        with _job_of(options.job_file) as (sink, protocol):
-            prepared = protocol.prepare(_WrittenBatch(_facts_at(options.location), options.location, schema))
+        with _job_of(job_file) as (sink, protocol):
+            prepared = protocol.prepare(_WrittenBatch(_facts_at(location), location, schema))
             return TaskWriter(prepared, prepared.task(sink, protocol.job))
 
     def _option(self, name: str) -> str:
@@ -160,12 +160,6 @@ class TaskWriter(DataSourceStreamArrowWriter):
 
 
 # ---------------------------------------------------------------------- on the driver's machine
-@dataclass
-class _Options:
-    job_file: str
-    location: str
-
-
 def _facts_at(location: str, batch_id: int | None = None) -> BatchFacts:
     """Without a `batch_id`, of the batch that Spark is at, which it has planned last."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", location)
@@ -185,7 +179,8 @@ def _facts_at(location: str, batch_id: int | None = None) -> BatchFacts:
 
 @dataclass
 class CommitWriter(DataSourceStreamArrowWriter):
-    options: _Options
+    job_file: str
+    location: str
     schema: StructType
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> NoReturn:
@@ -197,9 +192,8 @@ class CommitWriter(DataSourceStreamArrowWriter):
             raise CheckpointError(f"the tasks of batch {batchId} were prepared by different processes")
         if prepared.needed:
             acks = [Ack.from_json(message.ack) for message in messages]
-            location = self.options.location
-            batch = _WrittenBatch(_facts_at(location, batchId), location, self.schema, prepared, acks)
-            with _job_of(self.options.job_file) as (_, protocol):
+            batch = _WrittenBatch(_facts_at(self.location, batchId), self.location, self.schema, prepared, acks)
+            with _job_of(self.job_file) as (_, protocol):
                 protocol.conclude(prepared, batch)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803
@@ -208,7 +202,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         acks = [Ack.from_json(message.ack) for message in messages if message and message.ack]
         mine = [ack.committable for ack in acks if ack.committable]
         if mine and None in messages:
-            with _job_of(self.options.job_file) as (sink, _):
+            with _job_of(self.job_file) as (sink, _):
                 sink.open()
                 abort_or_leave(sink, [committable.transaction for committable in mine])
 

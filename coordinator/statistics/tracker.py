@@ -88,8 +88,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         return self._clock.monotonic() - self._started if self._current else 0.0
 
     def activity(self, seconds: float) -> dict[str, Any]:
-        """What no ended try tells, for who looks from elsewhere: the current one and what is in doubt, if they have
-        been for so many seconds, and books that do not balance. JSON values."""
+        """What a sign of life tells beside the tries that have ended: the current one and what is in doubt, each once
+        it has lasted so many seconds, and the first difference of the row counts. JSON values."""
         activity: dict[str, Any] = {}
         current, since_when = self._current, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
         if current and self.under_way_seconds >= seconds:

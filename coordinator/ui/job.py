@@ -177,6 +177,8 @@ class JobView:
         said: list[Notice] = []
         tries = self.tries()
         latest = next(iter(tries.value), None)
+        if trouble := self.newest().trouble:
+            said.append(Notice("bad", f"The newest checkpoint cannot be read: {trouble}"))
         if latest and latest.status in (Status.FAILED, Status.HALTED):
             text = f"Checkpoint {latest.checkpoint_id} {latest.status.value}: {latest.error}"
             said.append(Notice("bad", text, f"history/{key_of(latest)}"))

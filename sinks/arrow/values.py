@@ -19,7 +19,7 @@ def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any
     """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. A map whose keys are nested,
     or without `all_maps` no texts, is a list of `{"key": …, "value": …}`, as fastavro takes it. The function raises
     ValidationError for a key that comes twice: readers would see one of the entries."""
-    return _dicts(kind, all_maps) or _same
+    return _dicts(kind, all_maps) or (lambda value: value)
 
 
 def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
@@ -47,7 +47,3 @@ def _once(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def _unless_none(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else change(value)
-
-
-def _same(value: Any) -> Any:
-    return value

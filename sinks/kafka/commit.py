@@ -238,8 +238,8 @@ def places_of_all(committables: Iterable[Committable]) -> set[tuple[str, int]]:
 
 
 def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
-    """Which of these are open in a part of their partitions, or have a part of their records, and why; their
-    coordinator does not know of it, and would commit the rest. Or all of it is ended."""
+    """Which of these lack some of their partitions or records, and why: their coordinator does not know of it, and
+    would commit the rest. One that was ended as a whole looks the same here: only its coordinator tells."""
     reasons: dict[int, str] = {}
     for at, committable in enumerate(committables):
         producer = committable.transaction["producer_id"], committable.transaction["producer_epoch"]

@@ -182,7 +182,7 @@ class KafkaSink(
         """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
         self._in_task = False
-        self._reached_by = math.inf
+        self._answer_seconds = self._reached_by = math.inf
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
 
@@ -286,6 +286,7 @@ class KafkaSink(
             self._cluster = take(self._place) if self._in_task and self._place else None
         if self._cluster is None:
             configured = client_options(self.bootstrap_servers, self._options, self._client_options)
+            self._reached_by = time.monotonic() + self._answer_seconds
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
 
@@ -471,13 +472,14 @@ class KafkaSink(
     def _patiently(self, question: Callable[[], Answered]) -> Answered:
         """A broker that is frozen takes one request's time, and then is no longer among those that are asked. A first
         connection to an only address is tried again by kafka-python, for one `timeout`."""
+        brokers = self._brokers
         if "," not in self.bootstrap_servers:
-            self._brokers.connect()
+            brokers.connect()
         return patiently(question, min(2 * self.timeout, self._reached_by - time.monotonic()))
 
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:
-        self._reached_by = time.monotonic() + seconds
+        self._answer_seconds = seconds
 
     def diagnose(self, job: str) -> Iterable[Finding]:
         try:

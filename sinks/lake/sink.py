@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -182,7 +181,6 @@ class LakeSink(
         self._table: LakeTable | None = None
         self._handle: Any = None
         self._store: Files | None = None
-        self._alone = threading.Lock()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, table={str(self)!r})"
@@ -398,15 +396,14 @@ class LakeSink(
         to alter."""
         outrun = Outrun()
         for attempt in range(_TRIES):
-            with self._alone:  # `_append` builds on what this thread has found
-                marked = self._marked(app)  # read before the memory: what is decided may lose its mark between the two
-                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())
-                try:
-                    if (files := decide(table, marked, memory)) is not None:
-                        self._append(app, memory, files, about)
-                    return
-                except Outrun as error:
-                    outrun = error
+            marked = self._marked(app)  # read before the memory: what is decided may lose its mark between the two
+            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())
+            try:
+                if (files := decide(table, marked, memory)) is not None:
+                    self._append(app, memory, files, about)
+                return
+            except Outrun as error:
+                outrun = error
             time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
         raise TransactionBlocked(f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}") from outrun
 
@@ -502,10 +499,7 @@ class LakeSink(
         return Audit([_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_handle": None, "_store": None, "_alone": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_alone": threading.Lock()}
+        return super().__getstate__() | {"_handle": None, "_store": None}
 
 
 def _outcome(

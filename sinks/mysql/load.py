@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,17 +106,9 @@ class InsertEncoder(RowEncoder):
     null = "NULL"
     bytes_at_once = 2**20
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        columns: Sequence[MySQLColumn],
-        table: str,
-        merge: MergeOptions = APPEND,
-        *,
-        packet: int = 2**24,
-    ) -> None:
-        """`packet` is the server's max_allowed_packet, in bytes."""
-        super().__init__(schema, columns, table, merge)
+    def __init__(self, *rows: Any, packet: int = 2**24) -> None:
+        """`packet`: the server's max_allowed_packet, in bytes; the rest as for `Encoder`."""
+        super().__init__(*rows)
         self._packet = packet
         self._most = packet - len(self.statement("x" * 300).encode())
 

@@ -318,12 +318,6 @@ class PostgresBackend(Pool, Backend):
             "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
         )
 
-    def encoder(
-        self, context: TransactionContext, columns: Sequence[PostgresColumn], target: PostgresTarget
-    ) -> CopyEncoder:
-        """For rows that go into `columns`, those of the target now or of a staging table."""
-        return CopyEncoder(context.schema, columns, target.label, self.merge)
-
     # ------------------------------------------------------------------ errors
     def unreachable(self, error: Exception) -> str | None:
         return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
@@ -344,7 +338,7 @@ class PostgresBackend(Pool, Backend):
                 catalog.lock(transaction.connection, target)
                 transaction.number = transaction.connection.defer("SELECT txid_current()")
                 columns = catalog.current(transaction.connection, target).columns
-            transaction.start(target.identifier, self.encoder(context, columns, target))
+            transaction.start(target.identifier, CopyEncoder(context.schema, columns, target.label, self.merge))
         return transaction
 
     def end_prepared(
@@ -405,7 +399,7 @@ class PostgresBackend(Pool, Backend):
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
             columns = self.staging_columns(target, context.schema, _merge_column)
-            encoder = self.encoder(context, columns, target)
+            encoder = CopyEncoder(context.schema, columns, target.label, self.merge)
             written = set(self.merge.written(context.schema.names, target.names))
             declarations = ", ".join(self._declarations(target, columns, written))
             create = f"CREATE TABLE {table.as_string()} ({declarations})"

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from sinks.errors import SinkError
 from sinks.transaction import TransactionId, token
 
 STAGING = re.compile("tpc_[0-9a-f]{20}")
@@ -39,14 +38,6 @@ def of_sink(transaction_id: str, sink: str) -> bool:
 def columns_digest(columns: Iterable[str]) -> str:
     """What a committable carries of the columns that its staging table has for its rows."""
     return hashlib.sha256("\0".join(sorted(columns)).encode()).hexdigest()[:16]
-
-
-def altered(table: str, columns: Iterable[str]) -> SinkError:
-    """What is missing in a staging table would become NULL in the target."""
-    return SinkError(
-        f"the staging table {table} was altered by somebody: it has the columns {', '.join(columns)} now, and its task "
-        "wrote others: change it back"
-    )
 
 
 def label(schema: str | None, name: str) -> str:

@@ -15,7 +15,7 @@ from sinks.progress import progress
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table, target_named
+from sinks.sql.names import columns_digest, label, of_sink, staging_table, target_named
 from sinks.sql.server import Fault, explained
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
 
@@ -383,10 +383,14 @@ class StagingTables(Strategy):
         """Raises SinkError if one of `committables` has other columns than its task gave it."""
         staged = self.backend.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
-            there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
+            its = committable.transaction
+            there = staged.get(staging_table(its["transaction_id"]), {})
             digest = columns_digest(there)
-            if there and committable.proof.get("columns", digest) != digest:
-                raise altered(committable.transaction["table"], there)
+            if there and committable.proof.get("columns", digest) != digest:  # what is missing would become NULL
+                raise SinkError(
+                    f"the staging table {its['table']} was altered by somebody: it has the columns {', '.join(there)} "
+                    "now, and its task wrote others: change it back"
+                )
         with self.backend.at_work(connection):
             return self.backend.locked(connection, plan, {name: staged.get(name, {}) for name in tables})
 

@@ -347,7 +347,8 @@ class SqlAlchemyBackend(Backend):
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
-            counter = column is table.autoincrement_column
+            is_rowid = self.dialect == "sqlite" and list(table.primary_key) == [column]
+            counter = column is table.autoincrement_column or (is_rowid and isinstance(column.type, sa.Integer))
             columns.append(
                 SqlAlchemyColumn(
                     column.name,
@@ -590,16 +591,12 @@ class InsertTransaction(RowTransaction):
         super().__init__(context, identity, label, backend.fault)
         self._backend, self._staging = backend, staging
         self._values: Values = Values(context.schema, columns, f"{label}: {self.who}", backend.merge)
-        try:
-            with self.explained():
-                self.connection = backend.engine.connect()
-                self._transaction = self.connection.begin()
-                if backend.dialect == "postgresql":
-                    self.connection.exec_driver_sql(POSTGRES_MAY_REST)
-                staging.create(self.connection, checkfirst=False)
-        except BaseException:
-            self.discard()
-            raise
+        with self.discarded_on_error(), self.explained():
+            self.connection = backend.engine.connect()
+            self._transaction = self.connection.begin()
+            if backend.dialect == "postgresql":
+                self.connection.exec_driver_sql(POSTGRES_MAY_REST)
+            staging.create(self.connection, checkfirst=False)
 
     def write(self, batch: pa.RecordBatch) -> None:
         names, values = batch.schema.names, self._values

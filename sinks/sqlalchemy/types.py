@@ -39,13 +39,16 @@ class SqlAlchemyColumn(tables.Column):
 
     def conversion(self, arrow: pa.DataType) -> Convert:
         if isinstance(self.kind, sa.JSON):
+            convert.JSON(arrow)
             return _no_number if self.dialect == "sqlite" and is_text(arrow) else as_json(arrow)
         holds = self._holds()
         checked = holds.conversion(arrow)
         if self.dialect == "sqlite" and holds.takes is convert.DECIMAL:
             return _as_double(arrow, checked)
-        if isinstance(self.kind, sa.DateTime) and self.kind.timezone:
+        if isinstance(self.kind, sa.DateTime) and self._has_zone:
             return lambda array: checked(array).view(pa.int64()).view(pa.timestamp("us", "UTC"))
+        if isinstance(self.kind, sa.Integer) and at.is_boolean(arrow):  # PostgreSQL casts it to no other than `integer`
+            return lambda array: checked(array).cast(pa.int8())
         return checked
 
     def _holds(self) -> Holds:
@@ -68,8 +71,8 @@ class SqlAlchemyColumn(tables.Column):
                 precision = kind.precision if (kind.precision or 0) <= 76 else None  # Arrow has no more
                 return Holds(convert.DECIMAL, name, precision=precision, scale=scale)
             case sa.DateTime():
-                return Holds(convert.MOMENT if kind.timezone else convert.TIMESTAMP, name, unit=self._unit)
-            case sa.Time() if kind.timezone:
+                return Holds(convert.MOMENT if self._has_zone else convert.TIMESTAMP, name, unit=self._unit)
+            case sa.Time() if self._has_zone:
                 raise Unfit("a time of day in Spark has no zone, and the column asks for one: use a plain time column")
             case sa.Time():
                 return Holds(convert.TIME, name, unit=self._unit)
@@ -85,6 +88,11 @@ class SqlAlchemyColumn(tables.Column):
                 return Holds(takes, name)
         other = "use the sink of that database, or a column of another type"
         raise Unfit(f"this sink does not know the column's type; {other}")
+
+    @property
+    def _has_zone(self) -> bool:
+        """SQLAlchemy takes the 6 of SQLite's DATETIME(6) for a `timezone`."""
+        return getattr(self.kind, "timezone", False) is True
 
     @property
     def _unit(self) -> int:

@@ -181,6 +181,31 @@ def test_usage(file_job: Job) -> None:
     assert "not in doubt" in file_job.cli("in-doubt", "abort", "0123456789", code=1).stderr
 
 
+def test_no_driver_is_shut_out_for_a_transaction_that_is_not_in_doubt(file_job: Job) -> None:
+    file_job.run(1)
+    refused = file_job.cli("in-doubt", "abort", "0123456789", "--fence", "--yes", code=1)
+    assert "No transaction was touched" in refused.stderr
+    assert JobStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders").newest_generation() == 1
+
+
+def test_a_storage_that_was_set_back_makes_no_orphans(pg_job: Job, pg_database: str) -> None:
+    """Storage does not know what was decided after its backup."""
+    storage, backup = pg_job.folder / "checkpoints", pg_job.folder / "backup"
+    pg_job.run(1)
+    shutil.copytree(storage, backup)
+    pg_job.run(2)
+    pg_job.run(crash=(Step.COMPLETE, 2))
+    shutil.rmtree(storage)
+    shutil.copytree(backup, storage)
+    abort = "in-doubt", "abort", "--all-orphans", "--fence", "--yes"
+    refused = pg_job.cli(*abort, code=3)
+    assert "newer by 1: the storage was set back" in refused.stderr
+    assert "may be decided, though no record here names it, and aborting it LOSES its rows" in refused.stderr
+    assert prepared(pg_database) == 3
+    pg_job.cli(*abort, "--break-decision")
+    assert prepared(pg_database) == 0
+
+
 def test_a_person_types_the_word(file_job: Job) -> None:
     file_job.run(crash=(Step.COMPLETE, 0))
     one = file_job.json("in-doubt", "list", code=1)["transactions"][0]

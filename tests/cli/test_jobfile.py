@@ -171,14 +171,21 @@ def test_code_of_a_job_that_fails_is_one_line(tmp_path: Path, text: str, says: s
     assert told.stdout == ""
 
 
-def test_a_job_file_that_starts_its_query_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "    coordinator.write_stream(None).start()\n",
+        "    run(lambda: coordinator.write_stream(None).start(), coordinator=coordinator)\n",
+    ],
+    ids=["start", "run"],
+)
+def test_a_job_file_that_starts_its_query_is_refused(tmp_path: Path, start: str) -> None:
     """Else a look at the job would be a second driver, which stops the first."""
     (tmp_path / "job.py").write_text(
-        "from coordinator import CheckpointCoordinator\n"
+        "from coordinator import CheckpointCoordinator, run\n"
         "from examples.custom_sink import FileSink\n"
         f"coordinator = CheckpointCoordinator('orders', [FileSink('{tmp_path}')], 'file://{tmp_path}/c')\n"
-        "with coordinator:\n"
-        "    coordinator.write_stream(None).start()\n"
+        "with coordinator:\n" + start
     )
     told = cli("status", "--job", f"{tmp_path}/job.py", code=2)
     assert "job.py starts its query when it is imported" in told.stderr

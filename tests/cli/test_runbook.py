@@ -234,7 +234,7 @@ def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
 def test_the_database_is_down(tmp_path: Path, own_postgres: PostgresService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Amid a batch the query stops at once. A start waits, and goes on."""
     told = section("The database is down")
-    assert "starting, after one with rows for this sink | asks for `commit_timeout`" in told
+    assert "in its first batch, the newest one with rows for this sink | asks for `commit_timeout`" in told
     assert "stops (`CheckpointFailed`, or the sink's error) within seconds" in told
     with own_postgres.database() as dsn:
         monkeypatch.setenv("ORDERS_DSN", dsn)
@@ -359,6 +359,7 @@ def test_the_checkpoints_are_gone(on_postgres: Target, pg_database: str, decided
         told = on_postgres.run_command("status", code=1)
         assert error in told
         assert "none is complete" in told
+        assert '"none is complete"' in steps
 
         logs = job.folder / "query"
         n = max(int(file.name) for file in (logs / "offsets").iterdir())

@@ -102,6 +102,15 @@ def test_a_job_whose_name_begins_with_savepoint_has_its_checkpoints_beside_its_s
     assert file_job.json("checkpoints", "show")["checkpoint"] == 1
 
 
+def test_a_query_that_is_stopped_is_not_stopped_again(file_job: Job) -> None:
+    file_job.save_to(file_job.folder / "savepoints")
+    file_job.run(1)
+    trigger = "savepoint", "trigger", "--checkpoint-location", f"{file_job.folder}/query", "--yes"
+    for option in ("--stop", "--cancel"):
+        assert "leave --stop and --cancel out" in file_job.cli(*trigger, option, code=2).stderr
+    assert file_job.json("savepoint", "list") == []
+
+
 def test_a_checkpoint_location_that_cannot_be_reached_or_written_is_told(file_job: Job) -> None:
     file_job.save_to(file_job.folder / "savepoints")
     file_job.run(1)

@@ -1645,9 +1645,9 @@ MUTANTS = (
     Mutant(
         "Lakes: marks are looked for after the memory",
         "sinks/lake",
-        "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n",
-        "                table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n"
-        "                marked = self._marked(app)\n",
+        "            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n",
+        "            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n"
+        "            marked = self._marked(app)\n",
         LAKES,
     ),
     Mutant(

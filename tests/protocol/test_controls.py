@@ -12,6 +12,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMo
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
 from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.records import JobStore
+from coordinator.statistics.model import Status, load_history
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked
@@ -97,6 +98,10 @@ def test_a_stop_amid_a_batch_says_what_follows(
     with caplog.at_level(logging.INFO), pytest.raises(QueryStopped):
         coordinator(None, 0)  # type: ignore[arg-type]
     assert f"job job: the query was stopped in the middle of batch 0: {then}" in caplog.text
+    assert coordinator.statistics.under_way_seconds == 0
+    coordinator.history.flush()
+    tried = [each.status for each in load_history(coordinator.protocol.store, [])]
+    assert tried == [Status.HALTED if method == "commit_all" else Status.FAILED]
     job.run()
     job.assert_exactly_once()
 

@@ -432,6 +432,38 @@ def test_the_database_of_before_a_savepoint_that_was_restored(world: World, eras
     assert world.visible() == Counter(ids(INPUT[:1]))
 
 
+def test_the_database_of_before_a_savepoint_that_was_restored_although_there_were_later_checkpoints(
+    world: World, eras: dict[str, Path]
+) -> None:
+    """Rows of the later ones are gone from it, and one checkpoint too many. Another job has no such rows."""
+    put_together(world, storage=eras["saved"], query=eras["saved"], db=eras["saved"])
+    uri = world.save()
+    world.start()
+    world.restore("db", eras["before the savepoint"])
+    world.restore_savepoint(uri, allow_later_checkpoints=True)
+    with pytest.raises(
+        ExternalSystemBehind, match=r"of checkpoint 1, but .* ends with checkpoint 0 of the earlier lineage"
+    ):
+        world.start()
+    assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+def test_a_backup_that_is_put_over_what_refused_starts_have_left(world: World, tmp_path: Path) -> None:
+    """Their claims are newer. In their place it is right."""
+    world.start(2)
+    backup = world.back_up(tmp_path / "backup")
+    shutil.rmtree(world.path("storage"))
+    for _ in range(3):
+        with pytest.raises(StorageBehind, match="holds none of it"):
+            world.start()
+    shutil.copytree(backup / "storage", world.path("storage"), dirs_exist_ok=True)
+    with pytest.raises(StorageBehind):
+        world.start()
+    world.restore("storage", backup)
+    world.start()
+    assert world.visible() == Counter(ids(INPUT))
+
+
 def test_a_savepoint_restored_elsewhere_while_the_older_job_went_on(world: World) -> None:
     """In a storage that shows no later checkpoints; the database does, until they are removed."""
     world.start(2)

@@ -306,6 +306,13 @@ def test_types_come_back_as_they_went_in(pg: Server) -> None:
     assert list(second) == [None] * len(row)
 
 
+def test_a_boolean_goes_into_any_integer_column(pg: Server) -> None:
+    pg.run("CREATE TABLE flags (a smallint, b integer, c bigint)")
+    schema = pa.schema([(name, pa.bool_()) for name in "abc"])
+    pg.write(pg.sink("flags"), schema, [(True, False, True), (None, None, None)])
+    assert sorted(pg.run("SELECT * FROM flags"), key=str) == [(1, 0, 1), (None, None, None)]
+
+
 def test_nested_values_are_json(pg: Server) -> None:
     schema = pa.schema([("a", pa.struct([("n", pa.int32()), ("s", pa.string())])), ("b", pa.list_(pa.int32()))])
     pg.write(pg.sink("docs", create_table=True), schema, [[{"n": 1, "s": "ü"}, [1, 2]]])

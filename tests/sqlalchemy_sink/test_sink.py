@@ -156,8 +156,9 @@ def test_a_null_is_no_json_text(db: Play) -> None:
     assert db.run("SELECT id, j FROM t ORDER BY id") == [(1, None), (2, '{"a":null}')]
 
 
-def test_a_null_never_becomes_the_next_number(db: Play) -> None:
-    db.run("CREATE TABLE t (id integer PRIMARY KEY, name text)")
+@pytest.mark.parametrize("reference", ["", "REFERENCES orders (id)"])
+def test_a_null_never_becomes_the_next_number(db: Play, reference: str) -> None:
+    db.run(f"CREATE TABLE t (id integer PRIMARY KEY {reference}, name text)")
     sink = db.sink("t")
     sink.check(ORDERS)
     with pytest.raises(BadValue, match=r'row 2, column "id": NULL in a column that takes none'):
@@ -186,6 +187,21 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
     rows = [(2**53, '{"n": 1.10}'), (-(2**63), "null")]
     db.write(sink, schema, rows)
     assert db.run("SELECT n, j FROM doubles") == rows
+
+
+def test_the_digits_of_a_sqlite_type_are_no_zone(db: Play) -> None:
+    db.run("CREATE TABLE times (a datetime(6), b time(3))")
+    schema = pa.schema([("a", pa.timestamp("us")), ("b", pa.time64("us"))])
+    db.write(db.sink("times"), schema, [[dt.datetime(2024, 7, 1, 12), dt.time(1, 2, 3)]])
+    assert db.run("SELECT a, b FROM times") == [("2024-07-01 12:00:00.000000", "01:02:03.000000")]
+
+
+def test_a_number_is_no_json(db: Play) -> None:
+    """A JSON column of SQLite makes a double of it."""
+    db.run("CREATE TABLE docs (j json)")
+    for kind in (pa.decimal128(38, 18), pa.int64(), pa.float64(), pa.binary()):
+        with pytest.raises(SchemaMismatch, match="cast it to string in Spark"):
+            db.sink("docs").check(pa.schema([("j", kind)]))
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,16 @@ def test_what_to_do_about_a_storage_that_was_deleted(job: Job) -> None:
     assert "set storage, checkpointLocation and all targets back" in said, "names and commands keep their capitals"
 
 
+def test_a_newest_record_that_was_altered(job: Job) -> None:
+    """Under a driver that runs, and does not read it."""
+    with job.coordinator() as driver, seen_from_outside(job) as browser:
+        job.quiet(1).run(driver)
+        [key] = [key for key in job.storage.list("") if "/checkpoint/" in key]
+        job.storage.delete(key)
+        job.storage.put_if_absent(key, b"evil")
+        eventually(lambda: "The newest checkpoint cannot be read" in browser.see("/"))
+
+
 def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(1)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
