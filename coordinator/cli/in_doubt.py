@@ -189,10 +189,11 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
 
 
 def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -> None:
-    """Several tries of a participant may be pre-committed, such as a speculative one: they hold the same rows."""
-    chosen = [pending for pending in chosen if None not in _participant(pending)]
+    """Several tries of a participant may be in doubt, such as a speculative one, with the same rows or, killed amid
+    them, a part."""
     named, visible = Counter(map(_participant, chosen)), set[Any]()
-    for name, lineage, checkpoint in {_participant(pending)[:3] for pending in chosen}:
+    placed = {_participant(pending)[:3] for pending in chosen if None not in _participant(pending)}
+    for name, lineage, checkpoint in placed:
         sink = protocol.sinks[name]
         if isinstance(sink, Auditable):
             [holding] = sink.audit(protocol.job, [Part(lineage, checkpoint, [])], quick=True).holdings
@@ -200,8 +201,8 @@ def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -
     twins = [each for each in chosen if _participant(each) in visible or named[_participant(each)] > 1]
     if twins:
         fail(
-            f"{_names(twins)}: their subtask is visible already, or named twice; another try of it has the same rows. "
-            "Commit one for each subtask, and abort the others. No transaction was touched.",
+            f"{_names(twins)}: their subtask is visible already, or named twice; another try of it has the same rows, "
+            "or some of them. Commit one for each subtask, and abort the others. No transaction was touched.",
             USAGE,
         )
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.decisions import lacks_part, later_checkpoint, newest_of, worth_reading
-from coordinator.protocol.records import CompletedCheckpoint, JobStore
+from coordinator.protocol.decisions import before_savepoint, lacks_part, later_checkpoint, newest_of, worth_reading
+from coordinator.protocol.records import ANY, CompletedCheckpoint, JobStore
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 
 _DELETED = "newer: the storage was deleted, or is another one"
@@ -92,12 +92,17 @@ def _beside(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         return Memory(name, newest, _DELETED, agrees=False, ahead=True)
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
-    if record.predecessors is not None and (other := later_checkpoint(others, record.predecessors)):
+    known = record.predecessors
+    if known is not None and ANY not in known and (other := later_checkpoint(others, known)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
         return Memory(name, other[1], verdict, agrees=False, ahead=True)
     newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
         return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
+    if lacks := before_savepoint(sink, memory, history[0].record):
+        return Memory(
+            name, lacks[1], "older than the savepoint that was restored: the system was set back", agrees=False
+        )
     lacking = [part for complete in history if lacks_part(memory, part := complete.only(sink))]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
         return Memory(

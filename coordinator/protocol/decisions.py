@@ -23,7 +23,7 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
-from coordinator.protocol.records import Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
+from coordinator.protocol.records import ANY, Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
 from sinks.dead_letters import allowed, too_many
 from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
@@ -391,8 +391,9 @@ def replayed_already_error(
 def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage: str) -> Mapping[str, int]:
     """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
-    if newest and newest.record.predecessors is not None:
-        return newest.record.predecessors
+    known = newest.record.predecessors if newest else None
+    if known is not None and ANY not in known:
+        return known
     newest_of_each: dict[str, int] = {}
     for memory in memories.values():
         for other, checkpoint in (memory or {}).items():
@@ -402,23 +403,26 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink has the lineage that it
-    was taken of, but is older. If later checkpoints were allowed, no record names that lineage: then no other one of
-    the sink may have got so far."""
-    if not base.restored_from:
-        return
-    before, n = base.predecessors, base.checkpoint_id
+    """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
     for sink, memory in memories.items():
-        others = [(newest, other) for other, newest in (memory or {}).items() if other != base.lineage]
-        taken_of = sorted(others)[-1:] if before is None else [at for at in others if before.get(at[1]) == n]
-        for newest, other in taken_of:
-            if newest < base.newest_rows.get(sink, -1):
-                raise ExternalSystemBehind(
-                    f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
-                    f"{n}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier lineage "
-                    f"{other}: the target was set back since, and going on would leave rows out. Restore its newer "
-                    "state, or restore a savepoint of that checkpoint. Nothing was aborted."
-                )
+        if lacking := before_savepoint(sink, memory, base):
+            lineage, newest = lacking
+            raise ExternalSystemBehind(
+                f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
+                f"{base.checkpoint_id}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier "
+                f"lineage {lineage}: the target was set back since, and going on would leave rows out. Restore its "
+                "newer state, or restore a savepoint of that checkpoint. Nothing was aborted."
+            )
+
+
+def before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
+    """If a sink remembers the lineage that the savepoint of `base` was taken of, and lacks rows of before: that lineage
+    and where it ends there."""
+    if not base.restored_from:
+        return None
+    wanted, known = base.newest_rows.get(sink, -1), base.predecessors or {}
+    ends = ((lineage, at) for lineage, at in (memory or {}).items() if known.get(lineage) == base.checkpoint_id)
+    return next((end for end in ends if end[1] < wanted), None)
 
 
 def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:

@@ -19,6 +19,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
+    ExternalSystemBehind,
     InDoubtError,
     SourceReplaced,
     StorageBehind,
@@ -515,7 +516,11 @@ class CheckpointProtocol:
         for what is gone. `newest_rows`: as in `Record`, of the batch."""
         if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
             visible = [key for key in self.store.record_keys() if key.checkpoint_id < batch.facts.checkpoint_id]
-            self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
+            try:
+                self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
+            except ExternalSystemBehind:
+                self.may_abort = False  # what is decided, and no longer in a record, may be in doubt again
+                raise
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0

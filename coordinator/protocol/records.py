@@ -55,6 +55,10 @@ class Acceptance:
     why: str
 
 
+ANY = "*"
+"""Among `Record.predecessors`: any other lineage."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
@@ -66,11 +70,12 @@ class Record:
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
     committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
     `predecessors` are the lineages of the job before this one, and the newest checkpoint that the external systems may
-    have of each; None: whatever they have at the next start. `dead_letters`: by sink of dead letters, the sink that
-    refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters were hashed; a replay has
-    to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by name; () if they are not
-    known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows that its system
-    remembers, in this lineage; of a base, the newest up to its savepoint, in that one's, if that is of the same job.
+    have of each; None, or with the key `ANY`: whatever they have at the next start. `dead_letters`: by sink of dead
+    letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters were
+    hashed; a replay has to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by
+    name; () if they are not known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows
+    that its system remembers, in this lineage; of a base, the newest up to its savepoint, in that one's, if that is of
+    the same job.
     """
 
     job: str

@@ -16,7 +16,7 @@ from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import CompletedCheckpoint, JobStore, Record
+from coordinator.protocol.records import ANY, CompletedCheckpoint, JobStore, Record
 from coordinator.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage, storage_at
@@ -91,6 +91,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
     have rows of any lineage and checkpoint."""
     record = savepoint.record
+    others = {ANY: -1} if later or record.predecessors is None else {}
     return replace(
         record,
         job=job,
@@ -98,9 +99,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         partitions={name: record.partitions.get(name, 0) for name in required},
         committables=(),
         restored_from=savepoint.id,
-        predecessors=None
-        if later or record.predecessors is None
-        else {**record.predecessors, record.lineage: record.checkpoint_id},
+        predecessors={**(record.predecessors or {}), record.lineage: record.checkpoint_id, **others},
         newest_rows=CompletedCheckpoint(savepoint.records).newest_rows if job == savepoint.job else {},
     )
 

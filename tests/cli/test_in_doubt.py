@@ -6,15 +6,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 
+from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
 from sinks.testing.servers.kafka import KafkaService
+from sinks.transaction import TransactionId
 from tests.cli.jobs import Job, cli, ids
 
 
@@ -263,6 +266,25 @@ def test_kafka_and_mysql_in_one_job(tmp_path: Path, kafka: KafkaService, kafka_t
     told = job.json("in-doubt", "commit", *left, "--break-decision", "--yes")
     assert [one["result"] for one in told["results"]] == ["committed"] * 4
     assert job.json("in-doubt", "list", code=1)["transactions"] == []
+
+
+def test_of_two_tries_in_kafka_only_one_is_committed(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
+    """Neither tells its checkpoint, and one may have been killed amid its rows."""
+    job = Job(tmp_path, f'type = "kafka"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"')
+    rows = pa.table({"value": ["a", "b"]})
+    with load_job(str(job.file)) as coordinator:
+        [sink] = coordinator.sinks.values()
+        sink.check(rows.schema)
+        for slot in range(2):
+            name = TransactionId("orders", "aa", 0, sink.name, 0, 1, 0, 0, slot)
+            transaction = sink.begin_transaction(replace(name.context(rows.schema), slot=slot))
+            sink.write(transaction, rows[: slot + 1].to_batches()[0])
+            sink.snapshot_state(transaction)
+    ids = [one["id"] for one in job.json("in-doubt", "list", code=1)["transactions"]]
+    assert len(ids) == 2
+    told = job.cli("in-doubt", "commit", *ids, "--yes", "--break-decision", code=2).stderr
+    assert "named twice; another try of it has the same rows, or some of them" in told
+    assert job.json("in-doubt", "commit", ids[0], "--yes", "--break-decision")["results"][0]["result"] == "committed"
 
 
 def test_what_is_staged_is_committed_without_its_record(pg_job: Job, pg_database: str) -> None:

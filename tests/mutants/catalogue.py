@@ -41,6 +41,7 @@ KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 EVOLUTION = tuple(f"tests/{room}/test_evolution.py" for room in ("postgres", "mysql", "sqlalchemy_sink"))
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 VERIFY = ("tests/cli/test_verify.py",)
+IN_DOUBT = ("tests/cli/test_in_doubt.py",)
 KILLED = ("tests/spark/test_killed.py",)
 FORMAT = tuple(
     f"tests/spark/test_format.py::test_{name}"
@@ -1824,5 +1825,33 @@ MUTANTS = (
         "            self._require_not_replayed(complete)  # R15: another driver may have held it, and committed\n",
         "",
         MEMORIES,
+    ),
+    Mutant(
+        "a target may lack rows of before a savepoint after which there were later checkpoints",
+        "coordinator",
+        "record.lineage: record.checkpoint_id, **others}",
+        "**others}",
+        MEMORIES,
+    ),
+    Mutant(
+        "what a storage that was set back does not name is aborted unasked",
+        "coordinator",
+        "if seen.set_back and unnamed:",
+        "if seen.set_back and not unnamed:",
+        IN_DOUBT,
+    ),
+    Mutant(
+        "a driver is shut out for a transaction that is not in doubt",
+        "coordinator",
+        "_choose(look(protocol.store, protocol.sinks), chosen, Decision.ORPHAN)  #",
+        "look(protocol.store, protocol.sinks)  #",
+        IN_DOUBT,
+    ),
+    Mutant(
+        "a NULL that refers to another table becomes the next number",
+        "sinks/sqlalchemy",
+        "counter = column is table.autoincrement_column or (is_rowid and isinstance(column.type, sa.Integer))",
+        "counter = column is table.autoincrement_column",
+        SQLALCHEMY,
     ),
 )

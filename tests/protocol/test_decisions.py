@@ -20,6 +20,7 @@ from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
     Action,
     action_for,
+    before_savepoint,
     may_try_again,
     refused_again_error,
     require_known,
@@ -32,7 +33,7 @@ from coordinator.protocol.decisions import (
     require_same_topics,
     still_in_doubt_error,
 )
-from coordinator.protocol.records import CompletedCheckpoint, Record
+from coordinator.protocol.records import ANY, CompletedCheckpoint, Record
 from coordinator.spark.checkpoint_location import facts_in
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.task import Ack
@@ -250,3 +251,11 @@ def test_only_the_record_that_a_restore_put_tells_what_its_savepoint_had():
     require_restored(memories, later, "file:///c")
     with pytest.raises(ExternalSystemBehind, match="sink 'dead' ends with checkpoint 3 of the earlier lineage old"):
         require_restored(memories, replace(later, restored_from="ffff"), "file:///c")
+
+
+def test_the_lineage_of_a_savepoint_counts_and_no_longer_one():
+    before = {"old": 20, ANY: -1}
+    base = replace(record(20), restored_from="ffff", predecessors=before, newest_rows={"orders": 20})
+    assert before_savepoint("orders", {"oldest": 100, "old": 18}, base) == ("old", 18)
+    for memory in ({"oldest": 100, "old": 20}, {"oldest": 3}, {}, None):
+        assert before_savepoint("orders", memory, base) is None

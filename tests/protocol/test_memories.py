@@ -35,7 +35,7 @@ from coordinator.errors import (
     StorageBehind,
     Superseded,
 )
-from coordinator.operate.memories import compared
+from coordinator.operate.memories import compared, set_back
 from coordinator.protocol import operators
 from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
@@ -441,6 +441,9 @@ def test_the_database_of_before_a_savepoint_that_was_restored_although_there_wer
     world.start()
     world.restore("db", eras["before the savepoint"])
     world.restore_savepoint(uri, allow_later_checkpoints=True)
+    with world.coordinator() as coordinator:
+        [told] = set_back(coordinator.protocol.store, coordinator.sinks)
+    assert "its newest checkpoint is 0, older than the savepoint that was restored" in told
     with pytest.raises(
         ExternalSystemBehind, match=r"of checkpoint 1, but .* ends with checkpoint 0 of the earlier lineage"
     ):
