@@ -125,19 +125,16 @@ def abort(
         missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
-        elif fence:
-            _choose(look(protocol.store, protocol.sinks), chosen, Decision.ORPHAN)  # no driver is shut out for nothing
-            confirm(
-                f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
-                "Superseded at its next checkpoint, and has to be started again.",
-                "fence",
-                given=yes,
-            )
-        claimed = protocol.store.claim_generation() if fence and not missing else None
-        seen = look(protocol.store, protocol.sinks, claimed)
+        seen = look(protocol.store, protocol.sinks)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
-        undecided = [pending for pending in wanted if pending.decision in (Decision.OPEN, Decision.STRANDED)]
-        unnamed = [pending for pending in wanted if pending.decision is not Decision.COMMIT]
+        if (undecided := _undecided(wanted)) and not fence:
+            fail(
+                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
+                f"{of_driver(seen.driver)} Stop it, and add --fence, which shuts it out if it still runs. "
+                "No transaction was touched.",
+                USAGE,
+            )
+        unnamed = [each for each in (wanted if chosen else seen.pending) if each.decision is not Decision.COMMIT]
         if seen.set_back and unnamed:
             confirm(
                 f"{' '.join(seen.set_back)} So {_names(unnamed)} may be decided, though no record here names it, and "
@@ -145,19 +142,21 @@ def abort(
                 "lose",
                 given=break_decision and yes,
             )
-        elif undecided and fence:
+        if fence and not missing:
+            confirm(
+                f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
+                "Superseded at its next checkpoint, and has to be started again.",
+                "fence",
+                given=yes,
+            )
+            seen = look(protocol.store, protocol.sinks, protocol.store.claim_generation())
+            wanted = _choose(seen, chosen, Decision.ORPHAN)
+        if (undecided := _undecided(wanted)) and not seen.set_back:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
                 f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
-            )
-        elif undecided:
-            fail(
-                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
-                f"{of_driver(seen.driver)} Stop it, and add --fence, which shuts it out if it still runs. "
-                "No transaction was touched.",
-                USAGE,
             )
         if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             confirm(
@@ -173,6 +172,11 @@ def abort(
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if any(pending.decision is Decision.STRANDED for pending in left):
             raise typer.Exit(FINDING)
+
+
+def _undecided(pending: Sequence[Pending]) -> list[Pending]:
+    """Those that a driver may be about to decide."""
+    return [each for each in pending if each.decision in (Decision.OPEN, Decision.STRANDED)]
 
 
 def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
@@ -191,7 +195,7 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
 def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -> None:
     """Several tries of a participant may be in doubt, such as a speculative one, with the same rows or, killed amid
     them, a part."""
-    named, visible = Counter(map(_participant, chosen)), set[Any]()
+    named, visible = Counter(_participant(each) for each in chosen if each.about.subtask is not None), set[Any]()
     placed = {_participant(pending)[:3] for pending in chosen if None not in _participant(pending)}
     for name, lineage, checkpoint in placed:
         sink = protocol.sinks[name]

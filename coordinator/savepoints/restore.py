@@ -91,7 +91,9 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
     have rows of any lineage and checkpoint."""
     record = savepoint.record
-    others = {ANY: -1} if later or record.predecessors is None else {}
+    n, others = record.checkpoint_id, {ANY: -1} if later or record.predecessors is None else {}
+    # no lineage but the savepoint's own has its number, unless that has no rows yet
+    ended = {before: at + (at == n and not record.restored_from) for before, at in (record.predecessors or {}).items()}
     return replace(
         record,
         job=job,
@@ -99,7 +101,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         partitions={name: record.partitions.get(name, 0) for name in required},
         committables=(),
         restored_from=savepoint.id,
-        predecessors={**(record.predecessors or {}), record.lineage: record.checkpoint_id, **others},
+        predecessors={**ended, record.lineage: n, **others},
         newest_rows=CompletedCheckpoint(savepoint.records).newest_rows if job == savepoint.job else {},
     )
 

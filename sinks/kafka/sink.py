@@ -283,10 +283,10 @@ class KafkaSink(
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
+            self._reached_by = time.monotonic() + self._answer_seconds
             self._cluster = take(self._place) if self._in_task and self._place else None
         if self._cluster is None:
             configured = client_options(self.bootstrap_servers, self._options, self._client_options)
-            self._reached_by = time.monotonic() + self._answer_seconds
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
 

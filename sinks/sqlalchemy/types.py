@@ -39,8 +39,11 @@ class SqlAlchemyColumn(tables.Column):
 
     def conversion(self, arrow: pa.DataType) -> Convert:
         if isinstance(self.kind, sa.JSON):
-            convert.JSON(arrow)
-            return _no_number if self.dialect == "sqlite" and is_text(arrow) else as_json(arrow)
+            if self.dialect == "sqlite" and is_text(arrow):
+                return _no_number
+            if self.dialect == "sqlite" and not at.is_nested(arrow):
+                raise Unfit("SQLite makes doubles of numbers in it: make it a text column, or give a struct or array")
+            return as_json(arrow)
         holds = self._holds()
         checked = holds.conversion(arrow)
         if self.dialect == "sqlite" and holds.takes is convert.DECIMAL:

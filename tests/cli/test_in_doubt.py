@@ -201,7 +201,11 @@ def test_a_storage_that_was_set_back_makes_no_orphans(pg_job: Job, pg_database: 
     shutil.rmtree(storage)
     shutil.copytree(backup, storage)
     abort = "in-doubt", "abort", "--all-orphans", "--fence", "--yes"
+    [one, *_] = pg_job.json("in-doubt", "list", code=1)["transactions"]
+    assert "--fence" in pg_job.cli("in-doubt", "abort", one["id"], "--yes", "--break-decision", code=2).stderr
     refused = pg_job.cli(*abort, code=3)
+    store = JobStore(open_storage(storage.as_uri()), "orders")
+    assert store.newest_generation() == 1, "no driver is shut out before the answer"
     assert "newer by 1: the storage was set back" in refused.stderr
     assert "may be decided, though no record here names it, and aborting it LOSES its rows" in refused.stderr
     assert prepared(pg_database) == 3

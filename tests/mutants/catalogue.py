@@ -1829,7 +1829,7 @@ MUTANTS = (
     Mutant(
         "a target may lack rows of before a savepoint after which there were later checkpoints",
         "coordinator",
-        "record.lineage: record.checkpoint_id, **others}",
+        "record.lineage: n, **others}",
         "**others}",
         MEMORIES,
     ),
@@ -1843,8 +1843,9 @@ MUTANTS = (
     Mutant(
         "a driver is shut out for a transaction that is not in doubt",
         "coordinator",
-        "_choose(look(protocol.store, protocol.sinks), chosen, Decision.ORPHAN)  #",
-        "look(protocol.store, protocol.sinks)  #",
+        "        seen = look(protocol.store, protocol.sinks)\n"
+        "        wanted = _choose(seen, chosen, Decision.ORPHAN)\n",
+        "        seen = look(protocol.store, protocol.sinks)\n        wanted = seen.pending\n",
         IN_DOUBT,
     ),
     Mutant(

@@ -36,7 +36,7 @@ from coordinator.errors import CheckpointError, CorruptRecord, InDoubtError, Sav
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import JobStore
 from coordinator.savepoints.model import savepoint_at
-from coordinator.savepoints.restore import _files
+from coordinator.savepoints.restore import _base, _files
 from coordinator.savepoints.take import require_own_location
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
@@ -407,6 +407,16 @@ def test_a_restored_query_begins_a_lineage_without_committables(job: Job, target
     base = newest_record(job.storage)
     assert base.lineage != savepoint.lineage
     assert (base.checkpoint_id, base.committables, base.restored_from) == (1, (), savepoint.id)
+
+
+def test_only_the_lineage_of_the_savepoint_has_its_number(job: Job, target: str) -> None:
+    """An earlier one that ended there by chance may lack rows."""
+    savepoint = save(job, target)
+    n = savepoint.checkpoint_id
+    for of_a_base, at in (("", n + 1), ("a savepoint", n)):
+        record = replace(savepoint.record, predecessors={"before": n}, restored_from=of_a_base)
+        base = _base(replace(savepoint, records=(record,)), "job", "new", [], later=False)
+        assert base.predecessors == {"before": at, savepoint.lineage: n}
 
 
 def test_the_driver_of_the_abandoned_lineage_is_stopped(job: Job, target: str) -> None:
