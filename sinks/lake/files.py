@@ -11,7 +11,7 @@ from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 
 from sinks.threads import side_by_side
 
@@ -75,10 +75,15 @@ class ObjectFiles(Files):
         return [str(entry["path"]).rpartition("/")[2] for entry in entries]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """A store does not mind what is not there, a folder does."""
-        for some in [[path] for path in paths] if self.folder else [list(paths)]:
-            with suppress(FileNotFoundError):
-                obstore.delete(self._store, some)
+        """S3 does not mind what is not there. A folder, and the stores of Google and Azure, would leave the rest."""
+        if isinstance(self._store, S3Store):
+            obstore.delete(self._store, list(paths))
+        else:
+            side_by_side(self._delete, paths)
+
+    def _delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            obstore.delete(self._store, path)
 
     def exists(self, path: str) -> bool:
         return self.stamp(path) is not None
