@@ -292,6 +292,24 @@ def test_other_partitions_after_the_decision_are_a_loss(lake: Lake) -> None:
     assert lake.ids() == [500]
 
 
+def test_partitions_that_double_rows_after_the_decision_are_to_be_undone(tmp_path: Path) -> None:
+    """Else a replay would write for them."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    with lake.table().update_spec() as update:
+        update.add_field("amount", IdentityTransform(), "by_amount")
+    [outcome] = lake.sink().commit_all(Checkpoint(JOB, LINEAGE, 0), [made])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is UNKNOWN
+    assert "was altered, undo that: it is partitioned by 'by_amount', identity of a double" in outcome.reason
+    with lake.table().update_spec() as update:
+        update.remove_field("by_amount")
+    assert committed(lake.sink(), made) == [COMMITTED]
+    assert lake.ids() == [0, 1]
+
+
 @pytest.mark.parametrize("kind", LAKES, ids=lambda kind: kind.kind)
 def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
     """At any line of it: the rows are found by their new partition, or they are lost and told so."""
