@@ -135,9 +135,10 @@ def abort(
                 USAGE,
             )
         unnamed = [each for each in (wanted if chosen else seen.pending) if each.decision is not Decision.COMMIT]
-        if seen.set_back and unnamed:
+        if asks := bool(seen.set_back and (unnamed or (all_orphans and fence))):  # more may be in doubt by then
+            it = _names(unnamed) or "what is in doubt by then"
             confirm(
-                f"{' '.join(seen.set_back)} So {_names(unnamed)} may be decided, though no record here names it, and "
+                f"{' '.join(seen.set_back)} So {it} may be decided, though no record here names it, and "
                 "aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
@@ -151,9 +152,9 @@ def abort(
             )
             seen = look(protocol.store, protocol.sinks, protocol.store.claim_generation())
             wanted = _choose(seen, chosen, Decision.ORPHAN)
-        if (undecided := _undecided(wanted)) and not seen.set_back:
+        if (undecided := _undecided(wanted)) and not asks:
             confirm(
-                f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
+                f"Storage {protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
                 f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,

@@ -416,8 +416,8 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 
 
 def before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
-    """If a sink remembers the lineage that the savepoint of `base` was taken of, and lacks rows of before: that lineage
-    and where it ends there."""
+    """The lineage that the savepoint of `base` was taken of, and the newest checkpoint that a sink remembers of it, if
+    the sink lacks rows of before the savepoint."""
     if not base.restored_from:
         return None
     wanted, known = base.newest_rows.get(sink, -1), base.predecessors or {}

@@ -92,7 +92,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     have rows of any lineage and checkpoint."""
     record = savepoint.record
     n, others = record.checkpoint_id, {ANY: -1} if later or record.predecessors is None else {}
-    # no lineage but the savepoint's own has its number, unless that has no rows yet
+    # a lineage that ended at this number by chance must not pass for the savepoint's own
     ended = {before: at + (at == n and not record.restored_from) for before, at in (record.predecessors or {}).items()}
     return replace(
         record,

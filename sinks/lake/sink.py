@@ -368,8 +368,10 @@ class LakeSink(
         def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
             open_ = [name for name in by_name if memory.is_committed(name) is None and name in marked]
             gone = self._files().missing(file["path"] for name in open_ for file in by_name[name].proof["files"])
-            for name, committable in by_name.items():
-                outcomes[name] = _outcome(table, memory, marked, gone, name, committable, self._problems)
+            altered = "; ".join(self._problems()) if any(_unfit(c, table) for c in by_name.values()) else ""
+            outcomes.update(
+                {name: _outcome(table, memory, marked, gone, altered, name, c) for name, c in by_name.items()}
+            )
             if lost := [name for name in open_ if outcomes[name].state is CommitState.LOST]:
                 for name in lost:
                     memory.abort(name)
@@ -508,12 +510,12 @@ def _outcome(
     memory: Memory,
     marked: Marked,
     gone: set[str],
+    altered: str,
     name: TransactionId,
     committable: Committable,
-    problems: Callable[[], Iterable[str]],
 ) -> CommitOutcome:
-    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table. Not LOST, which
-    would write its rows again, if the table takes no rows of the sink."""
+    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table. `altered`: why the
+    sink may not write to that, "" if it may: what is LOST is written again."""
     text, committed = committable.transaction["transaction"], memory.is_committed(name)
     if committed:
         return CommitOutcome.COMMITTED
@@ -526,8 +528,8 @@ def _outcome(
             f"{text}: {table.target} remembers nothing of it, and its mark {_mark(text)} is gone"
         )
     if unfit := _unfit(committable, table):
-        if reasons := "; ".join(problems()):
-            return CommitOutcome.unknown(f"{text}: {table.target} was altered, undo that: {reasons}")
+        if altered:
+            return CommitOutcome.unknown(f"{text}: {table.target} was altered, undo that: {altered}")
         return CommitOutcome.lost(f"{text}: {unfit}")
     if mine := gone.intersection(file["path"] for file in committable.proof["files"]):
         return CommitOutcome.lost(f"{text}: somebody has deleted {min(mine)}, which was not visible yet")

@@ -272,6 +272,19 @@ def test_kafka_and_mysql_in_one_job(tmp_path: Path, kafka: KafkaService, kafka_t
     assert job.json("in-doubt", "list", code=1)["transactions"] == []
 
 
+def test_a_storage_that_was_set_back_is_asked_about_before_anything_is_in_doubt(pg_job: Job) -> None:
+    """A driver that runs may pre-commit until the fence shuts it out."""
+    storage, backup = pg_job.folder / "checkpoints", pg_job.folder / "backup"
+    pg_job.run(1)
+    shutil.copytree(storage, backup)
+    pg_job.run(2)
+    shutil.rmtree(storage)
+    shutil.copytree(backup, storage)
+    refused = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", code=3)
+    assert "So what is in doubt by then may be decided" in refused.stderr
+    assert JobStore(open_storage(storage.as_uri()), "orders").newest_generation() == 1
+
+
 def test_of_two_tries_in_kafka_only_one_is_committed(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     """Neither tells its checkpoint, and one may have been killed amid its rows."""
     job = Job(tmp_path, f'type = "kafka"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"')

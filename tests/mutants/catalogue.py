@@ -1836,8 +1836,8 @@ MUTANTS = (
     Mutant(
         "what a storage that was set back does not name is aborted unasked",
         "coordinator",
-        "if seen.set_back and unnamed:",
-        "if seen.set_back and not unnamed:",
+        "if asks := bool(seen.set_back and (unnamed or (all_orphans and fence))):",
+        "if asks := False:",
         IN_DOUBT,
     ),
     Mutant(
