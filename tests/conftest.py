@@ -20,7 +20,7 @@ from sinks.testing.servers.mysql import MySQLService, mysql_can_be_had, mysql_se
 from sinks.testing.servers.postgres import PostgresServer, PostgresService, postgres_service
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
-from tests import jvm, reaper, short_loop, signals, temporary
+from tests import jvm, leaks, reaper, short_loop, signals, temporary
 from tests.spark.workers import FILES, WORKERS
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
@@ -34,6 +34,7 @@ jvm.prepare()
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
+    config.pluginmanager.register(leaks.Leaks())
 
 
 @pytest.hookimpl(tryfirst=True)

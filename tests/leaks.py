@@ -1,0 +1,217 @@
+"""A test that leaves something open fails, always, and no other test does.
+
+Connections, sockets, processes and threads are noted with the place where they were opened, and looked for when their
+test has been torn down, or their module, if a fixture of the module opened them. What is then in no variable any more
+is collected at once, so that a warning out of `__del__` comes in the test that caused it. What a fixture of the whole
+session opened is not looked for: `tests/reaper.py` ends its processes.
+
+A test that plays a driver's death leaves the driver's threads. They end with the test, as they would with the driver.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+
+from coordinator.heartbeat import Heartbeat
+from coordinator.verifier import Verifier
+from sinks import idle_connections, task
+
+PATIENCE = 60.0
+"""Seconds in which a thread that a test has stopped ends, on the slowest machine."""
+
+KEPT = (
+    "/py4j/",
+    "/pyspark/",
+    "/sinks/progress.py",
+    "/sinks/testing/servers/",
+    "/sinks/threads.py",
+    "/tests/spark/job.py",
+)
+"""What is opened below one of these files is kept for the tests to come, or ends by itself."""
+
+FRAMES = 40
+
+
+@dataclass
+class Opened:
+    """Something that has to be closed."""
+
+    kind: str
+    thing: Callable[[], Any]
+    is_open: Callable[[Any], bool]
+    test: str
+    scope: str
+    where: list[tuple[str, int]]
+
+    def __str__(self) -> str:
+        ours = [f"  {file}:{line}" for file, line in self.where if "site-packages" not in file]
+        return "\n".join([f"{self.kind} {self.thing()!r}, which was opened in {self.test} at", *ours[:8]])
+
+
+class Leaks:
+    """The plugin."""
+
+    def __init__(self) -> None:
+        self._test = "no test"
+        self._scope = "session"
+        self._opened: dict[int, Opened] = {}
+        """By the `id`, which warnings name."""
+        self._drivers: list[Heartbeat | Verifier] = []
+        self._unraisable: list[str] = []
+        self._state: dict[str, object] = {}
+
+    # ------------------------------------------------------------------ what is noted
+    def pytest_sessionstart(self) -> None:
+        self._note(psycopg.Connection, "__init__", "connection", lambda each: not each.closed)
+        self._note(pymysql.connections.Connection, "__init__", "connection", lambda each: each.open)
+        self._note(socket.socket, "__init__", "socket", lambda each: each.fileno() != -1)
+        self._note(subprocess.Popen, "__init__", "process", lambda each: each.returncode is None)
+        self._note(threading.Thread, "start", "thread", lambda each: each.is_alive())
+        for kind in (Heartbeat, Verifier):
+            _before(kind, "begin", self._drivers.append)
+        sys.unraisablehook = self._unraisable_hook
+        # In a worker of Spark, a sink's second task freezes what is there. Here that would be what earlier tests left.
+        task._freeze_imports = lambda kind: None
+
+    def _note(self, kind: type, method: str, word: str, is_open: Callable[[Any], bool]) -> None:
+        def note(thing: Any) -> None:
+            self._opened[id(thing)] = Opened(
+                word, weakref.ref(thing), is_open, self._test, self._scope, list(_callers())
+            )
+
+        _before(kind, method, note)
+
+    def _unraisable_hook(self, unraisable: Any) -> None:
+        """An error out of `__del__`. Of something that another test opened, that test has been told."""
+        named = [self._opened.get(int(found, 16)) for found in re.findall(r"0x[0-9a-f]+", str(unraisable.exc_value))]
+        owner = next((each for each in named if each), None)
+        if owner is None or owner.test == self._test:
+            told = [f"{unraisable.err_msg or 'Exception ignored in'}: {unraisable.object!r}"]
+            told += [line.rstrip() for line in traceback.format_exception(unraisable.exc_value)]
+            told += [str(owner)] if owner else []
+            try:
+                warnings.warn(pytest.PytestUnraisableExceptionWarning("\n".join(told)), stacklevel=1)
+            except pytest.PytestUnraisableExceptionWarning as error:  # the test does not ignore them
+                self._unraisable.append(str(error))
+
+    # ------------------------------------------------------------------ when it is looked for
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._test, self._scope, self._state = item.nodeid, "function", _state()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        before, self._scope = self._scope, fixturedef.scope
+        try:
+            return (yield)
+        finally:
+            self._scope = before
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed:  # its traceback holds what it had open
+            self._forget({"function"})
+        return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        self._end_drivers()
+        _close_idle_connections()
+        result = yield
+        gc.collect()
+        scopes = {"function"}
+        if nextitem is None or nextitem.path != item.path:
+            scopes |= {"class", "module", "package"}
+        left = [f"the test left a {each}" for each in self._left(scopes)] + self._unraisable
+        left += [f"the test changed {name}" for name, value in _state().items() if self._state.get(name) != value]
+        self._forget(scopes)
+        self._unraisable = []
+        if left:
+            pytest.fail("\n\n".join(left), pytrace=False)
+        return result
+
+    def _left(self, scopes: set[str]) -> Iterator[Opened]:
+        for each in list(self._opened.values()):
+            if each.scope not in scopes or any(place in file for file, _ in each.where for place in KEPT):
+                continue
+            thing = each.thing()
+            if isinstance(thing, threading.Thread):
+                thing.join(PATIENCE)
+            if thing is not None and each.is_open(thing):
+                yield each
+
+    def _forget(self, scopes: set[str]) -> None:
+        """What is open is told of once; what is collected by now can be in no warning."""
+        self._opened = {key: each for key, each in self._opened.items() if each.thing() is not None}
+        for each in self._opened.values():
+            if each.scope in scopes:
+                each.scope = "forgotten"
+
+    def _end_drivers(self) -> None:
+        for each in self._drivers:
+            each._ended.set()
+            if each._thread:
+                each._thread.join(PATIENCE)
+        self._drivers.clear()
+
+
+def _before(kind: type, method: str, call: Callable[[Any], object]) -> None:
+    inner = getattr(kind, method)
+
+    def outer(self: Any, *arguments: Any, **options: Any) -> Any:
+        call(self)
+        return inner(self, *arguments, **options)
+
+    setattr(kind, method, outer)
+
+
+def _callers() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(3)
+    for _ in range(FRAMES):
+        yield frame.f_code.co_filename, frame.f_lineno
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+
+
+def _close_idle_connections() -> None:
+    """Each would be closed some seconds later, in the midst of another test."""
+    for place in list(idle_connections._idle):
+        while (connection := idle_connections.take(place[1:])) is not None:
+            idle_connections.disconnect(connection)
+
+
+def _state() -> dict[str, object]:
+    """What all tests of a process share."""
+    loggers = [logging.getLogger(name) for name in ("", "coordinator", "sinks")]
+    return {
+        "the working directory": os.getcwd(),
+        "the environment": {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SPARK_", "PYSPARK_"))
+        },
+        "the levels of loggers": [(each.level, each.disabled, each.propagate) for each in loggers],
+        "whether garbage is collected": gc.isenabled(),
+        "what signals do": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+    }
