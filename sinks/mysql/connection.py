@@ -308,8 +308,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A string literal under NO_BACKSLASH_ESCAPES."""
-    return "'" + text.replace("'", "''") + "'"
+    """A string literal, in a session without NO_BACKSLASH_ESCAPES."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 # ---------------------------------------------------------------------- errors

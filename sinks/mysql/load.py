@@ -72,7 +72,7 @@ class LoadEncoder(RowEncoder):
     _SPECIAL = ("\\", "\t", "\n")  # the backslash comes first: it marks the others
 
     def statement(self, into: str) -> str:
-        """In a session with NO_BACKSLASH_ESCAPES. What is no text goes through a variable."""
+        """What is no text goes through a variable."""
         fields, sets = [], []
         for index, column in enumerate(self.columns):
             wrap = {Form.HEX: "UNHEX({})", Form.BITS: "CAST({} AS UNSIGNED)"}.get(column.form)
@@ -81,7 +81,7 @@ class LoadEncoder(RowEncoder):
                 sets.append(f"{quoted(column.name)} = {wrap.format(f'@f{index}')}")
         return (
             f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {into} CHARACTER SET utf8mb4"
-            " FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
+            " FIELDS TERMINATED BY '\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\n' "
             f"({', '.join(fields)})" + (f" SET {', '.join(sets)}" if sets else "")
         )
 
@@ -101,7 +101,7 @@ class LoadEncoder(RowEncoder):
 
 
 class InsertEncoder(RowEncoder):
-    """For INSERT … VALUES in a session with NO_BACKSLASH_ESCAPES."""
+    """For INSERT … VALUES in a session without NO_BACKSLASH_ESCAPES."""
 
     null = "NULL"
     bytes_at_once = 2**20
@@ -140,8 +140,9 @@ class InsertEncoder(RowEncoder):
     def _quoted(form: Form, text: pa.Array) -> pa.Array:
         if form is Form.BITS:
             return text
-        if form is Form.TEXT and (bytes_of(text) == ord("'")).any():
-            text = pc.replace_substring(text, "'", "''")
+        for special in ("\\", "'") if form is Form.TEXT else ():
+            if (bytes_of(text) == ord(special)).any():
+                text = pc.replace_substring(text, special, special * 2)
         return _around("X'" if form is Form.HEX else "'", text, "'")
 
 

@@ -67,22 +67,22 @@ _WAIT_TIMEOUT = "28800"
 
 _KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
 
-_SQL_MODE = ",".join(
-    [
-        "STRICT_ALL_TABLES",  # a value that does not fit is an error
-        "NO_ZERO_DATE",
-        "NO_ZERO_IN_DATE",
-        "ERROR_FOR_DIVISION_BY_ZERO",
-        "NO_AUTO_VALUE_ON_ZERO",  # a 0 for an AUTO_INCREMENT column is a 0
-        "NO_ENGINE_SUBSTITUTION",
-        "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
-    ]
-)
+_SQL_MODE = [
+    "STRICT_ALL_TABLES",  # a value that does not fit is an error
+    "NO_AUTO_VALUE_ON_ZERO",  # a 0 for an AUTO_INCREMENT column is a 0
+    "NO_ENGINE_SUBSTITUTION",
+    "ALLOW_INVALID_DATES",  # a table may hold some, or have one as a default
+]
+"""Nothing that keeps out what an old table has: a zero date is a default or a value of many, and no date of Spark turns
+into one. NO_BACKSLASH_ESCAPES would change what MySQL reads in a table's own expressions, whose text has escapes."""
+_KEPT = ["ERROR_FOR_DIVISION_BY_ZERO", "NO_UNSIGNED_SUBTRACTION"]
+"""Modes that decide what a table's own expressions give: they stay as the server has them."""
+_MODES = [f"'{','.join(_SQL_MODE)}'", *(f"IF(FIND_IN_SET('{mode}', @@sql_mode), '{mode}', NULL)" for mode in _KEPT)]
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
     "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
     "sql_auto_is_null": "0",  # IS NULL finds no number that was given last
-    "sql_mode": f"'{_SQL_MODE}'",
+    "sql_mode": f"CONCAT_WS(',', {', '.join(_MODES)})",
     "time_zone": "'+00:00'",
     "sql_notes": "1",  # what is cut off without an error counts as a warning
     "foreign_key_checks": "1",
