@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from enum import Enum
@@ -44,7 +44,8 @@ class MySQLColumn(tables.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
     `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of a second, `length`
-    is in bytes. `collation` is "" for what is no text. `members` are those of an ENUM.
+    is in bytes. `collation` is "" for what is no text. `members` are those of an ENUM. `on_update` is the time that the
+    server puts into the column when an UPDATE changes the row, as ON UPDATE has it; "" for none.
     """
 
     precision: int = 0
@@ -53,6 +54,7 @@ class MySQLColumn(tables.Column):
     length: int = 0
     collation: str = ""
     members: tuple[str, ...] = ()
+    on_update: str = ""
 
     @property
     def staged_as(self) -> str:
@@ -354,8 +356,10 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
     json = [column.replace("``", "`") for column in _JSON.findall(text)]
-    columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, [schema, name]))
-    uniques, constraints = _indexes(connection, schema, name)
+    rows = query(connection, _COLUMNS, [schema, name])
+    columns = tuple(_column(row, json) for row in rows)
+    ends = {column for column, *_, expression, _ in rows if expression == "ROW END"}
+    uniques, constraints = _indexes(connection, schema, name, ends, _periods(text))
     lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
     constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
     constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))  # a page holds less in others
@@ -387,26 +391,56 @@ _COLUMNS = (
     " coalesce(generation_expression, '') <> '',"
     " extra LIKE '%%auto_increment%%' OR coalesce(column_default, '') REGEXP '(uuid|rand|nextval)[(]',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
-    " coalesce(character_octet_length, 0), coalesce(collation_name, '')"
+    " coalesce(character_octet_length, 0), coalesce(collation_name, ''), coalesce(generation_expression, ''), extra"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
 _JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\(")
 """The last two: a default out of other columns, an index over an expression."""
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 """What makes a text JSON in MariaDB."""
+_ON_UPDATE = re.compile(r"\bon update (\w+(?:\(\d*\))?)", re.IGNORECASE)
+_NAMED = r"`((?:[^`]|``)+)`"
+_PERIOD = re.compile(rf"PERIOD FOR {_NAMED} \({_NAMED}, {_NAMED}\)")
+_WITHOUT_OVERLAPS = re.compile(rf"KEY(?: {_NAMED})? \((?:.*,)?{_NAMED} WITHOUT OVERLAPS\)")
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
-    name, kind, declared, *facts, precision, scale, digits, length, collation = row
+    name, kind, declared, *facts, precision, scale, digits, length, collation, _, extra = row
     nullable, has_default, generated, counter = map(bool, facts)
     numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
     kind = "json" if name in json else kind.lower()
     members = members_of(declared) if kind == "enum" else ()
-    return MySQLColumn(name, kind, declared, nullable, has_default, generated, counter, *numbers, collation, members)
+    renewed = _ON_UPDATE.search(extra or "")
+    return MySQLColumn(
+        name,
+        kind,
+        declared,
+        nullable,
+        has_default,
+        generated,
+        counter,
+        *numbers,
+        collation,
+        members,
+        renewed[1] if renewed else "",
+    )
 
 
-def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Unique, ...], list[str]]:
-    """Unique indexes over whole columns, and the names of those whose verdict only the target can tell."""
+def _periods(definition: str) -> dict[str, tuple[str, str]]:
+    """Of each index WITHOUT OVERLAPS, which MariaDB has, the columns where its period begins and ends. The catalog
+    shows them as any other columns of the index."""
+    unquoted = [[name.replace("``", "`") for name in found] for found in _PERIOD.findall(definition)]
+    bounds = {period: (begin, end) for period, begin, end in unquoted}
+    indexes = [[name.replace("``", "`") for name in found] for found in _WITHOUT_OVERLAPS.findall(definition)]
+    return {index or "PRIMARY": bounds[period] for index, period in indexes if period in bounds}
+
+
+def _indexes(
+    connection: Connection, schema: str, name: str, ends: Collection[str], periods: Mapping[str, tuple[str, str]]
+) -> tuple[tuple[Unique, ...], list[str]]:
+    """Unique indexes over whole columns, and the names of those whose verdict only the target can tell. `ends` are
+    columns in which a versioned table has the end of a row: MariaDB adds them to each unique index, for the rows of the
+    past, and all present rows have the same there. `periods`: as `_periods` tells."""
     rows = query(
         connection,
         "SELECT index_name, column_name, sub_part, index_type FROM information_schema.statistics"
@@ -417,9 +451,12 @@ def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Uniq
     hashes = {index for index, _, _, kind in rows if kind == "HASH"}
     """MariaDB's, of texts that are longer than a sort compares: it would take two keys for one."""
     for index, column, part, _ in rows:
-        columns.setdefault(index, []).append(column if part is None else None)  # None: a prefix, or an expression
+        if column not in ends:
+            columns.setdefault(index, []).append(column if part is None else None)  # None: a prefix, or an expression
     uniques = tuple(
-        Unique(index, tuple(filter(None, of)), index not in hashes) for index, of in columns.items() if None not in of
+        Unique(index, tuple(filter(None, of)), index not in hashes and index not in periods, periods.get(index))
+        for index, of in columns.items()
+        if None not in of
     )
     return uniques, [f"index {index}" for index, of in columns.items() if None in of]
 

@@ -622,7 +622,7 @@ class MySQLBackend(Pool, Backend):
             )
 
     def _put_in_anew(self, move: Move, last: str) -> None:
-        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        """Rows that give up a value which another one takes, as an UPDATE would leave them."""
         connection, target = move.connection, move.target
         if (handed_on := self.hands_on_unique_value(move, last)) is None:
             return
@@ -632,7 +632,10 @@ class MySQLBackend(Pool, Backend):
         if not query(connection, f"SELECT 1 {giver} FOR UPDATE"):
             return
         keys, given = self.merge.keys, quoted("tpc given")
-        create = f"CREATE TEMPORARY TABLE {given} (PRIMARY KEY ({listed(keys)})) ENGINE=InnoDB"
+        renewed = [c for c in target.columns if c.on_update and c.name not in (*move.written, *keys)]
+        parts = [f"{quoted(c.name)} {c.declared} NULL ON UPDATE {c.on_update}" for c in renewed]
+        parts.append(f"PRIMARY KEY ({listed(keys)})")
+        create = f"CREATE TEMPORARY TABLE {given} ({', '.join(parts)}) ENGINE=InnoDB"
         try:
             execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {given}")
             rows = execute(connection, f"{create} SELECT {names} {giver}")
@@ -643,32 +646,28 @@ class MySQLBackend(Pool, Backend):
                 f"table {target.label}: rows of the batch swap the value of a unique index, or hand it on, for which "
                 f"the user needs the right CREATE TEMPORARY TABLES: {error_text(error)}"
             ) from error
+        execute(connection, self._update(move, last, given))  # the server puts the time where it would in the target
         same = self.equal("target", "given", keys)
         connection.defer("SET SESSION foreign_key_checks = 0")  # of hidden tables: the rows come back
         out = execute(connection, f"DELETE target FROM {target.identifier} AS target JOIN {given} AS given ON {same}")
         connection.defer("SET SESSION foreign_key_checks = 1")
-        changes = [column for column in move.written if column not in keys]
-        values = ", ".join(f"{'last' if column in changes else 'given'}.{quoted(column)}" for column in own)
-        put = execute(
-            connection,
-            f"{self.into(target, own)} SELECT {values} FROM {given} AS given"
-            f" JOIN ({last}) AS last ON {self.equal('given', 'last', keys)}",
-        )
+        put = execute(connection, f"{self.into(target, own)} SELECT {listed(own)} FROM {given}")
         execute(connection, f"DROP TEMPORARY TABLE {given}")
         if not rows == out == put:
             raise TransactionBlocked(
                 f"table {target.label}: somebody else changed rows of the batch while it was moved"
             )
 
-    def _update(self, move: Move, last: str) -> str:
-        """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
+    def _update(self, move: Move, last: str, table: str = "") -> str:
+        """Of the target, or of another (quoted) table with its rows. A key stays also where the server puts the time
+        into what is not set (ON UPDATE)."""
         target, keys = move.target, self.merge.keys
         own = [c.name for c in target.columns if c.name in keys and c.type in ("timestamp", "datetime")]
         changes = [(column, "last") for column in move.written if column not in keys]
         changes += [(column, "target") for column in own]
         sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
         return (
-            f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
+            f"UPDATE {table or target.identifier} AS target JOIN ({last}) AS last"
             f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE {self.stays('last')}"
         )
 

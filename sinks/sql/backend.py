@@ -276,7 +276,7 @@ class Backend(ABC):
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield (
                 f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
-                "neither partial nor deferrable, and no table may inherit from this one"
+                "neither partial nor deferrable, without a period, and no table may inherit from this one"
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
             yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
@@ -514,7 +514,7 @@ class Backend(ABC):
         for unique in target.uniques:
             columns = set(unique.columns)
             is_judged = columns == set(self.merge.keys) if upsert else columns <= written
-            if not is_judged and (not columns & differing or (upsert and columns & written)):
+            if (unique.period or not is_judged) and (not columns & differing or (upsert and columns & written)):
                 reasons.append(f"index {unique.name}")
         return reasons + (list(target.referenced_by) if upsert else [])
 
@@ -538,6 +538,17 @@ class Backend(ABC):
     def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
         names = map(self.quote, columns)
         return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
+
+    def clash(self, left: str, right: str, columns: Sequence[str], period: tuple[str, str] | None) -> str:
+        """The condition for two rows that a unique index does not take together, as far as these columns of it tell.
+        They have both bounds of its `period`, or the bounds are left out."""
+        if period is None:
+            return self.equal(left, right, columns)
+        conditions = [self.equal(left, right, [column]) for column in columns if column not in period]
+        if set(period) <= set(columns):
+            begin, end = map(self.quote, period)
+            conditions.append(f"{left}.{begin} < {right}.{end} AND {right}.{begin} < {left}.{end}")
+        return " AND ".join(conditions) or "TRUE"
 
     def last(self, move: Move) -> str:
         """The last change of each key, over all staging tables."""
@@ -584,7 +595,7 @@ class Backend(ABC):
         for unique in target.uniques:
             columns = [column for column in unique.columns if column in move.written]
             if columns and set(unique.columns) != set(keys):
-                takes.append(f"({self.equal('taker', 'target', columns)})")
+                takes.append(f"({self.clash('taker', 'target', columns, unique.period)})")
         if (
             not takes
             or target.referenced_by

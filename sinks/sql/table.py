@@ -51,11 +51,14 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class Unique:
-    """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred)."""
+    """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred, and has no period).
+    `period`: two of its columns where a period begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other
+    columns clash if their periods overlap."""
 
     name: str
     columns: tuple[str, ...]
     arbiter: bool = True
+    period: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

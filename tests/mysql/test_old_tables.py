@@ -51,6 +51,43 @@ def old(db: Observer) -> Observer:
     return db
 
 
+# ---------------------------------------------------------------------- what the server puts in at an UPDATE
+@pytest.mark.parametrize("kind", ["timestamp", "datetime"])
+def test_a_row_whose_unique_value_is_swapped_is_marked_as_changed(old: Observer, kind: str) -> None:
+    """Who reads the changes by `updated_at` sees them all, and none of a row that stays as it was."""
+    old.run(
+        f"ALTER TABLE orders ADD at {kind}(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),"
+        f" ADD seen {kind} NULL ON UPDATE CURRENT_TIMESTAMP, ADD made {kind} NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    )
+    for id, name in enumerate("abcd", 1):
+        old.run("INSERT INTO orders VALUES (%s, %s, %s, %s, %s)", [id, name, OLD, OLD, OLD])
+    write(old, [*SWAP, {"id": 3, "name": "new"}, {"id": 4, "name": "d"}], **BY_ID)
+    rows = old.run("SELECT id, name, at > made, seen > made, made FROM orders ORDER BY id")
+    assert rows == [(1, "b", 1, 1, OLD), (2, "a", 1, 1, OLD), (3, "new", 1, 1, OLD), (4, "d", 0, 0, OLD)]
+
+
+def test_a_time_that_the_batch_has_is_kept_when_unique_values_are_swapped(old: Observer) -> None:
+    old.run("ALTER TABLE orders ADD at datetime(6) NULL ON UPDATE CURRENT_TIMESTAMP(6)")
+    old.run("INSERT INTO orders VALUES (1, 'a', NULL), (2, 'b', NULL)")
+    schema = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
+    write(old, [row | {"at": OLD} for row in SWAP], schema=schema, **BY_ID)
+    assert old.visible() == [(1, "b", OLD), (2, "a", OLD)]
+
+
+def test_a_key_that_the_server_renews_stays_when_unique_values_are_swapped(db: Observer) -> None:
+    db.run(
+        "CREATE TABLE notes (at timestamp NOT NULL DEFAULT '2020-01-01' ON UPDATE CURRENT_TIMESTAMP PRIMARY KEY,"
+        " name varchar(9) UNIQUE)"
+    )
+    first, second = (datetime(2020, 1, day, tzinfo=timezone.utc) for day in (1, 2))
+    db.run("SET SESSION time_zone = '+00:00'")
+    db.run("INSERT INTO notes VALUES ('2020-01-01', 'a'), ('2020-01-02', 'b')")
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string())])
+    rows = [{"at": first, "name": "b"}, {"at": second, "name": "a"}]
+    write(db, rows, schema=schema, table="notes", mode="upsert", keys=["at"])
+    assert db.visible("notes") == [(datetime(2020, 1, 1), "b"), (datetime(2020, 1, 2), "a")]
+
+
 # ---------------------------------------------------------------------- zero dates
 def test_rows_get_a_zero_date_as_the_tables_default(old: Observer) -> None:
     """As by a plain INSERT."""
@@ -154,3 +191,98 @@ def test_a_tables_own_division_by_zero_is_what_the_server_makes_of_it(old: Obser
         write(old, SWAP, dsn=for_error, strategy=strategy)
     write(old, SWAP, dsn=with_option(old.dsn, mode.format("")), strategy=strategy, number=1)
     assert old.visible() == [(1, "b", 0, None), (2, "a", 0, None)]
+
+
+# ---------------------------------------------------------------------- periods, which MariaDB has
+@pytest.fixture
+def on_mariadb(mariadb: MariaDBServer) -> Iterator[Observer]:
+    with mariadb.database() as dsn, contextlib.closing(Observer(dsn)) as observer:
+        yield observer
+
+
+VERSIONED = (
+    "CREATE TABLE orders (id bigint PRIMARY KEY, name varchar(9) UNIQUE{},"
+    " born timestamp(6) GENERATED ALWAYS AS ROW START, gone timestamp(6) GENERATED ALWAYS AS ROW END,"
+    " PERIOD FOR SYSTEM_TIME (born, gone)) WITH SYSTEM VERSIONING"
+)
+
+
+@pytest.mark.parametrize("marker", [None, "deleted"])
+def test_upserts_into_a_versioned_table_go_by_its_key_and_leave_a_history(
+    on_mariadb: Observer, marker: str | None
+) -> None:
+    """The server adds the end of a row to each key. For the rows of now that is always the same."""
+    db = on_mariadb
+    db.run(VERSIONED.format(""))
+    schema = pa.schema([*SCHEMA, ("deleted", pa.bool_())] if marker else SCHEMA)
+    rows = [{"id": 1, "name": "a", "deleted": False}, {"id": 2, "name": "b", "deleted": False}]
+    write(db, rows, schema=schema, delete_marker=marker, **BY_ID)
+    rows = [{"id": 1, "name": "b", "deleted": False}, {"id": 2, "name": "c", "deleted": False}]
+    write(db, rows, schema=schema, number=1, delete_marker=marker, **BY_ID)
+    if marker:
+        rows = [{"id": 1, "name": None, "deleted": True}]
+        write(db, rows, schema=schema, number=2, delete_marker=marker, **BY_ID)
+    now = [(2, "c")] if marker else [(1, "b"), (2, "c")]
+    assert db.run("SELECT id, name FROM orders ORDER BY 1") == now
+    past = "SELECT DISTINCT id, name FROM orders FOR SYSTEM_TIME ALL WHERE gone < now(6) ORDER BY 1, 2"
+    assert {(1, "a"), (2, "b"), *([(1, "b")] if marker else [])} <= set(db.run(past))
+
+
+def test_appends_to_a_versioned_table_are_judged_by_the_rows_of_now(on_mariadb: Observer) -> None:
+    """A key that was deleted may come again."""
+    db = on_mariadb
+    db.run(VERSIONED.format(""))
+    db.run("INSERT INTO orders (id, name) VALUES (1, 'a'), (2, 'b')")
+    db.run("DELETE FROM orders WHERE id = 1")
+    write(db, [{"id": 1, "name": "a"}], strategy="staged")
+    with pytest.raises(BadValue, match=r"\(id\) = \(2\) is in the table already"):
+        write(db, [{"id": 2, "name": "x"}], strategy="staged", number=1)
+    assert db.run("SELECT id, name FROM orders ORDER BY 1") == [(1, "a"), (2, "b")]
+
+
+def test_a_versioned_table_marks_rows_that_swap_as_changed(on_mariadb: Observer) -> None:
+    db = on_mariadb
+    db.run(VERSIONED.format(", at timestamp(6) NOT NULL DEFAULT '2020-01-01' ON UPDATE CURRENT_TIMESTAMP(6)"))
+    db.run("INSERT INTO orders (id, name) VALUES (1, 'a'), (2, 'b')")
+    write(db, SWAP, **BY_ID)
+    assert db.run("SELECT id, name, at > '2020-01-02' FROM orders ORDER BY 1") == [(1, "b", 1), (2, "a", 1)]
+
+
+STAYS = pa.schema([("id", pa.int64()), ("room", pa.int64()), ("begins", pa.date32()), ("ends", pa.date32())])
+WITHOUT_OVERLAPS = (
+    "CREATE TABLE stays (id bigint{}, room int, begins date, ends date,"
+    " PERIOD FOR `st``ay` (begins, ends), UNIQUE `in``room` (room, `st``ay` WITHOUT OVERLAPS))"
+)
+
+
+def stay(id: int, room: int, begins: int, ends: int) -> dict[str, Any]:
+    """Within January 2026."""
+    return {"id": id, "room": room, "begins": date(2026, 1, begins), "ends": date(2026, 1, ends)}
+
+
+def test_periods_that_overlap_what_another_row_gives_up_are_moved(on_mariadb: Observer) -> None:
+    """As by hand, with the rows in the right order. The catalog shows the index as one over equal columns."""
+    db = on_mariadb
+    db.run(WITHOUT_OVERLAPS.format(" PRIMARY KEY"))
+    write(db, [stay(1, 7, 1, 10), stay(2, 7, 10, 20)], schema=STAYS, table="stays", **BY_ID)
+    for number, moved in enumerate(([stay(1, 7, 1, 15), stay(2, 7, 15, 20)], [stay(1, 7, 1, 5), stay(2, 7, 5, 20)])):
+        write(db, moved, schema=STAYS, table="stays", number=number + 1, **BY_ID)
+        assert db.visible("stays") == [tuple(row.values()) for row in moved]
+    with pytest.raises(BadValue, match="Duplicate entry"):
+        write(db, [stay(1, 7, 1, 6)], schema=STAYS, table="stays", number=3, **BY_ID)
+
+
+def test_appended_periods_that_overlap_are_refused_before_the_decision(on_mariadb: Observer) -> None:
+    db = on_mariadb
+    db.run(WITHOUT_OVERLAPS.format(""))
+    with pytest.raises(BadValue, match="Duplicate entry"):
+        write(db, [stay(1, 7, 1, 10), stay(2, 7, 9, 20)], schema=STAYS, table="stays", strategy="staged")
+    write(db, [stay(1, 7, 1, 10), stay(2, 7, 10, 20)], schema=STAYS, table="stays", strategy="staged", number=1)
+
+
+def test_an_index_without_overlaps_is_no_key_for_upserts(on_mariadb: Observer) -> None:
+    """Rows that are not equal there clash as well, which nobody mends by asking again."""
+    db = on_mariadb
+    db.run(WITHOUT_OVERLAPS.format(""))
+    with pytest.raises(ConfigurationError, match=r"needs a unique index on just these columns, .* without a period"):
+        write(db, [stay(1, 7, 1, 10)], schema=STAYS, table="stays", mode="upsert", keys=["room", "begins", "ends"])
