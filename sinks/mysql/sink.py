@@ -536,6 +536,29 @@ class MySQLBackend(Pool, Backend):
         return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
 
     # ------------------------------------------------------------------ staged, in the task
+    def unstageable(self, connection: Connection, target: MySQLTarget, batch: pa.Schema) -> Iterable[str]:
+        """Tried with a temporary table, which has the same limits and leaves nothing behind. Without the right to make
+        one, the first task tells."""
+        table, columns = quoted(target.schema, "tpc width"), self.staging_columns(target, batch, _merge_column)
+        try:
+            execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {table}")
+            execute(connection, _creation("TEMPORARY TABLE", table, columns))
+            execute(connection, f"DROP TEMPORARY TABLE {table}")
+        except pymysql.Error as error:
+            if _is_too_wide(error):
+                yield self._too_wide(columns, error)
+            elif code_of(error) not in RIGHTS:
+                raise
+
+    def _too_wide(self, columns: Sequence[MySQLColumn], error: pymysql.Error) -> str:
+        remedy = (
+            'use strategy="xa", which needs no such table' if self.merge.mode == "append" else "write fewer columns"
+        )
+        return (
+            f"the strategy staged needs a table with the batch's {len(columns):,} columns and one of its own, which "
+            f"the server does not take ({error_text(error)}): {remedy}, or let columns be of a shorter type"
+        )
+
     def stage(self, plan: Plan, context: TransactionContext) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
@@ -548,12 +571,15 @@ class MySQLBackend(Pool, Backend):
             target = self.current(transaction.connection, target, written)
             columns = self.staging_columns(target, context.schema, _merge_column)
             transaction.start(table, columns, self.merge)
-            key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
             transaction.connection.defer(
-                f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
-                f" COMMENT={literal(context.transaction_id)}"
+                f"{_creation('TABLE', table, columns)} COMMENT={literal(context.transaction_id)}"
             )
-            transaction.execute("START TRANSACTION")
+            try:
+                execute(transaction.connection, "START TRANSACTION")
+            except pymysql.Error as error:
+                if not _is_too_wide(error):
+                    raise
+                raise ConfigurationError(f"table {target.label}: {self._too_wide(columns, error)}") from error
         return transaction
 
     # ------------------------------------------------------------------ before the decision
@@ -738,6 +764,17 @@ class MySQLBackend(Pool, Backend):
             [schema, _ROW, *tables],
         )
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
+
+
+def _creation(kind: str, table: str, columns: Iterable[MySQLColumn]) -> str:
+    """The statement that makes a staging table, of this (quoted) name."""
+    key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
+    return f"CREATE {kind} {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
+
+
+def _is_too_wide(error: pymysql.Error) -> bool:
+    """Whether a table was not made for the number of its columns, or the length of its rows."""
+    return code_of(error) in (ER.TOO_MANY_FIELDS, ER.TOO_BIG_ROWSIZE) or "Too many columns" in error_text(error)
 
 
 def _declaration(column: MySQLColumn) -> str:

@@ -368,6 +368,11 @@ class Backend(ABC):
         """Those of the names that a table has, be it a staging table or another one."""
         return set(self.staged_types(connection, schema, names))
 
+    def unstageable(self, connection: Any, target: Any, batch: pa.Schema) -> Iterable[str]:
+        """Why there can be no staging table for rows of `batch`, which fit the target, and what to do. Default: there
+        can be one wherever there is a target."""
+        return ()
+
     @abstractmethod
     def stage(self, plan: Plan, context: TransactionContext) -> RowTransaction:
         """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the

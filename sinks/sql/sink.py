@@ -122,7 +122,10 @@ class TableSink(
                     raise self._unfit(ConfigurationError, target, [*others, *columns])
                 if columns:
                     raise self._unfit(SchemaMismatch, target, columns)
-                self._plan_for(connection, target)
+                if self._plan_for(connection, target).strategy == "staged" and (
+                    reasons := [*self._backend.unstageable(connection, target, schema)]
+                ):
+                    raise self._unfit(ConfigurationError, target, reasons)
         except Exception as error:
             if (reason := self._backend.misconfigured(error)) is None:
                 raise

@@ -286,3 +286,40 @@ def test_an_index_without_overlaps_is_no_key_for_upserts(on_mariadb: Observer) -
     db.run(WITHOUT_OVERLAPS.format(""))
     with pytest.raises(ConfigurationError, match=r"needs a unique index on just these columns, .* without a period"):
         write(db, [stay(1, 7, 1, 10)], schema=STAYS, table="stays", mode="upsert", keys=["room", "begins", "ends"])
+
+
+# ---------------------------------------------------------------------- as wide as a table can be
+WIDE = [f"c{n}" for n in range(1017)]
+
+
+@pytest.fixture(params=["columns", "bytes"])
+def wide(db: Observer, request: pytest.FixtureRequest) -> tuple[Observer, pa.Schema]:
+    """A table `wide` with as many columns or bytes as InnoDB has, and the schema of rows that have all of it."""
+    if request.param == "bytes":
+        db.run("CREATE TABLE wide (id int NOT NULL, name varchar(65526), UNIQUE (id)) CHARACTER SET latin1")
+        return db, pa.schema([("id", pa.int32()), ("name", pa.string())])
+    db.run(f"CREATE TABLE wide (id int NOT NULL UNIQUE, {', '.join(f'{name} tinyint' for name in WIDE[1:])})")
+    return db, pa.schema([("id", pa.int32()), *((name, pa.int8()) for name in WIDE[1:])])
+
+
+def test_a_table_that_is_too_wide_for_staging_takes_appends_by_xa(wide: tuple[Observer, pa.Schema]) -> None:
+    db, schema = wide
+    write(db, [{"id": 1, "name": "x"}], schema=schema, table="wide")
+    assert db.ids("wide") == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"), [({"strategy": "staged"}, 'use strategy="xa"'), (BY_ID, "write fewer columns")]
+)
+def test_a_table_that_is_too_wide_for_staging_is_refused_at_the_start(
+    wide: tuple[Observer, pa.Schema], options: dict[str, Any], remedy: str
+) -> None:
+    """It is no bad row, which dead letters would take."""
+    db, schema = wide
+    with contextlib.closing(MySQLSink(db.dsn, "wide", **options)) as sink:
+        with pytest.raises(ConfigurationError, match=rf"{len(schema):,} columns and one of its own.*{remedy}"):
+            sink.check(schema)
+        sink.check(schema.remove(1))
+        with pytest.raises(ConfigurationError, match="and one of its own"):  # the table as it may be by then
+            pre_commit(sink, batch([{"id": 1, "name": "x"}], schema))
+    assert db.staging() == []
