@@ -363,10 +363,16 @@ class PostgresBackend(Pool, Backend):
             ) from error
 
     def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        """The name does not have the schema: the locks tell, since a prepared transaction still holds those of the table
+        and of the ledger beside it. Another environment may have the same names in another schema."""
         rows = connection.execute(
-            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+            "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND starts_with(gid, %s)"
+            " AND EXISTS (SELECT FROM pg_locks own JOIN pg_locks held USING (virtualtransaction)"
+            " JOIN pg_class c ON c.oid = held.relation JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE own.transactionid = p.transaction AND own.pid IS NULL AND held.pid IS NULL"
+            " AND held.mode = 'RowExclusiveLock' AND nspname = %s)"
             " ORDER BY gid",
-            [TransactionId.prefix(job)],
+            [TransactionId.prefix(job), schema],
         ).fetchall()
         return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
 

@@ -194,6 +194,31 @@ def test_in_doubt_leaves_other_sinks_and_databases_alone(
         elsewhere.close()
 
 
+def test_environments_in_two_schemas_leave_each_other_alone(db: Observer) -> None:
+    """They have the same names of job, sink and table, and each sweeps while the other's batch is under way."""
+    sinks = {}
+    for schema in ("staging", "prod"):
+        db.run(f"CREATE SCHEMA {schema}")
+        db.run(f"CREATE TABLE {schema}.orders (id bigint NOT NULL, name text)")
+        options = {"options": f"-c search_path={schema}"}
+        sinks[schema] = make(db, strategy="prepared", connect_options=options)
+    written = {schema: pre_commit(sink, rows_of(1)) for schema, sink in sinks.items()}
+    for schema, sink in sinks.items():
+        assert list(sink.in_doubt("job")) == [written[schema].transaction]
+    before_any_check = make(db, table="prod.orders", name="orders", check=None)
+    for transaction in before_any_check.in_doubt("job"):
+        before_any_check.abort(transaction)
+    assert sinks["staging"].commit(written["staging"]) == COMMITTED
+    assert (db.ids("staging.orders"), db.ids("prod.orders"), db.prepared()) == ([1], [], [])
+
+
+def test_an_orphan_is_found_after_the_table_or_the_ledger_got_another_name(db: Observer) -> None:
+    orphan = pre_commit(make(db, strategy="prepared"), rows_of(1)).transaction
+    db.run("CREATE TABLE orders_2 (id bigint NOT NULL, name text)")
+    for options in ({"table": "orders_2", "name": "orders"}, {"ledger": "other"}):
+        assert list(make(db, strategy="prepared", **options).in_doubt("job")) == [orphan]
+
+
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
 def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
     sink = make(db, strategy="prepared", lock_timeout=0.3)
