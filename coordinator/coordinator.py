@@ -136,7 +136,7 @@ class CheckpointCoordinator:
             _spool(job, storage, config),
         )
         """Use it only while no query runs: it is not for several threads."""
-        self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery is over before the batch adds its own
+        self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)  # a recovery is over before the batch adds its own
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, store.storage.uri, self._clock, config.min_pause)
@@ -158,7 +158,8 @@ class CheckpointCoordinator:
         the config has no checkpointLocation, set that option. Then start it.
 
         Reports setup problems here and not in the first batch: `WorkersNotReady`, and one `ConfigurationError` for all
-        sinks without a `transform` (in a classic session)."""
+        sinks without a `transform` (in a classic session). `NotExactlyOnce`, if that is required and one of these sinks
+        cannot promise it."""
         from pyspark.sql import is_remote
 
         if refusal := refused_start.get():
@@ -166,17 +167,21 @@ class CheckpointCoordinator:
         self._preflight(df)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = dead_letter_writers(self.sinks)
-            problems = []
+            problems, checked = [], dict[str, Sink]()
             for name, sink in self.sinks.items():
                 if not sink.transform:
                     try:
                         with self._one_at_a_time:  # a sweep may use the sink
                             sink.open()
                             sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
+                            checked[name] = sink
                     except ConfigurationError as problem:
                         problems.append(problem)
             if problems:
                 raise problems[0] if len(problems) == 1 else ConfigurationError("\n".join(map(str, problems)))
+            with self._one_at_a_time:
+                self.protocol.compute_guarantee(checked)
+                self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)

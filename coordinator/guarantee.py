@@ -18,16 +18,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of two-phase commit."""
+    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of two-phase commit. Before
+    the first batch not everything was asked, so nothing is promised, and `complete` is false."""
 
     weaknesses: tuple[str, ...] = ()
+    complete: bool = True
 
     @property
     def exactly_once(self) -> bool:
-        return not self.weaknesses
+        return self.complete and not self.weaknesses
 
     def __str__(self) -> str:
-        return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.weaknesses)}")
+        if self.weaknesses:
+            return f"exactly-once: no, because {'; '.join(self.weaknesses)}"
+        return "exactly-once: " + ("yes" if self.complete else "not known before the first batch")
 
 
 def compute_guarantee(
@@ -37,15 +41,15 @@ def compute_guarantee(
     sinks: Mapping[str, Sink],
     batch: MicroBatch | None = None,
 ) -> Guarantee:
-    """What is known before the query runs; with its first batch, and the sinks open, also what these know. Raises
-    `NotExactlyOnce` if the job requires more than it can have."""
+    """`sinks` are those that can be asked, since they are open. It is complete with all of them and the query's first
+    `batch`. Raises `NotExactlyOnce` if the job requires more than it can have."""
     reasons: list[str] = []
     if not config.exactly_once:
         reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
     asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
         reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
-        asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
+    asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
     for name, described in asked.items():
         try:
             reasons += [f"{name}: {why}" for why in described.weaknesses()]
@@ -55,7 +59,7 @@ def compute_guarantee(
             logger.warning("%s cannot tell how durable it is: %s", name, reason(error))
     if config.require and reasons:
         raise NotExactlyOnce(f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}")
-    return Guarantee(tuple(reasons))
+    return Guarantee(tuple(reasons), complete=batch is not None)
 
 
 def of_source(class_name: str, description: str) -> list[str]:

@@ -72,7 +72,7 @@ class CheckpointProtocol:
         self.config = config
         self.listeners = listeners
         self.clock = clock
-        self.guarantee = guarantee.compute_guarantee(job, config, store.storage, sinks)
+        self.guarantee = guarantee.compute_guarantee(job, config, store.storage, {})
         self.fence = Fence(store)
         self.newest: CompletedCheckpoint | None = None
         """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
@@ -207,18 +207,22 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 1. recover
     def _start_run(self, batch: MicroBatch) -> Action:
-        """Recover, and compute the guarantee. Returns what to do with the first batch of this run."""
+        """Recover, check the batch, and compute the guarantee. Returns what to do with the first batch of this run."""
         action = self.recover_newest(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
-        self.guarantee = guarantee.compute_guarantee(self.job, self.config, self.store.storage, self.sinks, batch)
+        self._check_batch(action, batch)  # it may create what the sinks are asked about
+        self.compute_guarantee(self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(
             Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
         )
         self.run_id = batch.run_id
-        self._check_batch(action, batch)
         return action
+
+    def compute_guarantee(self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None) -> None:
+        """Raises `NotExactlyOnce`."""
+        self.guarantee = guarantee.compute_guarantee(self.job, self.config, self.store.storage, sinks, batch)
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
         """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns

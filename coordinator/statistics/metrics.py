@@ -88,8 +88,9 @@ def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
         "checkpointing.in_doubt": tracker.in_doubt.total(),
         "checkpointing.in_doubt.age": tracker.in_doubt_seconds,
         "checkpointing.generation": tracker.generation,
-        "checkpointing.exactly_once": tracker.exactly_once,
     }
+    if tracker.exactly_once is not None:
+        values["checkpointing.exactly_once"] = tracker.exactly_once
     shown: Values = {name: [(value, {})] for name, value in values.items()}
     return shown | _of_balance(tracker.balance, tracker.verified_at) if tracker.balance else shown
 

@@ -53,7 +53,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """Called from any thread with the name of each call of checkpoint storage (put, get, list, delete), and its
         seconds."""
         self.generation = 0
-        self.exactly_once = False
+        self.exactly_once: bool | None = None
+        """None as long as it is not known."""
         self.weaknesses: tuple[str, ...] = ()
         """Why it is not."""
         self.verified_at = 0
@@ -108,9 +109,10 @@ class CheckpointStatisticsTracker(CheckpointListener):
             except Exception:
                 logger.exception("%r could not report a call of storage", report)
 
-    def guaranteed(self, weaknesses: Sequence[str]) -> None:
-        """Why it is not exactly-once; nothing if it is."""
-        self.exactly_once, self.weaknesses = not weaknesses, tuple(weaknesses)
+    def guaranteed(self, weaknesses: Sequence[str], *, complete: bool = True) -> None:
+        """Why it is not exactly-once; nothing if it is, or if not everything was asked yet."""
+        self.exactly_once = not weaknesses if weaknesses or complete else None
+        self.weaknesses = tuple(weaknesses)
 
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
@@ -210,7 +212,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         ended, self._current = self._current, None
         if ended is None:
             return
-        ended.status, ended.exactly_once, ended.reasons = status, self.exactly_once, self.weaknesses
+        ended.status, ended.exactly_once, ended.reasons = status, bool(self.exactly_once), self.weaknesses
         ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
         ended.aborted, self._aborted = dict(self._aborted), Counter()
         ended.unknown = dict(self.in_doubt) if status is Status.HALTED else {}

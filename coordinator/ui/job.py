@@ -168,7 +168,8 @@ class JobView:
     def guarantee(self) -> tuple[Guarantee, str]:
         """The guarantee, and whose word it is."""
         if tries := self.tries().value:
-            return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
+            known = tries[0].exactly_once or bool(tries[0].reasons)
+            return Guarantee(tries[0].reasons, known), f"computed by the driver of generation {tries[0].generation}"
         whence = "computed from the configuration and checkpoint storage; there is no checkpoint yet"
         return self._coordinator.guarantee, whence
 
@@ -193,7 +194,7 @@ class JobView:
             )
         if tries.trouble:
             said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
-        if not self.guarantee()[0].exactly_once:
+        if self.guarantee()[0].weaknesses:
             said.append(Notice("warn", "This job is not exactly-once", "guarantee"))
         return said
 

@@ -6,6 +6,7 @@ import logging
 import uuid
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
@@ -148,8 +149,18 @@ def test_storage_comes_from_the_config(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a coordinator needs a storage"):
         CheckpointCoordinator("job", [sink])
     coordinator = CheckpointCoordinator("job", [sink], config=CheckpointConfig(storage=f"file://{tmp_path}/s"))
-    assert coordinator.guarantee.exactly_once
+    assert coordinator.protocol.store.storage.uri == f"file://{tmp_path}/s"
+
+
+def test_nothing_is_promised_before_the_first_batch(job: Job, tmp_path: Path) -> None:
+    """Neither the sinks nor the source were asked yet."""
+    coordinator = CheckpointCoordinator("job", [job.sink], f"file://{tmp_path}/s")
+    assert str(coordinator.guarantee) == "exactly-once: not known before the first batch"
+    assert not coordinator.guarantee.exactly_once
+    assert coordinator.statistics.exactly_once is None
+    job.query(1).run(coordinator)
     assert str(coordinator.guarantee) == "exactly-once: yes"
+    assert (coordinator.guarantee.exactly_once, coordinator.statistics.exactly_once) == (True, True)
 
 
 def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(tmp_path: Path) -> None:
@@ -177,3 +188,22 @@ def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_req
     strict = CheckpointConfig(require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):
         job.query().run(CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s", strict))
+
+
+class LeakyOnceMade(FileSink):
+    """Its target is made by `check`, with the defaults of a system that may lose rows."""
+
+    made = False
+
+    def check(self, schema: pa.Schema) -> None:
+        super().check(schema)
+        self.made = True
+
+    def weaknesses(self) -> list[str]:
+        return ["the new topic may lose records"] if self.made else []
+
+
+def test_a_weakness_of_what_the_first_batch_creates_is_told(job: Job, tmp_path: Path) -> None:
+    coordinator = CheckpointCoordinator("job", [LeakyOnceMade(job.sink.folder)], f"file://{tmp_path}/s")
+    job.query(1).run(coordinator)
+    assert str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the new topic may lose records"

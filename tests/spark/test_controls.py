@@ -26,7 +26,7 @@ from coordinator import (
     ExternalizedCheckpointCleanup,
     StateBackend,
 )
-from coordinator.errors import QueryNotAdopted
+from coordinator.errors import NotExactlyOnce, QueryNotAdopted
 from coordinator.heartbeat import look_for_driver
 from coordinator.listener import Step
 from coordinator.protocol.clock import Clock
@@ -194,6 +194,23 @@ def test_replayable_source_and_durable_settings_are_exactly_once(
         wait_for(lambda: visible(sink))
         query.stop()
         assert str(coordinator.guarantee) == "exactly-once: yes"
+
+
+def test_a_start_knows_the_weaknesses_of_its_tables(spark: SparkSession, tmp_path: Path, pg_database: str) -> None:
+    """Before the first batch, which may be hours away: the sinks are asked when the query is set up."""
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute("CREATE UNLOGGED TABLE quick (value bigint)")
+    sink, rows = PostgresSink(pg_database, "quick"), numbers(spark).select("value")
+    with CheckpointCoordinator("lenient", [sink], f"file://{tmp_path}/lenient") as coordinator:
+        coordinator.write_stream(rows)
+        [why] = coordinator.guarantee.weaknesses
+        assert why == "sink 'quick': public.quick is UNLOGGED, so a crash of the server empties it"
+    strict = CheckpointConfig(require="exactly-once")
+    with (
+        CheckpointCoordinator("strict", [PostgresSink(pg_database, "quick")], f"file://{tmp_path}/s", strict) as job,
+        pytest.raises(NotExactlyOnce, match="UNLOGGED"),
+    ):
+        job.write_stream(rows)
 
 
 def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
