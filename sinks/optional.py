@@ -143,8 +143,8 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
 
     def weaknesses(self) -> Sequence[str]:
         """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
-        Asked for the job's `coordinator.Guarantee` after `check`, when a query is set up and in its first batch. Default:
-        nothing."""
+        Asked for the job's `coordinator.Guarantee` after `check`: when a query is set up, and in its first batch.
+        Default: nothing."""
         return ()
 
     def set_answer_timeout(self, seconds: float) -> None:

@@ -70,9 +70,7 @@ def too_long(page: str) -> list[str]:
 
 
 def findings() -> list[str]:
-    return [
-        f"{path.relative_to(ROOT)}: {finding}" for path in PAGES for finding in too_long(path.read_text())
-    ]
+    return [f"{path.relative_to(ROOT)}: {finding}" for path in PAGES for finding in too_long(path.read_text())]
 
 
 if __name__ == "__main__":

@@ -454,7 +454,7 @@ def _indexes(
         if column not in ends:
             columns.setdefault(index, []).append(column if part is None else None)  # None: a prefix, or an expression
     uniques = tuple(
-        Unique(index, tuple(filter(None, of)), index not in hashes and index not in periods, periods.get(index))
+        Unique(index, tuple(filter(None, of)), index not in hashes and index not in periods, period=periods.get(index))
         for index, of in columns.items()
         if None not in of
     )

@@ -290,6 +290,11 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     uniques, special = _judged(indexes)
     if "heir" in about:
         uniques, special = (), [*special, "indexes that do not bind rows of tables that inherit"]
+    others = tuple(
+        (tuple(reads), f"{name} is {what or 'deferrable'}")
+        for name, _, unique, arbiter, what, *_, reads in indexes
+        if unique and (what or not arbiter)
+    )
     special += [f"generated column {column.name}" for column in columns if column.generated]
     return PostgresTarget(
         schema,
@@ -301,7 +306,8 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         checks=_checks(checks),
         unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
         keyless="keyless" in about,
-        long_indexes=tuple(tuple(held) for *_, held, is_long in indexes if is_long),
+        other_uniques=others,
+        long_indexes=tuple(tuple(held) for *_, held, is_long, _ in indexes if is_long),
     )
 
 
@@ -406,14 +412,19 @@ _INDEXES = (
     " ARRAY(SELECT attname::text FROM pg_catalog.unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
     " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
     " indisunique, indimmediate,"
-    " indisunique AND NOT indisvalid OR indexprs IS NOT NULL OR indpred IS NOT NULL OR indisexclusion OR EXISTS (SELECT"
+    " CASE WHEN indisunique AND NOT indisvalid THEN 'not valid' WHEN indpred IS NOT NULL THEN 'partial'"
+    " WHEN indexprs IS NOT NULL THEN 'over an expression'"
+    " WHEN indisexclusion THEN 'a constraint that no two rows overlap' WHEN EXISTS (SELECT"
     " FROM unnest(indkey, indcollation) AS k (n, equality) JOIN pg_attribute ON attrelid = indrelid AND attnum = n"
     " JOIN pg_collation l ON l.oid IN (attcollation, equality) WHERE attcollation <> equality"
-    " AND NOT collisdeterministic),"
+    " AND NOT collisdeterministic) THEN 'of another collation than its column' ELSE '' END,"
     " coalesce((pg_catalog.to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"  # from PostgreSQL 15 on
     " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
     " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
-    " AND atttypid <> 'numeric'::regtype)"
+    " AND atttypid <> 'numeric'::regtype),"
+    " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND (attnum = ANY(indkey) OR attnum IN"
+    " (SELECT refobjsubid FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = indexrelid"
+    " AND refobjid = indrelid)))"  # also of expressions
     " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s ORDER BY 1"
 )
 
@@ -422,11 +433,11 @@ def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
     """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell: over
     expressions, partial ones, and where other values are equal than in the column."""
     uniques = tuple(
-        Unique(name, tuple(columns), arbiter)
+        Unique(name, tuple(columns), arbiter, nulls_equal)
         for name, columns, unique, arbiter, special, nulls_equal, *_ in rows
-        if unique and not special and not nulls_equal
+        if unique and not special
     )
-    return uniques, [f"index {row[0]}" for row in rows if row[4] or (row[2] and row[5])]
+    return uniques, [f"index {row[0]}" for row in rows if row[4]]
 
 
 def missing_rights(

@@ -363,8 +363,8 @@ class PostgresBackend(Pool, Backend):
             ) from error
 
     def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
-        """The name does not have the schema: the locks tell, since a prepared transaction still holds those of the table
-        and of the ledger beside it. Another environment may have the same names in another schema."""
+        """The name does not have the schema, and another environment may have the same names in another schema. The
+        locks tell: a prepared transaction still holds those of the table, and of the ledger beside it."""
         rows = connection.execute(
             "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND starts_with(gid, %s)"
             " AND EXISTS (SELECT FROM pg_locks own JOIN pg_locks held USING (virtualtransaction)"

@@ -19,7 +19,7 @@ from sinks.sql.dialects import MYSQL, TRIGGERS
 from sinks.sql.ledger import LEDGER_COLUMNS, Ledger, LedgerRow
 from sinks.sql.names import label, witness_of
 from sinks.sql.server import Fault, Row, batches, explained, marks
-from sinks.sql.table import MergeOptions, Target, mismatches
+from sinks.sql.table import MergeOptions, Target, Unique, mismatches
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -274,9 +274,10 @@ class Backend(ABC):
     def problems(self, connection: Any, target: Any, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
+            there = "".join(f"; {what}" for what in target.no_arbiters(self.merge.keys))
             yield (
                 f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
-                "neither partial nor deferrable, without a period, and no table may inherit from this one"
+                f"neither partial nor deferrable, without a period, and no table may inherit from this one{there}"
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
             yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
@@ -518,8 +519,9 @@ class Backend(ABC):
         reasons = list(target.constraints)
         for unique in target.uniques:
             columns = set(unique.columns)
-            is_judged = columns == set(self.merge.keys) if upsert else columns <= written
-            if (unique.period or not is_judged) and (not columns & differing or (upsert and columns & written)):
+            is_judged = columns == set(self.merge.keys) if upsert else columns <= written and not unique.nulls_equal
+            may_clash = not columns & differing or unique.nulls_equal or (upsert and columns & written)
+            if (unique.period or not is_judged) and may_clash:
                 reasons.append(f"index {unique.name}")
         return reasons + (list(target.referenced_by) if upsert else [])
 
@@ -540,17 +542,18 @@ class Backend(ABC):
         """A SELECT for each staging table, of which there are as many as Spark has partitions."""
         return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in tables)
 
-    def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
-        names = map(self.quote, columns)
-        return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
+    def equal(self, left: str, right: str, columns: Sequence[str], *, nulls: bool = False) -> str:
+        """`nulls`: of indexes that take NULL for a value."""
+        names, operator = map(self.quote, columns), "IS NOT DISTINCT FROM" if nulls else "="
+        return " AND ".join(f"{left}.{name} {operator} {right}.{name}" for name in names)
 
-    def clash(self, left: str, right: str, columns: Sequence[str], period: tuple[str, str] | None) -> str:
+    def clash(self, left: str, right: str, columns: Sequence[str], unique: Unique) -> str:
         """The condition for two rows that a unique index does not take together, as far as these columns of it tell.
-        They have both bounds of its `period`, or the bounds are left out."""
-        if period is None:
-            return self.equal(left, right, columns)
-        conditions = [self.equal(left, right, [column]) for column in columns if column not in period]
-        if set(period) <= set(columns):
+        They have both bounds of its period, or the bounds are left out."""
+        period = unique.period or ()
+        equal = [column for column in columns if column not in period]
+        conditions = [self.equal(left, right, equal, nulls=unique.nulls_equal)] if equal else []
+        if period and set(period) <= set(columns):
             begin, end = map(self.quote, period)
             conditions.append(f"{left}.{begin} < {right}.{end} AND {right}.{begin} < {left}.{end}")
         return " AND ".join(conditions) or "TRUE"
@@ -600,7 +603,7 @@ class Backend(ABC):
         for unique in target.uniques:
             columns = [column for column in unique.columns if column in move.written]
             if columns and set(unique.columns) != set(keys):
-                takes.append(f"({self.clash('taker', 'target', columns, unique.period)})")
+                takes.append(f"({self.clash('taker', 'target', columns, unique)})")
         if (
             not takes
             or target.referenced_by

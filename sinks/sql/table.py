@@ -52,12 +52,13 @@ class Column(ABC):
 @dataclass(frozen=True)
 class Unique:
     """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred, and has no period).
-    `period`: two of its columns where a period begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other
-    columns clash if their periods overlap."""
+    `nulls_equal`: it takes NULL for a value, which only one row may have. `period`: two of its columns where a period
+    begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other columns clash if their periods overlap."""
 
     name: str
     columns: tuple[str, ...]
     arbiter: bool = True
+    nulls_equal: bool = False
     period: tuple[str, str] | None = None
 
 
@@ -65,7 +66,8 @@ class Unique:
 class Target:
     """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
     there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
-    runs for each row when the query looks at the table first, with their definitions: what they do is meant."""
+    runs for each row when the query looks at the table first, with their definitions: what they do is meant.
+    `other_uniques` are unique indexes that no upsert can go by: the columns that each reads, and what it is."""
 
     schema: str
     name: str
@@ -74,6 +76,7 @@ class Target:
     constraints: tuple[str, ...] = ()
     referenced_by: tuple[str, ...] = ()
     triggers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    other_uniques: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     @property
     def label(self) -> str:
@@ -96,6 +99,13 @@ class Target:
         """Whether upserts can go by these keys."""
         arbiters = [unique.arbiter for unique in self.uniques if set(unique.columns) == set(keys)]
         return bool(arbiters) and all(arbiters)
+
+    def no_arbiters(self, keys: Iterable[str]) -> Iterator[str]:
+        """What unique indexes with these columns are that upserts by `keys` cannot go by."""
+        for unique in self.uniques:
+            if set(unique.columns) & set(keys) and set(unique.columns) != set(keys):
+                yield f"{unique.name} is on ({', '.join(unique.columns)})"
+        yield from (what for columns, what in self.other_uniques if set(columns) & set(keys))
 
     def unfit(self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
         """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
@@ -237,20 +247,22 @@ class Encoder:
         arrays = []
         for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
             try:
+                if array.null_count and column.name in self._merge.keys:
+                    self._refuse_nulls(batch, column.name, array, "a key cannot be NULL")
                 if self.no_null and array.null_count and not column.nullable:
-                    self._refuse_nulls(batch, column.name, array)
+                    self._refuse_nulls(batch, column.name, array, self.no_null)
                 arrays.append(convert(array))
             except RefusedValue as refused:
                 raise self.bad_value(batch, column.name, refused) from None
         return arrays
 
-    def _refuse_nulls(self, batch: pa.RecordBatch, name: str, array: pa.Array) -> None:
+    def _refuse_nulls(self, batch: pa.RecordBatch, name: str, array: pa.Array, why: str) -> None:
         """A row that deletes needs nothing but its key."""
         missing = array.is_null()
         if self._merge.delete_marker and name not in self._merge.keys:
             missing = pc.and_not(missing, batch.column(self._merge.delete_marker).fill_null(False))
         if pc.any(missing).as_py():
-            raise RefusedValue(pc.index(missing, True).as_py(), self.no_null)
+            raise RefusedValue(pc.index(missing, True).as_py(), why)
 
     def bad_value(self, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
         """Names column, row, and what tells it from others: its first other columns, which are the keys more often than

@@ -18,6 +18,7 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMis
 from sinks.sql.sink import TableSink
 from sinks.testing.table import (
     CHANGES,
+    SCHEMA,
     COMMITTED,
     Database,
     batch,
@@ -367,6 +368,13 @@ class TableSuite:
         sink.commit_directly(transaction)
         assert keyed.visible() == [(1, "row 1"), (2, "row 2")]
         assert keyed.pending() == 0
+
+    def test_a_key_that_is_null_is_a_bad_row(self, db: Database) -> None:
+        """Also where column and index take NULL."""
+        db.run("CREATE UNIQUE INDEX orders_name ON orders (name)")
+        sink = self.make(db, mode="upsert", keys=["name"])
+        with pytest.raises(BadValue, match='orders: row 2, column "name": a key cannot be NULL'):
+            pre_commit(sink, batch([{"id": 1, "name": "a"}, {"id": 2, "name": None}], SCHEMA))
 
     def test_fingerprints_are_what_moves_are_counted_against(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")

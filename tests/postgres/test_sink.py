@@ -7,7 +7,7 @@ import logging
 import pickle
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -1071,3 +1071,89 @@ def test_a_rule_that_takes_no_upsert_is_told_before_the_decision(db: Observer) -
     sink = make(db, mode="upsert", keys=["id"])
     with pytest.raises(ConfigurationError, match="ON CONFLICT clause cannot be used"):
         sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+
+
+# ---------------------------------------------------------------------- what a unique index may look like
+KEYED = pa.schema([("code", pa.string()), ("n", pa.int64())])
+
+
+def upserted(
+    db: Observer, *changes: tuple[str | None, int], schema: pa.Schema = KEYED, keys: Sequence[str] = ("code",)
+) -> None:
+    """Upsert those rows, each in a partition of its own."""
+    sink = make(db, table="t", mode="upsert", keys=keys, check=schema)
+    rows = [batch([dict(zip(schema.names, change, strict=True))], schema) for change in changes]
+    committables = [pre_commit(sink, row, subtask=n) for n, row in enumerate(rows)]
+    sink.validate_all(checkpoint(), committables)
+    assert set(sink.commit_all(checkpoint(), committables)) == {COMMITTED}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "(code) NULLS NOT DISTINCT",
+        "(code DESC NULLS LAST) INCLUDE (n)",
+        "(code text_pattern_ops)",
+        '(code COLLATE "POSIX")',
+        "(code) INCLUDE (n)",
+    ],
+)
+def test_unique_indexes_that_upserts_go_by(db: Observer, index: str) -> None:
+    db.run("CREATE TABLE t (code text, n bigint)")
+    db.run(f"CREATE UNIQUE INDEX t_code ON t {index}")
+    db.run("INSERT INTO t VALUES ('a', 1), (NULL, 9)")
+    upserted(db, ("a", 2), ("b", 3))
+    assert db.visible("t", "n") == [("a", 2), ("b", 3), (None, 9)]
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ("CREATE UNIQUE INDEX t_code ON t (code) WHERE n > 0", "t_code is partial"),
+        ("CREATE UNIQUE INDEX t_code ON t (lower(code))", "t_code is over an expression"),
+        ("CREATE UNIQUE INDEX t_code ON t (code, n)", r"t_code is on \(code, n\)"),
+        ("ALTER TABLE t ADD CONSTRAINT t_code UNIQUE (code) DEFERRABLE", "t_code is deferrable"),
+    ],
+)
+def test_unique_indexes_that_upserts_cannot_go_by_are_named(db: Observer, table: str, what: str) -> None:
+    db.run("CREATE TABLE t (code text, n bigint)")
+    db.run(table)
+    with pytest.raises(ConfigurationError, match=rf"upsert by \(code\) needs a unique index .*; {what}$"):
+        make(db, table="t", mode="upsert", keys=["code"], check=KEYED)
+
+
+def test_an_index_of_periods_is_named(db: Observer) -> None:
+    if db.connection.info.server_version < 180000:
+        pytest.skip("WITHOUT OVERLAPS came with PostgreSQL 18")
+    db.run("CREATE TABLE t (r int4range, n bigint, v int4range, PRIMARY KEY (r, v WITHOUT OVERLAPS))")
+    with pytest.raises(ConfigurationError, match="t_pkey is a constraint that no two rows overlap"):
+        make(db, table="t", mode="upsert", keys=["r", "v"], check=pa.schema([("n", pa.int64())]))
+
+
+def test_a_key_that_is_null_is_a_bad_row_where_the_index_takes_it_for_a_value(db: Observer) -> None:
+    db.run("CREATE TABLE t (code text UNIQUE NULLS NOT DISTINCT, n bigint)")
+    with pytest.raises(BadValue, match=r'table public.t: row 1, column "code": a key cannot be NULL'):
+        upserted(db, (None, 1))
+    assert db.visible("t") == []
+
+
+def test_a_null_that_is_a_value_is_handed_on(db: Observer) -> None:
+    """Of another unique index: 1 has NULL and 2 has 'a', and each gets the other's."""
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, code text UNIQUE NULLS NOT DISTINCT)")
+    db.run("INSERT INTO t VALUES (1, NULL), (2, 'a')")
+    swap = pa.schema([("id", pa.int64()), ("code", pa.string())])
+    upserted(db, (1, "a"), (2, None), schema=swap, keys=["id"])
+    assert db.visible("t") == [(1, "a"), (2, None)]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nulls_that_clash_are_found_before_the_decision(db: Observer, there: bool) -> None:
+    """Also where the batch does not write the column, which is NULL by default."""
+    db.run("CREATE TABLE t (n bigint, code text UNIQUE NULLS NOT DISTINCT)")
+    if there:
+        db.run("INSERT INTO t VALUES (7, NULL)")
+    sink = make(db, table="t", strategy="staged", check=pa.schema([("n", pa.int64())]))
+    rows = pa.schema([("n", pa.int64())])
+    committables = [pre_commit(sink, batch([{"n": n}], rows), subtask=n) for n in range(2)]
+    with pytest.raises(BadValue, match="t_code_key"):
+        sink.validate_all(checkpoint(), committables)
