@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow.json import escaped, to_json
+from sinks.arrow.json import escaped, in_ascii, to_json
 from sinks.arrow.types import is_bytes, is_text
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.spark_types import schema_to_json
@@ -155,6 +155,19 @@ def letter_rows(
         "time": [time.time_ns() // 1000] * len(refused),
     }
     arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def letters_in_ascii(letters: pa.RecordBatch) -> pa.RecordBatch:
+    """The same letters for a target that lacks characters: JSON stays the same JSON, and other texts have its escapes,
+    too."""
+    arrays = []
+    for name, column in zip(SCHEMA.names, letters.columns, strict=True):
+        if is_text(column.type):
+            texts = [text if text is None else in_ascii(text) for text in column.to_pylist()]
+            # an error stays within its limit
+            column = pa.array([text[:_LONGEST_ERROR] for text in texts] if name == "error" else texts, column.type)
+        arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 

@@ -117,6 +117,11 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
         error that is not about single rows is raised, as by `write`. As long as the target is the same, it must judge a
         row the same way each time. `sinks.dead_letters.find_refused_rows` finds them by bisection."""
 
+    def lacks_characters(self) -> bool:
+        """On a sink that receives dead letters, in a task: whether its target cannot hold every text, as a database
+        that is not UTF-8. Letters then have escapes in place of what is not ASCII. Default: it can."""
+        return False
+
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
         """On a sink that receives dead letters: the visible ones of sink `sink` of the job, at least the `most` newest,
         for `coordinator dead-letters show`. Default: None, it cannot read them."""

@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.base import Sink
-from sinks.dead_letters import RecordedRefusals, Refusal, letter_rows, most_in_task, shortened, too_many, without
+from sinks.dead_letters import (
+    RecordedRefusals,
+    Refusal,
+    letter_rows,
+    letters_in_ascii,
+    most_in_task,
+    shortened,
+    too_many,
+    without,
+)
 from sinks.optional import Auditable, DeadLettering, commit_now
 from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
@@ -118,7 +127,10 @@ class LettersTransaction(SinkTransaction):
         on."""
         if refused:
             own = hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
-            self.write(letter_rows(self.transaction_id.context(rows.schema), rows, self._rows_before, refused), own)
+            letters = letter_rows(self.transaction_id.context(rows.schema), rows, self._rows_before, refused)
+            self._begin(letters.schema)
+            lacking = isinstance(self.sink, DeadLettering) and self.sink.lacks_characters()
+            self.write(letters_in_ascii(letters) if lacking else letters, own)
             self.refused += [
                 Refused(row_hash, refusal.error_class, shortened(refusal.error))
                 for row_hash, refusal in zip(own.to_pylist(), refused, strict=True)

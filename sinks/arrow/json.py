@@ -18,6 +18,7 @@ from sinks.arrow.types import bytes_of, is_bytes, is_list
 
 _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8."""
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
 
@@ -25,6 +26,11 @@ _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in ra
 def escaped(data: bytes) -> str:
     """A JSON text of `to_json` as one that is UTF-8: bytes that are none become Python's surrogates, in escapes."""
     return data.decode(*_ANY).encode("utf-8", "backslashreplace").decode()
+
+
+def in_ascii(text: str) -> str:
+    """A text with JSON's escapes in place of what is not ASCII: a JSON text stays the same value."""
+    return _NOT_ASCII.sub(lambda some: json.dumps(some[0])[1:-1], text)
 
 
 def to_json(array: pa.Array) -> pa.Array:

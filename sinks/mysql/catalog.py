@@ -31,6 +31,7 @@ from sinks.errors import ConfigurationError
 from sinks.mysql.connection import RIGHTS, Connection, code_of, error_text, execute, listed, query, quoted
 from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
+from sinks.sql.dialects import lacks_characters
 from sinks.sql.server import Row
 from sinks.sql.table import Unique
 
@@ -363,7 +364,16 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
     constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
     constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))  # a page holds less in others
-    return MySQLTarget(schema, name, columns, uniques, tuple(constraints), engine=engine or "", definition=text)
+    return MySQLTarget(
+        schema,
+        name,
+        columns,
+        uniques,
+        tuple(constraints),
+        engine=engine or "",
+        definition=text,
+        lacks_characters=lacks_characters(column.collation for column in columns),
+    )
 
 
 def locking(table: str, written: Sequence[str]) -> str:

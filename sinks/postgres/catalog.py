@@ -307,6 +307,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
         keyless="keyless" in about,
         other_uniques=others,
+        lacks_characters=connection.info.parameter_status("server_encoding") != "UTF8",
         long_indexes=tuple(tuple(held) for *_, held, is_long, _ in indexes if is_long),
     )
 

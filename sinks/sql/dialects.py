@@ -3,7 +3,7 @@ what it has answered as committed, and how a column is added."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sinks.diagnosis import SchemaChange
 
@@ -56,6 +56,20 @@ TRIGGERS = {
 """What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
 definition; a trigger that every partition gets from the table is the table's. The parameters are the table's schema and
 name. In MySQL a user without the right TRIGGER sees none."""
+
+COLLATIONS = (
+    "SELECT collation_name FROM information_schema.columns"
+    " WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
+)
+"""Of MySQL and MariaDB: of each column, null if it is no text. The parameters are the table's schema and name."""
+_WITH_ALL_CHARACTERS = ("utf8mb4", "utf16", "utf32", "gb18030")
+
+
+def lacks_characters(collations: Iterable[str | None]) -> bool:
+    """Whether columns of MySQL or MariaDB with these collations lack characters of Unicode; those that are no text have
+    none."""
+    return any(collation and not collation.startswith(_WITH_ALL_CHARACTERS) for collation in collations)
+
 
 LEDGERS = {
     "postgresql": (

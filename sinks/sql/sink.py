@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks.arrow.json import in_ascii
 from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
@@ -451,6 +452,9 @@ class TableSink(
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
+    def lacks_characters(self) -> bool:
+        return bool(self._planned().target.lacks_characters)
+
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters:
         with self._backend.lend() as connection:
             target = self._backend.describe(connection, *self._locate(connection))
@@ -461,7 +465,8 @@ class TableSink(
             where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
             statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT \0"
             statement = statement.replace("%", "%%").replace("\0", "%s")
-            rows = self._backend.query(connection, statement, [job, sink, most])
+            of = map(in_ascii, (job, sink)) if target.lacks_characters else (job, sink)
+            rows = self._backend.query(connection, statement, [*of, most])
             return DeadLetters([dict(zip(names, row, strict=True)) for row in rows])
 
     def _key(self, identity: Identity) -> str:

@@ -67,7 +67,8 @@ class Target:
     """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
     there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
     runs for each row when the query looks at the table first, with their definitions: what they do is meant.
-    `other_uniques` are unique indexes that no upsert can go by: the columns that each reads, and what it is."""
+    `other_uniques` are unique indexes that no upsert can go by: the columns that each reads, and what it is.
+    `lacks_characters`: not every text can be in its columns."""
 
     schema: str
     name: str
@@ -77,6 +78,7 @@ class Target:
     referenced_by: tuple[str, ...] = ()
     triggers: Mapping[str, str] = field(default_factory=dict, compare=False)
     other_uniques: tuple[tuple[tuple[str, ...], str], ...] = ()
+    lacks_characters: bool = False
 
     @property
     def label(self) -> str:

@@ -21,7 +21,15 @@ from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql import table as tables
 from sinks.sql.backend import Backend, Move, Plan, RowTransaction, StagedTypes, by_table
-from sinks.sql.dialects import HOMES, MYSQL, POSTGRES_MAY_REST, POSTGRES_OBSTACLES, postgres_settings
+from sinks.sql.dialects import (
+    COLLATIONS,
+    HOMES,
+    MYSQL,
+    POSTGRES_MAY_REST,
+    POSTGRES_OBSTACLES,
+    lacks_characters,
+    postgres_settings,
+)
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
 from sinks.sql.names import STAGING, staging_table
@@ -362,7 +370,16 @@ class SqlAlchemyBackend(Backend):
                     dialect=self.dialect,
                 )
             )
-        return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
+        return SqlAlchemyTarget(
+            schema, name, tuple(columns), table=table, lacks_characters=self._lacks_characters(connection, schema, name)
+        )
+
+    def _lacks_characters(self, connection: Connection, schema: str, name: str) -> bool:
+        if self.dialect == "postgresql":
+            return self.query(connection, "SELECT current_setting('server_encoding')") != [("UTF8",)]
+        if self.dialect in MYSQL:
+            return lacks_characters(way for (way,) in self.query(connection, COLLATIONS, [schema, name]))
+        return False
 
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)

@@ -18,8 +18,8 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMis
 from sinks.sql.sink import TableSink
 from sinks.testing.table import (
     CHANGES,
-    SCHEMA,
     COMMITTED,
+    SCHEMA,
     Database,
     batch,
     change,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
@@ -16,12 +17,16 @@ from coordinator.config import Replay
 from sinks.errors import BadValue, TooManyDeadLetters, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.spark_types import schema_of_json
+from sinks.sql.sink import TableSink
+from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.driver import KillAt
+from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, run
 from tests.dead_letters import INPUT, DeadLettersOfTables, assert_each_once, ids
 from tests.postgres.observer import Observer
+from tests.sqlalchemy_sink.urls import url_of
 
 
 @pytest.fixture
@@ -180,3 +185,40 @@ def test_rows_that_are_long_in_coming(db: Observer, strategy: Any, monkeypatch: 
     assert not sink.write_good_rows(transaction, rows_of(2), most=0)
     sink.rollback(transaction)
     sink.close()
+
+
+ODD = pa.schema([("id", pa.int64()), ("name", pa.string())])
+STRANGE = "Ж 😀 é"
+"""A letter that LATIN1 lacks, one that only Unicode has, and one that EUC_JP lacks or has in another way."""
+
+
+@pytest.mark.parametrize("kind", [PostgresSink, SqlAlchemySink])
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP", "SQL_ASCII"])
+def test_a_database_that_lacks_characters(
+    tmp_path: Path, postgres: PostgresService, kind: type[TableSink], encoding: str
+) -> None:
+    """Rows with what the database lacks are letters one by one, with a reason. Letters have escapes in their place,
+    also for the names of job and sink, and the commands find them."""
+    with postgres.database(encoding) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE good (id bigint PRIMARY KEY, name varchar(20))")
+        connection.execute("SET client_encoding = 'UTF8'")
+        url = url_of(dsn) if kind is SqlAlchemySink else dsn
+        sink = kind(url, "good", name="gut Ж", dead_letters=kind(url, "dead", create_table=True))
+        rows = [{"id": 1, "name": "plain"}, {"id": 2, "name": STRANGE}, {"id": 3, "name": "more"}]
+        with CheckpointCoordinator("täglich Ж", [sink], f"file://{tmp_path / 'storage'}") as coordinator:
+            table = pa.Table.from_pylist([*rows, {"id": 4, "name": 9 * STRANGE}], ODD)
+            LocalQuery(tmp_path / "query", [[table]]).run(coordinator)
+            assert sink.dead_letters is not None
+            found = sink.dead_letters.read_dead_letters("täglich Ж", "gut Ж", 10)
+        good = {row for (row,) in connection.execute("SELECT id FROM good").fetchall()}
+        lacking = encoding != "SQL_ASCII"
+        assert good == ({1, 3} if lacking else {1, 2, 3})
+        letters = connection.execute("SELECT job, error, row, row_schema FROM dead ORDER BY row_number").fetchall()
+        bad = [row for row in table.to_pylist() if row["id"] not in good]
+        assert [json.loads(row) for _, _, row, _ in letters] == bad
+        assert all(str(text).isascii() for letter in letters for text in letter)
+        assert letters[0][0] == r"t\u00e4glich \u0416"
+        if lacking:
+            assert "has no equivalent in encoding" in letters[0][1]
+        assert found is not None
+        assert sorted(json.loads(row["row"])["id"] for row in found.rows) == [row["id"] for row in bad]

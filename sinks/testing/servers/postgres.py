@@ -67,7 +67,7 @@ class PostgresService(Service):
         return psycopg.connect(dsn or self.dsn, **({"autocommit": True} | options))
 
     @contextmanager
-    def database(self) -> Iterator[str]:
+    def database(self, encoding: str = "") -> Iterator[str]:
         """The DSN of a fresh database; dropped at the end with all that is in it, prepared transactions too. A server
         that the test left crashed is started for that."""
         name = f"test_{uuid.uuid4().hex[:12]}"
@@ -75,7 +75,8 @@ class PostgresService(Service):
         dsn = _url(self.dsn, dbname=name)
         with self.connect() as admin:
             copied = sql.SQL("STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else "")  # in half the time
-            admin.execute(sql.SQL("CREATE DATABASE {} {}").format(identifier, copied))
+            of = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'" if encoding else ""
+            admin.execute(sql.SQL("CREATE DATABASE {} {} {}").format(identifier, sql.SQL(of), copied))
         try:
             yield dsn
         finally:
