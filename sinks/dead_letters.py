@@ -164,9 +164,9 @@ def letters_in_ascii(letters: pa.RecordBatch) -> pa.RecordBatch:
     arrays = []
     for name, column in zip(SCHEMA.names, letters.columns, strict=True):
         if is_text(column.type):
-            texts = [text if text is None else in_ascii(text) for text in column.to_pylist()]
-            # an error stays within its limit
-            column = pa.array([text[:_LONGEST_ERROR] for text in texts] if name == "error" else texts, column.type)
+            longest = _LONGEST_ERROR if name == "error" else None
+            texts = [text if text is None else in_ascii(text)[:longest] for text in column.to_pylist()]
+            column = pa.array(texts, column.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 

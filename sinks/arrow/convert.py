@@ -94,7 +94,8 @@ class Holds:
     tells those that the database has no place for, and what to say of them. Times are multiples of `unit` microseconds.
 
     Bytes have just the `size`, and texts at most the `longest` many characters; a column that `drops` blanks at a
-    text's end takes none there. A text is one of the `members`.
+    text's end takes none there, unless it `fills` its texts up with blanks, and the text has the full length. A text is
+    one of the `members`.
     """
 
     takes: Takes
@@ -110,6 +111,7 @@ class Holds:
     size: int | None = None
     longest: int | None = None
     drops: bool = False
+    fills: bool = False
     members: Sequence[str] | None = None
 
     def conversion(self, arrow: pa.DataType) -> Convert:
@@ -212,7 +214,10 @@ class Holds:
     # ------------------------------------------------------------------ texts
     def _with_its_blanks(self, texts: pa.Array) -> pa.Array:
         if self.drops:
-            refuse(texts, pc.ends_with(texts, " "), "ends with a space, which CHAR drops: use VARCHAR")
+            cut = pc.ends_with(texts, " ")
+            if self.fills and pc.any(cut).as_py():
+                cut = pc.and_(cut, pc.not_equal(pc.utf8_length(texts), -1 if self.longest is None else self.longest))
+            refuse(texts, cut, "ends with a space, which CHAR drops: use VARCHAR")
         # bytes; no text has more characters
         if self.longest is not None and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest:
             refuse(texts, pc.greater(pc.utf8_length(texts), self.longest), f"is longer than {self.name}")

@@ -80,7 +80,7 @@ _HOLDS = {
     "float8": Holds(convert.FLOAT, to=pa.float64()),
     "numeric": Holds(convert.DECIMAL),
     **dict.fromkeys(("text", "varchar", "citext", "name", "uuid"), Holds(convert.TEXT)),
-    "bpchar": Holds(convert.TEXT, drops=True),
+    "bpchar": Holds(convert.TEXT, drops=True, fills=True),
     **dict.fromkeys(("json", "jsonb"), Holds(convert.JSON)),
     "bytea": Holds(convert.BYTES),
     "date": Holds(convert.DATE, bounds=_DAYS, years=_YEARS),
@@ -218,6 +218,17 @@ class Check:
     columns: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class SpecialUnique:
+    """A unique index that is partial or over expressions, in SQL. `reads` are the columns that it depends on, also
+    those of a condition."""
+
+    columns: tuple[str, ...]
+    expressions: tuple[str, ...]
+    reads: tuple[str, ...]
+    nulls_equal: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class PostgresTarget(tables.Target):
     """A table, or partitioned table, that rows go to."""
@@ -228,6 +239,7 @@ class PostgresTarget(tables.Target):
     long_indexes: tuple[tuple[str, ...], ...] = ()
     """The columns of each index that has one without a fixed length: it takes no value beyond a third of a page."""
 
+    special_uniques: tuple[SpecialUnique, ...] = ()
     keyless: bool = False
     """It has no replica identity, or not all that a publication's filter asks for: that may refuse updates and
     deletes."""
@@ -290,6 +302,11 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     uniques, special = _judged(indexes)
     if "heir" in about:
         uniques, special = (), [*special, "indexes that do not bind rows of tables that inherit"]
+    special_uniques = tuple(
+        SpecialUnique(tuple(columns), tuple(expressions), tuple(reads), nulls_equal)
+        for _, columns, unique, _, what, nulls_equal, *_, expressions, reads in indexes
+        if unique and what in ("partial", "over an expression")
+    )
     others = tuple(
         (tuple(reads), f"{name} is {what or 'deferrable'}")
         for name, _, unique, arbiter, what, *_, reads in indexes
@@ -307,8 +324,9 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
         keyless="keyless" in about,
         other_uniques=others,
+        special_uniques=special_uniques,
         lacks_characters=connection.info.parameter_status("server_encoding") != "UTF8",
-        long_indexes=tuple(tuple(held) for *_, held, is_long, _ in indexes if is_long),
+        long_indexes=tuple(tuple(held) for *_, held, is_long, _, _ in indexes if is_long),
     )
 
 
@@ -423,6 +441,8 @@ _INDEXES = (
     " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
     " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
     " AND atttypid <> 'numeric'::regtype),"
+    " ARRAY(SELECT pg_get_indexdef(indexrelid, i, true) FROM pg_catalog.generate_series(1, indnkeyatts::int) AS i"
+    " WHERE indkey[i - 1] = 0 ORDER BY i),"
     " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND (attnum = ANY(indkey) OR attnum IN"
     " (SELECT refobjsubid FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = indexrelid"
     " AND refobjid = indrelid)))"  # also of expressions

@@ -508,6 +508,30 @@ class PostgresBackend(Pool, Backend):
             f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )
 
+    def takes(self, move: Move) -> list[str]:
+        """Also of indexes that are partial, as if they were whole, or over expressions."""
+        takes = super().takes(move)
+        for unique in move.target.special_uniques:
+            plain = [self.quote(column) for column in unique.columns if column in move.written]
+            sides = [(f"taker.{column}", f"target.{column}") for column in plain]
+            if set(unique.reads) <= set(move.written):  # of others the new value is not known
+                sides += [
+                    (
+                        self._evaluated(expression, unique.reads, "taker"),
+                        self._evaluated(expression, unique.reads, "target"),
+                    )
+                    for expression in unique.expressions
+                ]
+            operator = "IS NOT DISTINCT FROM" if unique.nulls_equal else "="
+            if sides:
+                takes.append("(" + " AND ".join(f"{taker} {operator} {target}" for taker, target in sides) + ")")
+        return takes
+
+    def _evaluated(self, expression: str, columns: Sequence[str], row: str) -> str:
+        """An expression over columns of a `row` of the statement around."""
+        names = ", ".join(f"{row}.{self.quote(column)}" for column in columns)
+        return f"(SELECT {expression} FROM (SELECT {names}) AS one)"
+
     def into(self, target: PostgresTarget, written: Sequence[str]) -> str:
         """Identity columns that are GENERATED ALWAYS are written, as COPY does."""
         overriding = " OVERRIDING SYSTEM VALUE" if target.always_identity & set(written) else ""

@@ -595,15 +595,20 @@ class Backend(ABC):
             rows = f"({last}) AS last"
             self.execute(move.connection, self.DELETE.format(target=target, rows=rows, condition=condition))
 
+    def takes(self, move: Move) -> list[str]:
+        """Conditions, one for each other unique index, by which a change `taker` may get what the row `target` has."""
+        takes = []
+        for unique in move.target.uniques:
+            columns = [column for column in unique.columns if column in move.written]
+            if columns and set(unique.columns) != set(self.merge.keys):
+                takes.append(f"({self.clash('taker', 'target', columns, unique)})")
+        return takes
+
     def hands_on_unique_value(self, move: Move, last: str) -> str | None:
         """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
         change of another key takes: one that is changed first would meet what the other is yet to give up. None if
         there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
-        target, keys, takes = move.target, self.merge.keys, []
-        for unique in target.uniques:
-            columns = [column for column in unique.columns if column in move.written]
-            if columns and set(unique.columns) != set(keys):
-                takes.append(f"({self.clash('taker', 'target', columns, unique)})")
+        target, keys, takes = move.target, self.merge.keys, self.takes(move)
         if (
             not takes
             or target.referenced_by

@@ -63,7 +63,13 @@ class SqlAlchemyColumn(tables.Column):
                 raise Unfit('PostgreSQL cuts texts for its types name and "char": make it a text column')
             case sa.String():
                 longest = None if self.dialect == "sqlite" else kind.length  # SQLite cuts nothing
-                return Holds(convert.JSON, name, longest=longest, drops=isinstance(kind, sa.CHAR))
+                return Holds(
+                    convert.JSON,
+                    name,
+                    longest=longest,
+                    drops=isinstance(kind, sa.CHAR),
+                    fills=self.dialect == "postgresql",
+                )
             case sa.Float():
                 has_32_bits = isinstance(kind, sa.REAL) or (getattr(kind, "precision", None) or 53) <= 24
                 is_double = self.dialect == "sqlite" or isinstance(kind, sa.Double) or not has_32_bits

@@ -1078,7 +1078,7 @@ KEYED = pa.schema([("code", pa.string()), ("n", pa.int64())])
 
 
 def upserted(
-    db: Observer, *changes: tuple[str | None, int], schema: pa.Schema = KEYED, keys: Sequence[str] = ("code",)
+    db: Observer, *changes: tuple[Any, Any], schema: pa.Schema = KEYED, keys: Sequence[str] = ("code",)
 ) -> None:
     """Upsert those rows, each in a partition of its own."""
     sink = make(db, table="t", mode="upsert", keys=keys, check=schema)
@@ -1157,3 +1157,40 @@ def test_nulls_that_clash_are_found_before_the_decision(db: Observer, there: boo
     committables = [pre_commit(sink, batch([{"n": n}], rows), subtask=n) for n in range(2)]
     with pytest.raises(BadValue, match="t_code_key"):
         sink.validate_all(checkpoint(), committables)
+
+
+POSTS = pa.schema([("id", pa.int64()), ("title", pa.string()), ("author", pa.int64()), ("gone", pa.bool_())])
+
+
+@pytest.mark.parametrize("way", [1, -1])
+@pytest.mark.parametrize(
+    ("index", "changed"),
+    [
+        ("(author) WHERE NOT gone", [(1, "A", 7, True), (2, "B", 7, False)]),  # the next one takes the place
+        ("(title) WHERE NOT gone", [(1, "B", 7, False), (2, "A", 7, True)]),
+        ("(lower(title)) WHERE NOT gone", [(1, "b", 7, False), (2, "a", 7, True)]),
+        ("(author, lower(title))", [(1, "b", 7, False), (2, "a", 7, True)]),
+        ("((author || '-' || \"title\")) NULLS NOT DISTINCT", [(1, "B", 7, False), (2, "A", 7, True)]),
+        ("(lower(title))", [(1, None, 7, False), (2, "a", 7, True)]),
+    ],
+)
+def test_values_of_partial_and_expression_indexes_are_handed_on(
+    db: Observer, index: str, changed: list[tuple[Any, ...]], way: int
+) -> None:
+    """Whichever of the two rows the server would change first."""
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, title text, author bigint, gone boolean, kept text)")
+    db.run(f"CREATE UNIQUE INDEX t_live ON t {index}")
+    db.run("INSERT INTO t VALUES (1, 'A', 7, false, 'one'), (2, 'B', 7, true, 'two')")
+    upserted(db, *changed[::way], (3, "C", 8, False), schema=POSTS, keys=["id"])
+    kept = {1: "one", 2: "two", 3: None}
+    assert db.visible("t") == [(*row, kept[row[0]]) for row in [*changed, (3, "C", 8, False)]]
+
+
+def test_an_expression_over_columns_that_the_batch_lacks(db: Observer) -> None:
+    """What it gives is known to the server alone; a title goes from 1 to 2."""
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, title text, author bigint)")
+    db.run("CREATE UNIQUE INDEX t_title ON t (title, (author + 1))")
+    db.run("INSERT INTO t VALUES (1, 'A', 7), (2, 'B', 7)")
+    schema = pa.schema([("id", pa.int64()), ("title", pa.string())])
+    upserted(db, (2, "A"), (1, "B"), schema=schema, keys=["id"])
+    assert db.visible("t") == [(1, "B", 7), (2, "A", 7)]

@@ -86,6 +86,7 @@ SAME = [
     (pa.array([2**63 - 1, None, -(2**63)], pa.int64()), "numeric"),
     (pa.array(["", None, "ä€😀", "x" * 100_000]), "text"),
     (pa.array(["a", None, "ä€😀"], pa.large_string()), "varchar(10)"),
+    (pa.array(["abc", None, "äb ", "   "]), "char(3)"),  # as another database shows its char(3)
     (pa.array([b"", None, b"\x00\xff"]), "bytea"),
     (pa.array([dt.date(1, 1, 1), None, dt.date(9999, 12, 31), dt.date(1970, 1, 1)]), "date"),
     (pa.array([NOON, None, dt.datetime(1, 1, 1)], pa.timestamp("us")), "timestamp"),
