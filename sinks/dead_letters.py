@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,8 @@ SCHEMA = pa.schema(
 """Columns of the record batches that a sink for dead letters gets."""
 MOST = 10_000
 """The most dead letters of one sink in a checkpoint, because the record names each."""
+UNTRIED = ""
+"""The error class of a row that waits without having been tried."""
 _LONGEST_ERROR = 500
 
 
@@ -51,21 +53,26 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row that was not written: its place in the record batch, from 0, and the error."""
+    """A row that was not written: its place in the record batch, from 0, and the error. `final`: no other row can let
+    it pass. If it is not final, the row waits, and is tried again when the other rows of the partition are written."""
 
     row: int
     error_class: str
     error: str
+    final: bool = True
 
     @classmethod
-    def of(cls, row: int, error: BadValue) -> Refusal:
-        return cls(row, error.kind or type(error).__name__, error.reason or str(error))
+    def of(cls, row: int, error: BadValue, *, final: bool = True) -> Refusal:
+        return cls(row, error.kind or type(error).__name__, error.reason or str(error), final)
 
 
-def find_refused_rows(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int) -> list[Refusal]:
+def find_refused_rows(
+    batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int, *, alone: bool = False
+) -> list[Refusal]:
     """Find the rows that `take` refuses, in order, by bisection; it takes all others. `take` is called with slices of
-    the batch. For a slice with a bad row it raises BadValue and takes nothing of it. After more than `most` refused
-    rows the rest is neither checked nor taken."""
+    the batch. For a slice with a bad row it raises BadValue and takes nothing of it. `alone`: it judges each row by
+    itself, whatever other rows there are, so that a refusal is final. After more than `most` refused rows the rest is
+    not tried. Unless rows are judged alone, the rest is returned too, with no error, and waits."""
     refused: list[Refusal] = []
 
     def halve(start: int, count: int) -> None:
@@ -75,12 +82,14 @@ def find_refused_rows(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], ob
             take(batch.slice(start, count))
         except BadValue as error:
             if count == 1:
-                refused.append(Refusal.of(start, error))
+                refused.append(Refusal.of(start, error, final=alone))
                 return
             halve(start, count // 2)
             halve(start + count // 2, count - count // 2)
 
     halve(0, batch.num_rows)
+    if len(refused) > most and not alone:
+        refused += [Refusal(row, UNTRIED, "", final=False) for row in range(refused[-1].row + 1, batch.num_rows)]
     return refused
 
 
@@ -90,19 +99,20 @@ def write_and_find_refused(
     put: Callable[[pa.RecordBatch], None],
     most: int,
 ) -> list[Refusal]:
-    """`find_refused_rows` for a `put` that calls the server. `encode` finds bad rows without a call, by BadValue."""
+    """`find_refused_rows` for a `put` that calls the server, which may judge a row by others. `encode` finds bad rows
+    without a call, by BadValue."""
     try:
         put(batch)
         return []
     except BadValue:
         pass
-    refused = find_refused_rows(batch, encode, most)
+    refused = find_refused_rows(batch, encode, most, alone=True)
     if len(refused) > most:
         return refused
     good = without(batch.num_rows, refused)
     if len(good):
         by_server = find_refused_rows(batch.take(good), put, most - len(refused))
-        refused += [Refusal(good[row.row].as_py(), row.error_class, row.error) for row in by_server]
+        refused += [replace(refusal, row=good[refusal.row].as_py()) for refusal in by_server]
     return sorted(refused, key=lambda refusal: refusal.row)
 
 
@@ -133,10 +143,10 @@ class RecordedRefusals:
 
 
 def letter_rows(
-    context: TransactionContext, rows: pa.RecordBatch, before: int, refused: Sequence[Refusal]
+    context: TransactionContext, rows: pa.RecordBatch, numbers: pa.Array, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
-    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`. `before`: rows of the partition that
-    came before it."""
+    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`. `numbers`: those of all its rows in the
+    partition."""
     bad = rows.take(pa.array([refusal.row for refusal in refused], pa.int64()))
     struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
     columns: dict[str, object] = {
@@ -145,7 +155,7 @@ def letter_rows(
         "sink": pa.repeat(context.sink, len(refused)),
         "checkpoint": [context.checkpoint_id] * len(refused),
         "partition": [context.subtask] * len(refused),
-        "row_number": [before + refusal.row for refusal in refused],
+        "row_number": [numbers[refusal.row].as_py() for refusal in refused],
         "error_class": [refusal.error_class for refusal in refused],
         "error": [shortened(refusal.error) for refusal in refused],
         "row": pa.repeat("{}", len(refused)) if struct is None else _for_any_column(to_json(struct)),

@@ -133,6 +133,7 @@ class SinkTask:
             for batch in rows:
                 if batch.num_rows:
                     write.write(batch)
+            write.finish()
             for transaction in transactions:
                 transaction.pre_commit()
             return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
@@ -151,13 +152,13 @@ class SinkTask:
     def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
         how = task, slot, self.exactly_once
         replay, letters_sink, subtask = self.replay, self.sink.dead_letters, task.subtask
+        where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
         if replay is None:
             letters = LettersTransaction(letters_sink, *how) if letters_sink else None
-            where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
             return FirstWrite(SinkTransaction(self.sink, *how), letters, where)
         own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
         letters = LettersTransaction(letters_sink, *how) if letters_sink and subtask in replay.letters else None
-        return ReplayWrite(own, letters, RecordedRefusals(replay.refused.get(subtask, ())))
+        return ReplayWrite(own, letters, RecordedRefusals(replay.refused.get(subtask, ())), where)
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

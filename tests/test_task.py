@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.protocol.batch import with_dead_letters
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
-from sinks.dead_letters import Refusal, allowed
+from sinks.dead_letters import Refusal, allowed, find_refused_rows
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.optional import DeadLettering, DirectCommitting
 from sinks.task import Ack, LostRows, SinkTask, _freeze_imports
@@ -118,8 +118,12 @@ def test_an_error_of_the_sink_goes_into_the_ack() -> None:
 class Choosy(Calls, DeadLettering[None]):
     """Refuses rows whose id is odd, and is `dead_letters` itself where it is one."""
 
+    takes_any = False
+
     def write_good_rows(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
         self._call("write_good_rows")
+        if self.takes_any:
+            return []
         return [Refusal(at, "Odd", f"{id} is odd") for at, id in enumerate(batch["id"].to_pylist()) if id % 2]
 
     def abort(self, transaction: Identity) -> None:
@@ -196,17 +200,67 @@ def test_more_than_the_limit_end_the_task() -> None:
 
 @pytest.mark.parametrize(("own", "letters_too"), [(True, False), (False, True), (True, True)])
 def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
-    """Whatever the sink would say of the rows now; equal rows are told apart by their number alone."""
+    """Also if the sink would take the refused rows now; equal rows are told apart by their number alone."""
     table = pa.concat_tables([rows(0, 40), rows(1, 1)])
     hashes = [hash for batch in with_row_hash(table) for hash in batch.columns[-1].to_pylist()]
     refused = {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]}
     replay = LostRows(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
     letters = Calls()
-    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, replay=replay)
+    sink = choosy(letters)
+    sink.takes_any = True
+    task = SinkTask(sink, "job", "aa", 0, 1, 1, replay=replay)
     written = {ack.sink: ack.fingerprint.rows for ack in task.run(with_row_hash(table), 1, 1)}
     assert written == ({"calls": 39} if own else {}) | ({"letters": 2} if letters_too else {})
     assert ("write" in letters.calls) is letters_too
     assert task.run(with_row_hash(table), 0, 2) == []
+
+
+class AfterOthers(Choosy):
+    """Takes a row when the one with the next higher id is there, and all of a batch or none. Ids from `top` on need no
+    other one, and negative ones are never taken."""
+
+    def __init__(self, top: int, most: int = 1000) -> None:
+        super().__init__()
+        self.top, self.there, self.tries = top, set[int](), 0
+        self.dead_letters, self.max_dead_letters = Calls(), most
+        self.dead_letters.name = "letters"
+
+    def write_good_rows(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
+        return find_refused_rows(batch, self.take, most)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        self.tries += 1
+        taken = set[int]()
+        for id in batch["id"].to_pylist():
+            if id < 0 or (id < self.top and id + 1 not in self.there | taken):
+                raise BadValue(f"{id} needs {id + 1}" if id >= 0 else f"{id} is negative")
+            taken.add(id)
+        self.there |= taken
+
+
+def test_a_sink_of_your_own_need_not_know_that_rows_wait_for_others() -> None:
+    """`find_refused_rows` tells what may get in later."""
+    sink = AfterOthers(399)
+    ack, letters = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(rows(0, 400)), 0, 1)
+    assert (ack.fingerprint.rows, letters.fingerprint.rows, len(sink.there)) == (400, 0, 400)
+    assert sink.tries < 4 * 400
+
+
+def test_many_rows_that_are_never_taken_are_tried_a_few_times_each() -> None:
+    bad, good = rows(-1500, 1500), rows(0, 60)
+    sink = AfterOthers(59, most=2000)
+    table = pa.concat_tables([bad.slice(0, 700), good, bad.slice(700)])
+    ack, letters = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(table), 0, 1)
+    assert (ack.fingerprint.rows, letters.fingerprint.rows) == (60, 1500)
+    assert letters.committable is not None
+    assert sink.tries < 12 * 1560
+
+
+def test_a_table_that_takes_no_row_is_given_up_soon() -> None:
+    sink = AfterOthers(10**6, most=5)
+    [ack] = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(rows(0, 50_000)), 0, 1)
+    assert isinstance(ack.error, TooManyDeadLetters)
+    assert sink.tries < 20_000
 
 
 def test_what_does_not_go_together() -> None:

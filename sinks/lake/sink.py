@@ -326,7 +326,7 @@ class LakeSink(
 
     def write_good_rows(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Refused are rows for which `write` raises BadValue, such as a NULL where the table takes none."""
-        return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most)
+        return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most, alone=True)
 
     def _flush(self, transaction: LakeTransaction) -> None:
         rows, transaction.rows, transaction.size = pa.Table.from_batches(transaction.rows), [], 0

@@ -208,7 +208,7 @@ def test_a_text_that_is_no_utf8_is_shown(text: bytes) -> None:
     large = pa.array([text], pa.large_binary()).view(pa.large_string())  # spark.sql.execution.arrow.useLargeVarTypes
     for columns in ({"value": bad, "other": pa.array([1.10])}, {"name": bad}, {"value": large}):
         rows = pa.RecordBatch.from_pydict(columns)
-        letters = letter_rows(context, rows, 2, [Refusal(0, "Bad", "why")])
+        letters = letter_rows(context, rows, pa.array([2]), [Refusal(0, "Bad", "why")])
         letters.validate(full=True)
         batch = records(letters)
         key, value, headers = (batch[name][0].as_py() for name in ("key", "value", "headers"))

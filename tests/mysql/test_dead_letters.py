@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 
 from coordinator import CheckpointCoordinator
-from sinks.mysql import MySQLSink
+from sinks.mysql import MySQLSink, xa
 from sinks.testing import LocalQuery
 from tests.dead_letters import INPUT, DeadLettersOfTables, batch
 from tests.mysql.observer import Observer
+from tests.self_references import RowsThatReferToEachOther
 
 
 @pytest.fixture
@@ -56,3 +57,21 @@ def test_tables_that_lack_characters(tmp_path: Path, dsn: str, charset: str) -> 
     assert found is not None
     assert len(found.rows) == 2
     db.close()
+
+
+class TestRowsThatReferToEachOther(RowsThatReferToEachOther):
+    make = MySQLSink
+    observe = Observer
+    two_phase = "xa"
+
+    @staticmethod
+    def forget(db: Observer, lost: str) -> None:
+        for identity in xa.prepared(db.connection, db.schema):
+            if f".{lost}" in f".{identity['bqual']}":
+                xa.end(db.connection, db.schema, "ROLLBACK", identity)
+
+    def trigger(self, db: Observer) -> None:
+        db.run(
+            "CREATE TRIGGER has_boss BEFORE INSERT ON emp FOR EACH ROW IF NEW.boss IS NOT NULL AND NOT EXISTS"
+            " (SELECT 1 FROM emp WHERE id = NEW.boss) THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no boss'; END IF"
+        )

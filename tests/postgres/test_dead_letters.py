@@ -26,6 +26,7 @@ from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, run
 from tests.dead_letters import INPUT, DeadLettersOfTables, assert_each_once, ids
 from tests.postgres.observer import Observer
+from tests.self_references import RowsThatReferToEachOther, partition
 from tests.sqlalchemy_sink.urls import url_of
 
 
@@ -222,3 +223,29 @@ def test_a_database_that_lacks_characters(
             assert "has no equivalent in encoding" in letters[0][1]
         assert found is not None
         assert sorted(json.loads(row["row"])["id"] for row in found.rows) == [row["id"] for row in bad]
+
+
+class TestRowsThatReferToEachOther(RowsThatReferToEachOther):
+    make = PostgresSink
+    observe = Observer
+    two_phase = "prepared"
+
+    @staticmethod
+    def forget(db: Observer, lost: str) -> None:
+        for gid in db.prepared():
+            if f".{lost}" in gid:
+                db.run(f"ROLLBACK PREPARED '{gid}'")
+
+    def trigger(self, db: Observer) -> None:
+        db.run(
+            "CREATE FUNCTION has_boss() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF NEW.boss IS NOT NULL AND NOT EXISTS (SELECT FROM emp WHERE id = NEW.boss) THEN"
+            " RAISE EXCEPTION 'no boss %', NEW.boss; END IF; RETURN NEW; END $$"
+        )
+        db.run("CREATE TRIGGER has_boss BEFORE INSERT ON emp FOR EACH ROW EXECUTE FUNCTION has_boss()")
+
+    def test_rows_that_refer_to_each_other_in_a_circle(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        """With a bad one between them."""
+        rows = [(2, 3), (200, None), (3, 4), (4, 2)]
+        run(tmp_path, self.sink(dsn), [[partition(rows[:2], rows[2:])]])
+        assert (db.ids("emp"), self.letters(db)) == ([2, 3, 4], [(200, 1)])

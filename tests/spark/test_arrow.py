@@ -343,7 +343,7 @@ def test_spark_reads_the_row_of_a_letter_as_it_was(spark: SparkSession) -> None:
     batch = pa.RecordBatch.from_arrays(arrays, [f"c{at}" for at in range(len(arrays))])
     context = TransactionContext("job", "0badcafe", 7, "sink", 1, "", batch.schema, "")
     refused = [Refusal(row, "Bad", "why") for row in range(batch.num_rows)]
-    dead = letter_rows(context, batch, 0, refused).to_pylist()
+    dead = letter_rows(context, batch, pa.array(range(batch.num_rows)), refused).to_pylist()
     rows = spark.createDataFrame([(one["row"],) for one in dead], "row string").coalesce(1)
     schema = StructType.fromJson(json.loads(dead[0]["row_schema"]))
     parsed = functions.from_json("row", schema, {"mode": "FAILFAST"}).alias("row")
