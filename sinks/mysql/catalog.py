@@ -33,7 +33,7 @@ from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
 from sinks.sql.dialects import lacks_characters
 from sinks.sql.server import Row
-from sinks.sql.table import Unique
+from sinks.sql.table import ForeignKey, Unique
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
@@ -370,6 +370,7 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
         columns,
         uniques,
         tuple(constraints),
+        foreign_keys=tuple(_foreign_keys(schema, lines)),
         engine=engine or "",
         definition=text,
         lacks_characters=lacks_characters(column.collation for column in columns),
@@ -406,12 +407,15 @@ _COLUMNS = (
 )
 _JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\(")
 """The last two: a default out of other columns, an index over an expression."""
+_IDENTIFIER = "`((?:[^`]|``)+)`"
+_FOREIGN_KEY = re.compile(
+    rf"CONSTRAINT {_IDENTIFIER} FOREIGN KEY \((.+?)\) REFERENCES (?:{_IDENTIFIER}\.)?{_IDENTIFIER} \((.+?)\)"
+)
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 """What makes a text JSON in MariaDB."""
 _ON_UPDATE = re.compile(r"\bon update (\w+(?:\(\d*\))?)", re.IGNORECASE)
-_NAMED = r"`((?:[^`]|``)+)`"
-_PERIOD = re.compile(rf"PERIOD FOR {_NAMED} \({_NAMED}, {_NAMED}\)")
-_WITHOUT_OVERLAPS = re.compile(rf"KEY(?: {_NAMED})? \((?:.*,)?{_NAMED} WITHOUT OVERLAPS\)")
+_PERIOD = re.compile(rf"PERIOD FOR {_IDENTIFIER} \({_IDENTIFIER}, {_IDENTIFIER}\)")
+_WITHOUT_OVERLAPS = re.compile(rf"KEY(?: {_IDENTIFIER})? \((?:.*,)?{_IDENTIFIER} WITHOUT OVERLAPS\)")
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
@@ -436,12 +440,24 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
     )
 
 
+def _foreign_keys(database: str, lines: Iterable[str]) -> Iterator[ForeignKey]:
+    """Out of the lines of CREATE TABLE. One to a table of the same database does not name the database."""
+    for match in filter(None, map(_FOREIGN_KEY.match, lines)):
+        name, columns, schema, table, referred = match.groups()
+        lists = (tuple(map(_plain, re.findall(_IDENTIFIER, names))) for names in (columns, referred))
+        yield ForeignKey(_plain(name), _plain(schema or database), _plain(table), *lists)
+
+
+def _plain(quoted: str) -> str:
+    return quoted.replace("``", "`")
+
+
 def _periods(definition: str) -> dict[str, tuple[str, str]]:
     """Of each index WITHOUT OVERLAPS, which MariaDB has, the columns where its period begins and ends. The catalog
     shows them as any other columns of the index."""
-    unquoted = [[name.replace("``", "`") for name in found] for found in _PERIOD.findall(definition)]
+    unquoted = [[_plain(name) for name in found] for found in _PERIOD.findall(definition)]
     bounds = {period: (begin, end) for period, begin, end in unquoted}
-    indexes = [[name.replace("``", "`") for name in found] for found in _WITHOUT_OVERLAPS.findall(definition)]
+    indexes = [[_plain(name) for name in found] for found in _WITHOUT_OVERLAPS.findall(definition)]
     return {index or "PRIMARY": bounds[period] for index, period in indexes if period in bounds}
 
 

@@ -13,7 +13,6 @@ import contextlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.sql.backend import RowTransaction
 from sinks.sql.names import target_named
-from sinks.sql.server import Fault, explained
+from sinks.sql.server import Fault
 from sinks.sql.table import APPEND, Encoder, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
@@ -197,12 +196,9 @@ class LoadTransaction(RowTransaction):
         self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
 
-    def explained(self) -> AbstractContextManager[None]:
-        return explained(self._fault_with_row_numbers, self.table, self.who)
-
-    def _fault_with_row_numbers(self, error: Exception) -> Fault | None:
+    def judge(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""
-        known = fault(error)
+        known = super().judge(error)
         return known and replace(known, text=self._counted(known.text), reason=self._uncounted(known.text))
 
     def _counted(self, text: str) -> str:
@@ -266,6 +262,7 @@ class LoadTransaction(RowTransaction):
         reasons = "; ".join(map(self._counted, warnings[:3])) or "the server says no more"
         more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
+        skipped += self.elsewhere(reasons)
         return BadValue(
             f"table {self.table}: {self.who} was refused, since the server would alter or skip rows: "
             f"{reasons}{more}{skipped}"

@@ -346,6 +346,7 @@ class MySQLBackend(Pool, Backend):
         return target and replace(
             target,
             constraints=(*target.constraints, *sorted(dict(triggers))),
+            triggers=dict(triggers),
             referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
         )
 
@@ -419,6 +420,7 @@ class MySQLBackend(Pool, Backend):
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
         transaction = LoadTransaction(self.take(), self.give, context, target, identity, branch=branch)
+        transaction.own_keys = target.own_keys
         with transaction.discarded_on_error(), transaction.explained():
             transaction.connection.defer(f"XA START {branch}")
             columns = self.current(transaction.connection, target, context.schema.names).columns
@@ -626,6 +628,49 @@ class MySQLBackend(Pool, Backend):
             )
 
     # ------------------------------------------------------------------ the move
+    def append(self, move: Move, rows: int | None) -> None:
+        """InnoDB judges a foreign key row by row, also within one INSERT. If the table refers to itself, those rows go
+        first that need none of the others, then those that need the first, and so on."""
+        target, needed = move.target, self._needed_rows_are_there(move, "staged")
+        required = {column.name for column in target.columns if not column.nullable} & set(move.written)
+        keys = [unique.columns for unique in target.uniques if set(unique.columns) <= required]
+        if not needed or not keys:
+            super().append(move, rows)
+            return
+        self.count(move, rows)
+        staged = f"({self.union(move.tables, self.quoted(move.written))}) AS staged"
+        insert = (
+            f"{self.into(target, move.written)} SELECT staged.* FROM {staged} LEFT JOIN {target.identifier} AS own"
+            f" ON {self.equal('own', 'staged', keys[0])} WHERE own.{quoted(keys[0][0])} IS NULL"
+        )
+        moved = 0
+        while some := execute(move.connection, f"{insert} AND {needed}"):
+            moved += some
+        moved += execute(move.connection, insert)  # of these the server says what they lack
+        ((count,),) = query(move.connection, f"SELECT count(*) FROM {staged}")
+        if moved != count:
+            raise BadValue(
+                f"table {target.label}: {count - moved} of {count} rows have a value of ({', '.join(keys[0])}) that "
+                "the table, or another of the rows, has already"
+            )
+
+    def _needed_rows_are_there(self, move: Move, rows: str) -> str:
+        """The condition for `rows` that refer to no other row of the table, or to one that it has; "" if it does not
+        refer to itself by columns that are written, or has triggers, which may alter them."""
+        conditions = []
+        for key in move.target.own_keys if not move.target.triggers else ():
+            if not set(key.columns) <= set(move.written):
+                continue
+            names = [(quoted(c), quoted(r)) for c, r in zip(key.columns, key.referred, strict=True)]
+            nothing = " OR ".join(f"{rows}.{column} IS NULL" for column, _ in names)
+            there = " AND ".join(f"needed.{referred} = {rows}.{column}" for column, referred in names)
+            table = move.target.identifier
+            alternatives = [nothing, f"EXISTS (SELECT 1 FROM {table} AS needed WHERE {there})"]
+            if set(key.referred) <= set(move.written):
+                alternatives.append(" AND ".join(f"{rows}.{referred} = {rows}.{column}" for column, referred in names))
+            conditions.append(f"({' OR '.join(alternatives)})")
+        return " AND ".join(conditions)
+
     def upsert(self, move: Move) -> None:
         connection, target, last = move.connection, move.target, self.last(move)
         self._require_room(move, last)
@@ -705,8 +750,11 @@ class MySQLBackend(Pool, Backend):
             f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', keys)}"
             f" WHERE {self.stays('last')} AND target.{quoted(keys[0])} IS NULL"
         )
+        needed, inserted = self._needed_rows_are_there(move, "last"), 0
         try:
-            return execute(move.connection, insert)
+            while needed and (some := execute(move.connection, f"{insert} AND {needed}")):
+                inserted += some
+            return inserted + execute(move.connection, insert)
         except pymysql.IntegrityError as error:
             text, names = error_text(error), [u.name for u in target.uniques if set(u.columns) == set(keys)]
             # MySQL puts the table's name before the index

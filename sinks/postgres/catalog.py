@@ -29,9 +29,9 @@ from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
-from sinks.sql.dialects import HOMES, POSTGRES_OBSTACLES
+from sinks.sql.dialects import HOMES, POSTGRES_FOREIGN_KEYS, POSTGRES_OBSTACLES
 from sinks.sql.server import ambiguous
-from sinks.sql.table import Unique
+from sinks.sql.table import ForeignKey, Unique
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     if persistence == "t":
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
     obstacles = connection.defer(POSTGRES_OBSTACLES, [schema, name])
+    foreign_keys = connection.defer(POSTGRES_FOREIGN_KEYS, [schema, name])
     facts = connection.defer(_FACTS, {"oid": oid})
     checks = connection.defer(_CHECKS, [sql.Identifier(schema, name).as_string()])
     indexes = connection.defer(_INDEXES, [oid])
@@ -320,6 +321,7 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         uniques,
         (*special, *about.get("judge", ())),
         about.get("reference", ()),
+        foreign_keys=tuple(ForeignKey(*key) for key in foreign_keys),
         checks=_checks(checks),
         unwritable=(*(text for (text,) in obstacles), *about.get("obstacle", ())),
         keyless="keyless" in about,

@@ -338,6 +338,7 @@ class PostgresBackend(Pool, Backend):
                 catalog.lock(transaction.connection, target)
                 transaction.number = transaction.connection.defer("SELECT txid_current()")
                 columns = catalog.current(transaction.connection, target).columns
+            transaction.own_keys = target.own_keys
             transaction.start(target.identifier, CopyEncoder(context.schema, columns, target.label, self.merge))
         return transaction
 

@@ -19,7 +19,7 @@ from sinks.sql.dialects import MYSQL, TRIGGERS
 from sinks.sql.ledger import LEDGER_COLUMNS, Ledger, LedgerRow
 from sinks.sql.names import label, witness_of
 from sinks.sql.server import Fault, Row, batches, explained, marks
-from sinks.sql.table import MergeOptions, Target, Unique, mismatches
+from sinks.sql.table import ForeignKey, MergeOptions, Target, Unique, mismatches
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class RowTransaction(ABC):
         self.table, self._fault = table, fault
         self.may_be_durable = False
         self.fingerprint: Fingerprint | None = None
+        self.own_keys: Sequence[ForeignKey] = ()
+        """Of one that writes into the target itself: the foreign keys by which the table refers to itself."""
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         """Who writes, in errors."""
 
@@ -62,7 +64,25 @@ class RowTransaction(ABC):
 
     def explained(self) -> AbstractContextManager[None]:
         """Errors of the server inside this block name table, partition and checkpoint."""
-        return explained(self._fault, self.table, self.who)
+        return explained(self.judge, self.table, self.who)
+
+    def judge(self, error: Exception) -> Fault | None:
+        """What an error of the server is about, with what to do about a table that refers to itself."""
+        known = self._fault(error)
+        if known and (known.kind == "blocked" or known.kind == "refused"):
+            return replace(known, advice=known.advice + self.elsewhere(known.text, waited=known.kind == "blocked"))
+        return known
+
+    def elsewhere(self, text: str, *, waited: bool = False) -> str:
+        """What follows the server's words if they name a foreign key to the table itself, or it `waited` for a lock:
+        the row that is missing may be another partition's."""
+        names = [key.name for key in self.own_keys if waited or key.name in text]
+        if not names:
+            return ""
+        return (
+            f"; by {', '.join(names)} the table refers to itself, and the row that is missing may be in another "
+            'partition, whose transaction is not committed yet: strategy="staged" takes such rows'
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Default: `put`, which may do more than is needed here."""
@@ -133,7 +153,8 @@ class Backend(ABC):
     DROPPED_TOGETHER: ClassVar[int] = 1
     """So many staging tables go in one transaction."""
     MOVED_TOGETHER: ClassVar[int] = 1
-    """So many go into the target by one INSERT, at the end of which a row may refer to another one of them."""
+    """So many go into the target by one INSERT. All do if the table refers to itself: at the end of the statement a row
+    may refer to another one of them."""
     SORTS_TEXTS: ClassVar[bool] = True
     """Whether it sorts by all of a long text."""
     NO_TABLE_HINT: ClassVar[str] = ""
@@ -295,7 +316,13 @@ class Backend(ABC):
         if self.strategy != "auto":
             return self.strategy, "as configured"
         obstacle, _, _ = (self.no_two_phase(connection) or "").partition(": ")
-        return ("staged", obstacle) if obstacle else (self.TWO_PHASE, "server and rights allow it")
+        if obstacle:
+            return "staged", obstacle
+        if target.own_keys and not list(
+            self.missing_rights(connection, target, self.rights(target, "staged"), create=True)
+        ):
+            return "staged", "the table refers to itself, and a row may need one of another partition"
+        return self.TWO_PHASE, "server and rights allow it"
 
     def no_two_phase(self, connection: Any) -> str | None:
         """Why there can be no prepared transactions here, in a few words, and behind a colon what to do. Default: of a
@@ -463,7 +490,7 @@ class Backend(ABC):
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
         into, names, moved = self.into(move.target, move.written), self.quoted(move.written), 0
-        for some in batches(move.tables, self.MOVED_TOGETHER):
+        for some in batches(move.tables, len(move.tables) if move.target.own_keys else self.MOVED_TOGETHER):
             moved += self.execute(move.connection, f"{into} {self.union(some, names)}")
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
             self.count(move, rows)

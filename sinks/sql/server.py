@@ -200,7 +200,7 @@ class Fault:
         if self.kind == "server":
             return ConfigurationError(f"{who} failed: {self.text}. {self.advice}".removesuffix(". "))
         if self.kind == "refused":
-            return BadValue(f"{who} was refused{self.at}: {self.text}").because(
+            return BadValue(f"{who} was refused{self.at}: {self.text}{self.advice}").because(
                 self.reason or self.text, type(error).__name__
             )
         return None

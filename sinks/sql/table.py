@@ -63,6 +63,18 @@ class Unique:
 
 
 @dataclass(frozen=True)
+class ForeignKey:
+    """By its constraint `name` the table's `columns` refer to the columns `referred` of another table, or of itself.
+    Without columns it is not known which."""
+
+    name: str
+    schema: str
+    table: str
+    columns: tuple[str, ...] = ()
+    referred: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Target:
     """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
     there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
@@ -79,6 +91,12 @@ class Target:
     triggers: Mapping[str, str] = field(default_factory=dict, compare=False)
     other_uniques: tuple[tuple[tuple[str, ...], str], ...] = ()
     lacks_characters: bool = False
+    foreign_keys: tuple[ForeignKey, ...] = ()
+
+    @property
+    def own_keys(self) -> list[ForeignKey]:
+        """Foreign keys by which the table refers to itself."""
+        return [key for key in self.foreign_keys if (key.schema, key.table) == (self.schema, self.name)]
 
     @property
     def label(self) -> str:
