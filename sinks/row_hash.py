@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sinks.arrow.json import to_json
 from sinks.arrow.types import is_text
+from sinks.column_names import are_distinct, by_place, place, quoted
 from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -32,16 +33,22 @@ ROW_HASH = "xxhash64 of columns and parts"
 def with_row_hash(df: DataFrame) -> DataFrame:
     """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
     take."""
-    if HASH_COLUMN in map(str.lower, df.columns):
+    names = df.columns
+    if HASH_COLUMN in map(str.lower, names):
         raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
     from pyspark.sql import is_remote
 
-    return df.withColumn(HASH_COLUMN, _hash(df.schema, None if is_remote() else df.sparkSession.sparkContext))
+    used_with = None if is_remote() else df.sparkSession.sparkContext
+    if are_distinct(names):
+        return df.withColumn(HASH_COLUMN, _hash(df.schema, used_with))
+    hashed = by_place(df).withColumn(HASH_COLUMN, _hash(df.schema, used_with, placed=True))
+    return hashed.toDF(*names, HASH_COLUMN)
 
 
 @lru_cache
-def _hash(schema: StructType, used_with: object) -> Column:
+def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Column:
     """The same `Column` can be used again in one SparkContext: each call that makes one is a question to the JVM.
+    `placed`: it is used with the DataFrame that `by_place` makes.
 
     Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0 and -0.0, the decimals
     1.00 and 100, a text and its bytes, and texts that are equal in a collation. So it gets parts that it can tell
@@ -49,7 +56,10 @@ def _hash(schema: StructType, used_with: object) -> Column:
     from pyspark.sql import functions
 
     columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
-    parts = [part for field in schema for part in _parts(_column(field.name), field.dataType)]
+    parts = []
+    for number, field in enumerate(schema):
+        value = functions.col(place(number) if placed else quoted(field.name))
+        parts += _parts(value, field.dataType, field.name)
     return functions.xxhash64(functions.lit(columns), *parts)
 
 
@@ -58,9 +68,9 @@ def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
 
 
-def _parts(value: Column, data_type: DataType) -> list[Column]:
-    """What is hashed of a value. No function is applied to each element: Spark would not compile the projection
-    then."""
+def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
+    """What is hashed of a value; `name` is that of its column, if it is one. No function is applied to each element:
+    Spark would not compile the projection then."""
     from pyspark.sql import functions
     from pyspark.sql import types as st
 
@@ -83,6 +93,8 @@ def _parts(value: Column, data_type: DataType) -> list[Column]:
             return [is_null, value.cast("string")]
     if isinstance(data_type, st.MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
         value = functions.map_entries(value)  # names in JSON would be addresses in the JVM's memory
+    elif name:
+        value = value.alias(name)
     return [is_null, functions.to_json(functions.struct(value), _JSON)]
 
 
@@ -111,13 +123,6 @@ _JSON = {
     "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
 """Options of to_json: times to the microsecond, and the same text in every session."""
-
-
-def _column(name: str) -> Column:
-    """The column of this name, of whichever DataFrame it is used with."""
-    from pyspark.sql import functions
-
-    return functions.col(f"`{name.replace('`', '``')}`")
 
 
 def _holds(data_type: DataType, *kinds: str) -> bool:

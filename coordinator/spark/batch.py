@@ -19,6 +19,7 @@ from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol.batch import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
+from sinks.column_names import map_in_arrow
 from sinks.errors import SinkError
 from sinks.row_hash import ROW_HASH, with_row_hash
 from sinks.task import Ack, SinkTask
@@ -88,7 +89,7 @@ def _are_small(session: SparkSession, row_size: float) -> bool:
 
 
 class SparkBatch(MicroBatch):
-    """A batch of a streaming query. A sink is run over its DataFrame by `mapInArrow`.
+    """A batch of a streaming query. A sink is run over its DataFrame by `map_in_arrow`.
 
     The query is found through the local properties that Spark's stream execution sets on its thread; offsets are read
     from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
@@ -258,7 +259,7 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
         rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
     elif replay and replay.whole:
         rows = hashed.coalesce(1)
-    acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, _ack_schema()).collect()]
+    acks = [Ack.from_json(row.ack) for row in map_in_arrow(rows, task, _ack_schema()).collect()]
     ended(task.sink.name)
     return acks
 

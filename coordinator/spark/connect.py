@@ -22,6 +22,7 @@ from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import BatchFacts, BatchLeft, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
+from sinks.column_names import map_in_arrow
 from sinks.row_hash import with_row_hash
 from sinks.task import SinkTask
 
@@ -93,7 +94,8 @@ class ConnectBatch(SparkBatch):
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            return len(with_row_hash(self._rows_for(sink)).mapInArrow(_single_row, "one int").collect())
+            hashed = with_row_hash(self._rows_for(sink))
+            return len(map_in_arrow(hashed, _single_row, "one int").collect())
 
     def cancel(self) -> None:
         self._df.sparkSession.interruptTag(self.run_id)

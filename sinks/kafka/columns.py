@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from sinks.arrow.types import is_bytes, is_moment, is_text
+from sinks.column_names import columns_of
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.kafka.record_batch import milliseconds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 _LARGEST_PARTITION = 2**31 - 1
@@ -49,10 +50,13 @@ def with_value(df: DataFrame) -> DataFrame:
     """Without a column `value`, it is a struct of all columns that are none of the sink's own."""
     from pyspark.sql import functions
 
-    if "value" in df.columns:
+    names = df.columns
+    if "value" in names:
         return df
-    own = [name for name in df.columns if name in _COLUMNS]
-    others = [df[f"`{name.replace('`', '``')}`"] for name in df.columns if name not in _COLUMNS]
+    df, columns = columns_of(df)
+    named = list(zip(names, columns, strict=True))
+    own = [column for name, column in named if name in _COLUMNS]
+    others = [column for name, column in named if name not in _COLUMNS]
     return df.select(*own, functions.struct(*others).alias("value"))
 
 
@@ -71,24 +75,29 @@ def key_type(schema: pa.Schema) -> pa.DataType:
 def with_json(df: DataFrame) -> DataFrame:
     """`key` and `value` as JSON text where they are structs, maps, arrays or variants. Without a column `value`, it is
     an object of all columns that are none of the sink's own."""
-    from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
     df = with_value(df)
-    for name in {"key", "value"} & set(df.columns):
-        kind = df.schema[name].dataType
-        if isinstance(kind, (ArrayType, MapType, StructType, VariantType)):
-            _require_names(name, kind)
-            df = df.withColumn(name, functions.to_json(name, _JSON))
-    return df
+    nested = [
+        field.name in ("key", "value") and isinstance(field.dataType, (ArrayType, MapType, StructType, VariantType))
+        for field in df.schema
+    ]
+    if not any(nested):
+        return df
+    fields = df.schema.fields
+    df, columns = columns_of(df)
+    for number, field in enumerate(fields):
+        if nested[number]:
+            _require_names(field.name, field.dataType)
+            columns[number] = _json(columns[number], field.dataType).alias(field.name)
+    return df.select(*columns)
 
 
-_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""Spark's own cut off what is below a millisecond."""
+def _json(value: Column, kind: DataType) -> Column:
+    """The same text whatever Spark's settings are, but for `spark.sql.session.timeZone`, in which moments are shown."""
+    from pyspark.sql import functions
+
+    return functions.to_json(with_times_as_texts(value, kind), _JSON)
 
 
 def _require_names(column: str, kind: DataType) -> None:
