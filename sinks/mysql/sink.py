@@ -51,7 +51,7 @@ from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, batches, is_trusted, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
-from sinks.sql.table import MergeOptions, Mode
+from sinks.sql.table import MergeOptions, Mode, OrderByNulls
 from sinks.threads import side_by_side
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -154,6 +154,7 @@ class MySQLSink(TableSink):
         mode: Mode = "append",
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        order_by_nulls: OrderByNulls = "error",
         delete_marker: str | None = None,
         keep_newer: bool = False,
         create_table: bool = False,
@@ -176,7 +177,7 @@ class MySQLSink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         super().__init__(
@@ -205,6 +206,7 @@ class MySQLBackend(Pool, Backend):
     IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
     KEEPS_IDLE = True
     SORTS_TEXTS = False
+    POSITION = quoted(_ROW)
     NO_TABLE_HINT = ", or none that this user may see"
 
     quote = staticmethod(quoted)
@@ -611,14 +613,22 @@ class MySQLBackend(Pool, Backend):
         types = {known.name: known.type for known in target.columns}
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
+    def compared(self, target: MySQLTarget, column: str) -> str:
+        """Byte by byte, whatever the collation; a float with all of its digits."""
+        return f"CAST({self.grouped(target, column)} AS BINARY)"
+
+    def first_tie(self, move: Move) -> Row | None:
+        self._require_room(move, self._candidates(move), self._differ(move))
+        return super().first_tie(move)
+
     def try_out(self, move: Move) -> None:
         if self.merge.mode == "upsert":
-            self._require_room(move, self.last(move))
+            last = self.last(move)
+            self._require_room(move, self._update(move, last), self.hands_on_unique_value(move, last) or "")
 
-    def _require_room(self, move: Move, last: str) -> None:
+    def _require_room(self, move: Move, *parts: str) -> None:
         """The server hangs up on a longer statement, and does not say why."""
         most = move.connection.longest_statement
-        parts = self._update(move, last), self.hands_on_unique_value(move, last) or ""
         needed = sum(len(part.encode()) for part in parts) + _FRAME
         if needed > most:
             raise ConfigurationError(
@@ -673,7 +683,7 @@ class MySQLBackend(Pool, Backend):
 
     def upsert(self, move: Move) -> None:
         connection, target, last = move.connection, move.target, self.last(move)
-        self._require_room(move, last)
+        self._require_room(move, self._update(move, last), self.hands_on_unique_value(move, last) or "")
         self.delete(move, last)
         if set(move.written) == set(self.merge.keys):
             self._insert(move, last)

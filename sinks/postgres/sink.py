@@ -30,7 +30,7 @@ from sinks.sql.names import of_sink, staging_table
 from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
-from sinks.sql.table import MergeOptions, Mode
+from sinks.sql.table import MergeOptions, Mode, OrderByNulls
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class PostgresSink(TableSink):
         mode: Mode = "append",
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        order_by_nulls: OrderByNulls = "error",
         delete_marker: str | None = None,
         keep_newer: bool = False,
         create_table: bool = False,
@@ -90,7 +91,7 @@ class PostgresSink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         super().__init__(
@@ -133,6 +134,7 @@ class PostgresBackend(Pool, Backend):
     TWO_PHASE = "prepared"
     KEY = "gid"
     NEWEST_FIRST = "{} DESC NULLS LAST"
+    POSITION = "ctid"  # nothing but COPY fills a staging table, from its beginning to its end
     AS_TEXT = "{}::text"
 
     locate = staticmethod(catalog.locate)
@@ -447,6 +449,10 @@ class PostgresBackend(Pool, Backend):
     def sorted_by(self, move: Move, column: str) -> str:
         is_own = column not in move.target.names and move.types[column] == "text"
         return f'{self.quote(column)} COLLATE "C"' if is_own else self.quote(column)  # the latter as the table sorts
+
+    def compared(self, target: PostgresTarget, column: str) -> str:
+        """Some types have no equality."""
+        return f'{self.quote(column)}::text COLLATE "C"'
 
     def changes_since(self, move: Move) -> Iterable[str]:
         yield from move.target.unwritable

@@ -169,6 +169,9 @@ class Backend(ABC):
     """It skips rows whose key is there, and waits for those that are not committed yet."""
     NEWEST_FIRST: ClassVar[str] = "{} DESC"
     """Orders by a column, NULL at the end."""
+    POSITION: ClassVar[str] = ""
+    """What sorts the rows of a staging table as they were put in. "" if nothing does: then two changes of one key with
+    an equal `order_by` are refused."""
     AS_TEXT: ClassVar[str] = "{}"
     """A value for a message, where the driver cannot read each one that a column may hold."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
@@ -586,17 +589,70 @@ class Backend(ABC):
         return " AND ".join(conditions) or "TRUE"
 
     def last(self, move: Move) -> str:
-        """The last change of each key, over all staging tables."""
-        # of equals, a delete wins
-        order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
-        names = self.quoted([*move.written, *(column for column in order if column not in move.written)])
-        staged = self.union(move.tables, names)
+        """The last change of each key, over all staging tables. Of equals that one which came last in its partition;
+        validated: those of several partitions are the same row."""
+        names = self.quoted(self._looked_at(move))
         if not self.merge.order_by:  # validated: every key is there once
-            return staged
-        newest = ", ".join(self.NEWEST_FIRST.format(self.sorted_by(move, column)) for column in order)
-        place = f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)} ORDER BY {newest}) AS tpc_place"
+            return self.union(move.tables, names)
+        staged = self.union(move.tables, f"{names}, {self.POSITION or 0} AS tpc_row")
+        order = f"{self._newest_first(move)}, tpc_row DESC"
+        place = f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)} ORDER BY {order}) AS tpc_place"
         ranked = f"SELECT {names}, {place} FROM ({staged}) AS staged"
         return f"SELECT {names} FROM ({ranked}) AS ranked WHERE tpc_place = 1"
+
+    def first_tie(self, move: Move) -> Row | None:
+        """Key and `order_by` for which the last changes of two or more partitions are equal by `order_by` and are not
+        the same row, and how many these are. Looked for in two steps, since most batches have no such equals."""
+        keys, by = self.merge.keys, str(self.merge.order_by)
+        groups = [*(self.grouped(move.target, key) for key in keys), self.sorted_by(move, by)]
+        alike = f" GROUP BY {', '.join(groups)} HAVING"
+        staged = self._numbered(move, self.quoted([*keys, by]))
+        equals = f"SELECT 1 FROM ({staged}) AS staged{alike} min(tpc_part) < max(tpc_part) LIMIT 1"
+        if len(move.tables) < 2 or not self.query(move.connection, equals):
+            return None
+        shown = ", ".join(map(self.AS_TEXT.format, groups))
+        rows = self.query(
+            move.connection,
+            f"SELECT {shown}, count(*) FROM ({self._candidates(move)}) AS ranked WHERE tpc_place = 1 AND tpc_last = 1"
+            f"{alike} {self._differ(move)} LIMIT 1",
+        )
+        return next(iter(rows), None)
+
+    def _candidates(self, move: Move) -> str:
+        """All staged changes. `tpc_place` is 1 if none of the key is newer by `order_by`, and `tpc_last` if none of the
+        key and partition came later."""
+        names, keys, newest = self.quoted(self._looked_at(move)), self.quoted(self.merge.keys), self._newest_first(move)
+        place = f"rank() OVER (PARTITION BY {keys} ORDER BY {newest}) AS tpc_place"
+        last = f"row_number() OVER (PARTITION BY {keys}, tpc_part ORDER BY {newest}, tpc_row DESC) AS tpc_last"
+        return f"SELECT {names}, {place}, {last} FROM ({self._numbered(move, names)}) AS staged"
+
+    def _differ(self, move: Move) -> str:
+        """The condition for a group of changes that do not all come to the same. Two deletes do."""
+        values = [self.compared(move.target, column) for column in move.written if column != self.merge.order_by]
+        if self.merge.delete_marker:
+            deletes = f"{self.quote(self.merge.delete_marker)} IS TRUE"
+            values = [f"CASE WHEN {deletes} THEN NULL ELSE {value} END" for value in values]
+            values.append(f"CASE WHEN {deletes} THEN 1 ELSE 0 END")
+        rules = (f"min({v}) <> max({v}) OR count({v}) BETWEEN 1 AND count(*) - 1" for v in values)
+        return " OR ".join(rules)
+
+    def compared(self, target: Any, column: str) -> str:
+        """What equal values of any column have in common, and others have not."""
+        return self.quote(column)
+
+    def _numbered(self, move: Move, names: str) -> str:
+        """These columns of all staged rows, with the number of their staging table and the place there."""
+        columns = f"{names}, {self.POSITION} AS tpc_row"
+        numbered = [f"(SELECT {columns}, {n} AS tpc_part FROM {table}) AS t{n}" for n, table in enumerate(move.tables)]
+        return self.union(numbered, "*")
+
+    def _looked_at(self, move: Move) -> list[str]:
+        """The columns that are written, and those that only the merge looks at."""
+        others = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
+        return [*move.written, *(column for column in others if column not in move.written)]
+
+    def _newest_first(self, move: Move) -> str:
+        return self.NEWEST_FIRST.format(self.sorted_by(move, str(self.merge.order_by)))
 
     def sorted_by(self, move: Move, column: str) -> str:
         """An expression by which changes are sorted as Spark would: of a text, byte by byte, where that can be had."""

@@ -64,9 +64,11 @@ class TableSink(
     Options of every table:
 
     * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
-      `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
-      `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the table
-      has that column.
+      `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Of equal
+      ones the last in its partition wins; those of several partitions have to be the same row. Without `order_by` a key
+      may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the table has that column.
+    * `order_by_nulls`: with "error" a row without a value in `order_by` is a bad row, with "first" it is older than
+      every other of its key.
     * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
     * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
     * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing else

@@ -16,7 +16,7 @@ from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import columns_digest, label, of_sink, staging_table, target_named
-from sinks.sql.server import Fault, explained
+from sinks.sql.server import Fault, Row, explained
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
 
 logger = logging.getLogger(__name__)
@@ -150,10 +150,16 @@ class StagingTables(Strategy):
                 self.backend.execute(move.connection, judge_now)
 
     def require_unique(self, move: Move) -> None:
-        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
+        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing, or
+        if it cannot be told which change of a key is the last one."""
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
                 self._twice(move, self.merge.keys, "two changes of one key in a batch, and no order_by=")
+            elif not self.backend.POSITION:
+                ordered = [*self.merge.keys, self.merge.order_by]
+                self._twice(move, ordered, "two changes of one key with an equal order_by")
+            elif row := self.backend.first_tie(move):
+                self._refuse_tie(move, row)
             return
         for unique in move.target.uniques:
             if set(unique.columns) <= set(move.written):
@@ -165,6 +171,15 @@ class StagingTables(Strategy):
         if row := self.backend.first_duplicate(move, columns):
             clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
+
+    def _refuse_tie(self, move: Move, row: Row) -> None:
+        keys, by = _key(self.merge.keys, row), self.merge.order_by
+        raise BadValue(
+            f"table {move.target.label}: {row[-1]} partitions have different changes of the key {keys}, all with "
+            f"{by} = {row[-2]}, so order_by={by!r} does not tell which one is the last. Order by a column that no two "
+            "changes of a key share, such as the position in the source's log; or let all changes of a key come in one "
+            "partition, in their order: of equal ones the last in the partition wins"
+        )
 
     def _taken(self, move: Move, columns: Sequence[str], rule: str) -> None:
         names = ", ".join(self.backend.AS_TEXT.format(f"staged.{self.backend.quote(column)}") for column in columns)

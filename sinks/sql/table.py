@@ -18,7 +18,8 @@ from sinks.errors import BadValue, SchemaMismatch, TargetChanged
 from sinks.sql.names import label
 
 Mode = Literal["append", "upsert"]
-_OWN = {"tpc_place", "tpc_deletes", "tpc_row", "tpc row", "tpc_transaction"}
+OrderByNulls = Literal["error", "first"]
+_OWN = {"tpc_place", "tpc_last", "tpc_part", "tpc_key", "tpc_deletes", "tpc_row", "tpc row", "tpc_transaction"}
 """Columns that the sinks' staging tables and statements have beside those of the rows. Capitals may not count."""
 
 
@@ -151,13 +152,15 @@ class Target:
 class MergeOptions:
     """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
     that key, or deletes it if `delete_marker` is true in it. With `keep_newer` a change that is older, by `order_by`,
-    than the row that the table has is dropped."""
+    than the row that the table has is dropped. `order_by_nulls` says what a change without a value there is: a bad row
+    ("error"), or older than every other ("first")."""
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     delete_marker: str | None = None
     keep_newer: bool = False
+    order_by_nulls: str = "error"
 
     @classmethod
     def of(cls, mode: str, keys: Sequence[str] | str, *others: Any) -> MergeOptions:
@@ -165,7 +168,8 @@ class MergeOptions:
         return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
 
     def __str__(self) -> str:
-        """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""
+        """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever.
+        What only the task looks at, as `order_by_nulls`, is not in it."""
         if self.mode == "append":
             return self.mode
         parts = [f"{self.mode} by {', '.join(self.keys)}"]
@@ -188,8 +192,12 @@ class MergeOptions:
                 yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
             if self.keep_newer and not self.order_by:
                 yield "keep_newer=True needs order_by, the column that tells which change is newer"
-        elif self.keys or self.order_by or self.delete_marker or self.keep_newer:
-            yield 'keys, order_by, delete_marker and keep_newer belong to mode="upsert"'
+            if self.order_by_nulls not in ("error", "first"):
+                yield f'order_by_nulls={self.order_by_nulls!r} is not one of "error", "first"'
+            elif self.order_by_nulls != "error" and not self.order_by:
+                yield f"order_by_nulls={self.order_by_nulls!r} needs order_by, the column that it speaks of"
+        elif self.keys or self.order_by or self.delete_marker or self.keep_newer or self.order_by_nulls != "error":
+            yield 'keys, order_by, order_by_nulls, delete_marker and keep_newer belong to mode="upsert"'
         if len(set(self.keys)) < len(self.keys):
             yield f"keys={list(self.keys)} names a column twice"
         if self.delete_marker in {*self.keys, self.order_by} - {None}:
@@ -219,6 +227,10 @@ class MergeOptions:
 
 
 APPEND = MergeOptions()
+_NO_ORDER = (
+    "NULL in the column of order_by, so nobody can tell which change of the key is newer: order by a column that each "
+    'change has, deletes too, or set order_by_nulls="first", which takes such a change for the oldest'
+)
 
 
 # ---------------------------------------------------------------------- rows
@@ -271,6 +283,8 @@ class Encoder:
                     self._refuse_nulls(batch, column.name, array, "a key cannot be NULL")
                 if self.no_null and array.null_count and not column.nullable:
                     self._refuse_nulls(batch, column.name, array, self.no_null)
+                if column.name == self._merge.order_by and self._merge.order_by_nulls == "error" and array.null_count:
+                    raise RefusedValue(pc.index(array.is_null(), True).as_py(), _NO_ORDER)
                 arrays.append(convert(array))
             except RefusedValue as refused:
                 raise self.bad_value(batch, column.name, refused) from None

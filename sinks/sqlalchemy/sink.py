@@ -5,6 +5,8 @@ dropped after it: the ledger tells that those that are still there were moved.""
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,7 +38,7 @@ from sinks.sql.names import STAGING, staging_table
 from sinks.sql.server import PERCENT_ENCODED, Fault, Row, ambiguous, explained, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
-from sinks.sql.table import MergeOptions, Mode, Values
+from sinks.sql.table import MergeOptions, Mode, OrderByNulls, Values
 from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
 from sinks.transaction import Identity, TransactionContext
 
@@ -106,6 +108,7 @@ class SqlAlchemySink(TableSink):
         mode: Mode = "append",
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        order_by_nulls: OrderByNulls = "error",
         delete_marker: str | None = None,
         keep_newer: bool = False,
         create_table: bool = False,
@@ -125,7 +128,7 @@ class SqlAlchemySink(TableSink):
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         backend = SqlAlchemyBackend(url, engine_options or {}, merge, name=name or table)
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._backend) == str(backend)
         if backend.dialect == "sqlite" and beside:
@@ -166,6 +169,7 @@ class SqlAlchemyBackend(Backend):
     """Has an engine of its own in each process; never shows the password."""
 
     CHECK = "address, user, password and rights, and that the server runs"
+    POSITION = _ROW
 
     def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
         """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
@@ -459,14 +463,56 @@ class SqlAlchemyBackend(Backend):
         row = move.connection.execute(groups).first()
         return row and tuple(row)
 
+    def first_tie(self, move: Move) -> Row | None:
+        """Few databases compare values of every type, so Python does."""
+        keys, by = self.merge.keys, str(self.merge.order_by)
+        rows = self._with_partition(move, [*keys, by])
+        part = rows.c.tpc_part
+        alike = sa.select(sa.literal(1)).select_from(rows).group_by(*(rows.c[name] for name in (*keys, by)))
+        equals = alike.having(sa.func.min(part) < sa.func.max(part)).limit(1)
+        if len(move.staging) < 2 or not move.connection.execute(equals).first():
+            return None
+        written, shown = [name for name in move.written if name != by], len(keys) + 2
+        with move.connection.execute(
+            self._candidates_of(move, written), execution_options={"yield_per": 1000}
+        ) as found:
+            for _, group in itertools.groupby(map(tuple, found), key=operator.itemgetter(0)):
+                first, *others = ((row[1:shown], row[shown:]) for row in group)
+                if not all(_alike(change, first[1]) for _, change in others):
+                    return (*first[0], len(others) + 1)
+        return None
+
+    def _candidates_of(self, move: Move, written: Sequence[str]) -> sa.Select[Any]:
+        """Of each key those changes that are the last ones of their partition, if none is newer by `order_by`: a number
+        that stands for the key, the key, `order_by`, whether it deletes, and the columns `written`."""
+        rows = self._with_partition(move, [*self._looked_at(move), _ROW])
+        keys = [rows.c[key] for key in self.merge.keys]
+        newest = self._newest(rows)
+        place = sa.func.rank().over(partition_by=keys, order_by=newest)
+        last = sa.func.row_number().over(partition_by=[*keys, rows.c.tpc_part], order_by=[*newest, rows.c[_ROW].desc()])
+        ranked = sa.select(
+            *rows.c,
+            self._marked(rows).label("tpc_deletes"),
+            sa.func.dense_rank().over(order_by=keys).label("tpc_key"),
+            place.label("tpc_place"),
+            last.label("tpc_last"),
+        ).subquery()
+        shown = [ranked.c[name] for name in (*self.merge.keys, str(self.merge.order_by), "tpc_deletes", *written)]
+        wanted = ranked.c.tpc_place == 1, ranked.c.tpc_last == 1
+        return sa.select(ranked.c.tpc_key, *shown).where(*wanted).order_by(ranked.c.tpc_key)
+
+    def _with_partition(self, move: Move, columns: Sequence[str]) -> sa.Subquery:
+        """These columns of all staged rows, with the number of their staging table."""
+        tables = enumerate(self._tables(move, columns))
+        parts = (sa.select(*table.c, sa.literal_column(str(n)).label("tpc_part")) for n, table in tables)
+        return sa.union_all(*parts).subquery()
+
     # ------------------------------------------------------------------ the move
     def upsert(self, move: Move) -> None:
         """As any database can: the rows of the target with these keys go, then the last changes come. DELETE waits for
         others that write the same rows, and judges what they made of them."""
         into, connection = move.target.table, move.connection
-        others = [self.merge.order_by, *self._marker]
-        columns = [*move.written, *(name for name in others if name and name not in move.written)]
-        tables = self._tables(move, columns)
+        tables = self._tables(move, [*self._looked_at(move), _ROW])
         older = [table.delete().where(self._is_older(table, into)) for table in tables if self.merge.keep_newer]
         replaced = [into.delete().where(self._is_changed(into, table), *self._is_due(into, table)) for table in tables]
         for delete in (*older, *replaced, *older):
@@ -516,21 +562,24 @@ class SqlAlchemyBackend(Backend):
         return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*self._equal(into, table), *newer))
 
     def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
-        """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without
-        `order_by` each key is there once."""
-        columns = [rows.c[name] for name in written]
-        deletes: sa.ColumnElement[int] = sa.literal(0)
-        if self._marker:
-            deletes = sa.case((self._deletes(rows) == sa.literal(True), 1), else_=0)
+        """The last change of each key, by the greatest `order_by`, NULLs first; of equals the one that came last.
+        Without `order_by` each key is there once."""
+        columns, deletes = [rows.c[name] for name in written], self._marked(rows)
         if not self.merge.order_by:
             return sa.select(*columns).where(deletes == 0)
-        by = rows.c[self.merge.order_by]
-        order = [sa.case((by.is_(None), 1), else_=0), by.desc()]
-        if self._marker:
-            order.append(deletes.desc())
+        order = [*self._newest(rows), rows.c[_ROW].desc()]
         number = sa.func.row_number().over(partition_by=[rows.c[key] for key in self.merge.keys], order_by=order)
         last = sa.select(*columns, number.label("tpc_place"), deletes.label("tpc_deletes")).subquery()
         return sa.select(*(last.c[name] for name in written)).where(last.c.tpc_place == 1, last.c.tpc_deletes == 0)
+
+    def _newest(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+        """Orders changes, those without a value at the end."""
+        by = rows.c[str(self.merge.order_by)]
+        return [sa.case((by.is_(None), 1), else_=0), by.desc()]
+
+    def _marked(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """1 for a row that deletes, 0 for others."""
+        return sa.case((self._deletes(rows) == sa.literal(True), 1), else_=0) if self._marker else sa.literal(0)
 
     @property
     def _marker(self) -> list[str]:
@@ -558,6 +607,13 @@ class SqlAlchemyBackend(Backend):
             str(table): {c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (_ROW, _ID)}
             for (_, table), columns in existing.items()
         }
+
+
+def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two changes, each with a mark for a delete before its values, come to the same."""
+    (deletes, *values), (others, *theirs) = one, other
+    same = (a == b or (a != a and b != b) for a, b in zip(values, theirs, strict=True))  # NaN is itself
+    return bool(deletes == others and (deletes or all(same)))
 
 
 def _is_partial(index: sa.Index) -> bool:

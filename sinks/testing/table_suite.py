@@ -338,6 +338,7 @@ class TableSuite:
     def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(self, db: Database) -> None:
         db.run("CREATE TABLE stock (id bigint PRIMARY KEY, name varchar(50), at bigint)")
         options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone", "keep_newer": True}
+        options |= {"order_by_nulls": "first"}  # a row of the table without a value is older than every change
         sink = self.make(db, table="stock", check=CHANGES, **options)
         first = [
             change(1, "stays", 5),
@@ -479,7 +480,8 @@ class TableSuite:
         assert keyed.visible() == [(1, "newer")]
 
     def test_the_last_change_of_a_key_wins_over_all_partitions(self, keyed: Database) -> None:
-        sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+        options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone"}
+        sink = self.make(keyed, check=CHANGES, order_by_nulls="first", **options)
         keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
         first = [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)]
         second = [
@@ -496,6 +498,66 @@ class TableSuite:
         sink.validate_all(checkpoint(), committables)
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
         assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
+
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_a_change_without_an_order_is_a_bad_row(self, keyed: Database, gone: bool) -> None:
+        """It would win or lose against other changes of its key by chance. So would a delete."""
+        options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone"}
+        sink = self.make(keyed, check=CHANGES, **options)
+        bad = batch([change(1, "good", 1), change(2, "bad", None, gone)], CHANGES)
+        with pytest.raises(BadValue, match=r'row 2, column "at": NULL in the column of order_by.*begins id=2, name'):
+            pre_commit(sink, bad)
+        transaction = sink.begin_transaction(context(sink, schema=CHANGES))
+        (refused,) = sink.write_good_rows(transaction, bad, 10)
+        assert refused.row == 1
+        assert "order_by" in refused.error
+        sink.pre_commit(transaction)
+        pre_commit(self.make(keyed, check=CHANGES, order_by_nulls="first", **options), bad, subtask=1)
+
+    @pytest.mark.parametrize("at", [5, None])
+    def test_of_equal_changes_the_last_in_its_partition_wins(self, keyed: Database, at: int | None) -> None:
+        """As Kafka has them: eight updates of one key in a millisecond leave the eighth."""
+        options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone"}
+        sink = self.make(keyed, check=CHANGES, order_by_nulls="first", **options)
+        updates = [change(key, f"v{n}" + "x" * (n % 3 * 20), at) for n in range(1, 9) for key in range(300)]
+        others = [change(900, None, at, True), change(900, "back", at), change(901, "there", at)]
+        others += [change(901, None, at, True)]
+        batches = [batch(rows, CHANGES) for rows in (updates[:1000], updates[1000:], others)]
+        committables = [
+            pre_commit(sink, *batches),
+            pre_commit(sink, batch([change(-1, "other", at)], CHANGES), subtask=1),
+        ]
+        sink.validate_all(checkpoint(), committables)
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 2
+        newest = [(key, "v8" + "x" * 40) for key in range(300)]
+        assert keyed.visible() == [(-1, "other"), *newest, (900, "back")]
+
+    def test_equal_changes_of_two_partitions_have_to_be_the_same(self, keyed: Database) -> None:
+        """Nobody knows which partition's is newer. A source that delivers a change twice is none of that."""
+        keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old')")
+        options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone"}
+        sink = self.make(keyed, check=CHANGES, **options)
+        again = [change(1, "twice", 5), change(2, "as it was", 5, True), change(4, "new", 5), change(4, "newer", 6)]
+        first = [*again, change(3, "v1", 5), change(3, "v2", 5)]
+        second = [*again[:1], change(2, None, 5, True), change(4, "other", 5), change(3, "v2", 5), change(5, "x", 5)]
+        same = [pre_commit(sink, batch(rows, CHANGES), subtask=n) for n, rows in enumerate((first, second))]
+        sink.validate_all(checkpoint(), same)
+        assert sink.commit_all(checkpoint(), same) == [COMMITTED] * 2
+        assert keyed.visible() == [(1, "twice"), (3, "v2"), (4, "newer"), (5, "x")]
+        unlike = [change(1, "Twice", 5), change(1, "twice", 5, True), change(1, "twice ", 5)]
+        for number, other in enumerate(unlike, 1):
+            parts = ([change(7, "x", 1), change(1, "twice", 5)], [other])
+            staged = [pre_commit(sink, batch(p, CHANGES), checkpoint=number, subtask=n) for n, p in enumerate(parts)]
+            told = r"2 partitions have different changes of the key \(id\) = \(1\), all with at = 5, so order_by='at'"
+            with pytest.raises(BadValue, match=told):
+                sink.validate_all(checkpoint(number), staged)
+        assert keyed.visible() == [(1, "twice"), (3, "v2"), (4, "newer"), (5, "x")]
+
+    def test_nulls_of_order_by_are_asked_for_by_name(self, keyed: Database) -> None:
+        with pytest.raises(ConfigurationError, match='order_by_nulls=\'last\' is not one of "error", "first"'):
+            self.make(keyed, check=None, mode="upsert", keys=["id"], order_by="id", order_by_nulls="last")
+        with pytest.raises(ConfigurationError, match="order_by_nulls='first' needs order_by"):
+            self.make(keyed, check=None, mode="upsert", keys=["id"], order_by_nulls="first")
 
     @pytest.mark.parametrize("order_by", [None, "at"])
     def test_rows_swap_or_hand_on_the_value_of_another_unique_index(

@@ -118,6 +118,7 @@ class SqliteBackend(Pool, Backend):
 
     dialect = "sqlite"
     CHECK = "the path, and your rights in its folder"
+    POSITION = "rowid"
 
     def __init__(self, path: str | os.PathLike[str], merge: MergeOptions, *, name: str, lock_timeout: float) -> None:
         super().__init__({"database": os.path.abspath(path)}, name=name, lock_timeout=lock_timeout)

@@ -113,7 +113,7 @@ def test_upserts_keep_the_last_change_of_each_key_and_delete(db: Database) -> No
     assert db.visible() == [(1, "a", "as it was"), (2, "newer", "as it was"), (3, "c", "as it was")]
     db.run("UPDATE orders SET note = 'kept'")
     gone = [change(n, None, 5, True) for n in (1, 2, 9)]
-    second = [change(1, "x", 5), *gone], [change(3, "y", None), change(2, "older", 4)]
+    second = [change(1, "x", 5), *gone], [change(3, "y", 1), change(2, "older", 4)]
     committed(sink, 1, *(batch(rows, CHANGES) for rows in second))
     assert db.visible() == [(3, "y", "kept")]
     with pytest.raises(BadValue, match='column "name": NULL in a column that takes none'):
@@ -127,6 +127,20 @@ def test_two_changes_of_a_key_need_an_order(db: Database) -> None:
     staged = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
     with pytest.raises(BadValue, match="two changes of one key"):
         sink.validate_all(checkpoint(), staged)
+
+
+def test_without_an_order_of_staged_rows_two_equal_changes_are_refused(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, name text, at bigint)")
+    sink = upserting(db)
+    rows = batch([change(1, "a", 5), change(1, "b", 5)], CHANGES)
+    committed(sink, 0, rows, batch([change(1, "b", 5), change(2, "c", 1)], CHANGES))
+    assert db.visible() == [(1, "b", 5), (2, "c", 1)]
+    monkeypatch.setattr(SqliteBackend, "POSITION", "")
+    told = r"two changes of one key with an equal order_by: \(id, at\) = \(1, 5\) comes 2 times"
+    with pytest.raises(BadValue, match=told):
+        sink.validate_all(checkpoint(1), [pre_commit(sink, rows, checkpoint=1)])
 
 
 def test_upserts_need_an_index_that_compares_by_bytes(db: Database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -146,3 +147,37 @@ def test_changes_are_ordered_by_times_that_no_timestamp_holds(db: Observer) -> N
         sink.validate_all(checkpoint(), staged)
         assert sink.commit_all(checkpoint(), staged) == [COMMITTED]
     assert db.run("SELECT name FROM notes") == [("9999",)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "one", "other"),
+    [
+        ("json", pa.string(), '{"a": [1, null]}', '{"a": [1, 2]}'),
+        ("varchar(20) COLLATE utf8mb4_general_ci", pa.string(), "ä", "A"),
+        ("longtext", pa.string(), "x" * 70000 + "a", "x" * 70000 + "b"),
+        ("longblob", pa.binary(), b"\xff\x00", b"\xff"),
+        ("float", pa.float32(), 16777215.0, 16777214.0),
+        ("double", pa.float64(), 0.1 + 0.2, 0.3),
+        ("decimal(38, 9)", pa.decimal128(38, 9), Decimal("1.000000001"), Decimal("1.000000002")),
+        ("datetime(6)", pa.timestamp("us"), datetime(2024, 1, 1, 0, 0, 0, 1), datetime(2024, 1, 1, 0, 0, 0, 2)),
+        ("bit(3)", pa.int64(), 5, 4),
+        ("tinyint(1)", pa.bool_(), True, None),
+        ("enum('a', 'b')", pa.string(), "a", "b"),
+    ],
+)
+def test_equal_changes_are_told_apart_by_values_of_every_type(
+    db: Observer, kind: str, arrow: pa.DataType, one: Any, other: Any
+) -> None:
+    """Two partitions may deliver the same change, and not two different ones."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.int64()), ("note", arrow)])
+    db.run(f"CREATE TABLE notes (id bigint PRIMARY KEY, note {kind})")
+    with contextlib.closing(MySQLSink(db.dsn, "notes", mode="upsert", keys=["id"], order_by="at")) as sink:
+        sink.check(schema)
+        for number, notes in enumerate([(one, one), (None, None), (one, other), (one, None)]):
+            rows = [batch([{"id": 1, "at": 5, "note": note}], schema) for note in notes]
+            staged = [pre_commit(sink, row, checkpoint=number, subtask=n) for n, row in enumerate(rows)]
+            if notes[0] == notes[1]:
+                sink.validate_all(checkpoint(number), staged)
+                continue
+            with pytest.raises(BadValue, match=r"2 partitions have different changes of the key \(id\) = \(1\)"):
+                sink.validate_all(checkpoint(number), staged)

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import quote
@@ -759,6 +760,43 @@ def test_texts_that_order_changes_are_compared_as_spark_does(db: Observer) -> No
     sink.validate_all(checkpoint(), staged)
     assert sink.commit_all(checkpoint(), staged) == [COMMITTED] * 2
     assert db.run("SELECT n FROM stock") == [(0,)]
+    changes = [batch([{"id": 1, "n": n, "at": "B"}], schema) for n in range(2)]
+    staged = [pre_commit(sink, rows, subtask=subtask, checkpoint=1) for subtask, rows in enumerate(changes)]
+    db.run(f'ALTER TABLE {staged[0].transaction["table"]} ALTER at TYPE text COLLATE "POSIX"')
+    with pytest.raises(BadValue, match=r"different changes of the key \(id\) = \(1\), all with at = B"):
+        sink.validate_all(checkpoint(1), staged)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "one", "other"),
+    [
+        ("json", pa.string(), '{"a": [1, null]}', '{"a": [1, 2]}'),
+        ("jsonb", pa.string(), '{"a": [1, null]}', '{"a": [1, 2]}'),
+        ("text", pa.string(), "x" * 70000 + "a", "x" * 70000 + "b"),
+        ("bytea", pa.binary(), b"\xff\x00", b"\xff"),
+        ("real", pa.float32(), 16777215.0, 16777214.0),
+        ("double precision", pa.float64(), 0.1 + 0.2, float("nan")),
+        ("numeric", pa.decimal128(38, 9), Decimal("1.000000001"), Decimal("1.000000002")),
+        ("timestamptz", pa.timestamp("us", "UTC"), 1, 2),
+        ("boolean", pa.bool_(), True, False),
+        ("bigint[]", pa.list_(pa.int64()), [1, None], [None, 1]),
+    ],
+)
+def test_equal_changes_are_told_apart_by_values_of_every_type(
+    db: Observer, kind: str, arrow: pa.DataType, one: Any, other: Any
+) -> None:
+    """Two partitions may deliver the same change, and not two different ones."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.int64()), ("note", arrow)])
+    db.run(f"CREATE TABLE notes (id bigint PRIMARY KEY, note {kind})")
+    sink = make(db, check=schema, table="notes", mode="upsert", keys=["id"], order_by="at")
+    for number, notes in enumerate([(one, one), (None, None), (one, other), (one, None)]):
+        rows = [batch([{"id": 1, "at": 5, "note": note}], schema) for note in notes]
+        staged = [pre_commit(sink, row, checkpoint=number, subtask=n) for n, row in enumerate(rows)]
+        if notes[0] == notes[1]:
+            sink.validate_all(checkpoint(number), staged)
+            continue
+        with pytest.raises(BadValue, match=r"2 partitions have different changes of the key \(id\) = \(1\)"):
+            sink.validate_all(checkpoint(number), staged)
 
 
 def test_documents_order_no_changes(db: Observer) -> None:

@@ -27,7 +27,7 @@ from sinks.testing.table import context, why_unknown
 from sinks.testing.table_crashes import set_back_to_before_a_replay
 from sinks.transaction import CommitState, Fingerprint
 from tests.sqlalchemy_sink.test_dead_letters import Observer
-from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
+from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play, equal_changes_of_two_partitions
 from tests.sqlalchemy_sink.urls import url_of
 
 pytestmark = pytest.mark.ci
@@ -247,15 +247,21 @@ def test_what_a_task_staged_that_died_is_gone(pg: Server, killed: bool) -> None:
 
 def test_upserts_and_deletes(pg: Server) -> None:
     options: dict[str, Any] = {"mode": "upsert", "keys": ["sku"], "order_by": "at", "delete_marker": "gone"}
-    sink = pg.sink("stock", **options, create_table=True)
+    sink = pg.sink("stock", **options, order_by_nulls="first", create_table=True)
     pg.write(sink, STOCK, [("a", 1, 1, False), ("b", 1, 1, False)], [("a", 2, 2, False), ("c", 3, None, False)])
     pg.write(sink, STOCK, [("b", None, 2, True), ("c", 4, 1, False)])
     assert pg.run("SELECT sku, pieces, at FROM stock ORDER BY sku") == [("a", 2, 2), ("c", 4, 1)]
 
 
+def test_equal_changes_of_two_partitions_have_to_be_the_same(pg: Server) -> None:
+    pg.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
+    equal_changes_of_two_partitions(pg)
+
+
 @pytest.mark.parametrize("options", [{}, {"order_by": "at"}, {"order_by": "at", "keep_newer": True}], ids=str)
 def test_upserts_without_deletes(pg: Server, options: dict[str, Any]) -> None:
     schema = pa.schema(list(STOCK)[:3])
+    options = options | ({"order_by_nulls": "first"} if options else {})
     sink = pg.sink("stock", mode="upsert", keys=["sku"], create_table=True, **options)
     again = [("c", 9, None)] if options else []
     pg.write(sink, schema, [("a", 1, 1), ("b", 1, 1)], [("c", 3, 1), *again])

@@ -364,7 +364,7 @@ UPSERT: dict[str, Any] = {"mode": "upsert", "keys": ["sku"]}
 
 def test_the_last_change_of_a_key_wins_over_all_partitions(stock: Play) -> None:
     stock.run("INSERT INTO stock VALUES ('a', 1, 1), ('untouched', 9, 9)")
-    sink = stock.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    sink = stock.sink("stock", **UPSERT, order_by="at", order_by_nulls="first", delete_marker="gone")
     late, early = [("a", 3, 30, False), ("b", 1, 10, False)], [("a", 2, 20, None), ("b", 2, None, False)]
     stock.write(sink, STOCK, late, early)
     assert stock.run("SELECT * FROM stock ORDER BY sku") == [("a", 3, 30), ("b", 1, 10), ("untouched", 9, 9)]
@@ -383,7 +383,7 @@ def test_a_marked_row_deletes(stock: Play) -> None:
     [
         [("A", 2, 2, False), ("a", 1, 1, False)],
         [("A", 2, 2, False), ("a", None, 1, True)],
-        [("A", 1, 1, True), ("a", 1, 1, False)],
+        [("A", 1, 2, True), ("a", 1, 1, False)],
     ],
 )
 def test_keys_that_are_equal_in_the_table_alone(db: Play, changes: list[Any]) -> None:
@@ -407,6 +407,42 @@ def test_keys_of_several_columns(db: Play) -> None:
     db.write(sink, schema, [(1, 1, "a"), (1, 2, "b")], [(2, 1, "c")])
     db.write(sink, schema, [(1, 2, "B")])
     assert db.run("SELECT * FROM grid ORDER BY x, y") == [(1, 1, "a"), (1, 2, "B"), (2, 1, "c")]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_change_without_an_order_is_a_bad_row(stock: Play, gone: bool) -> None:
+    sink = stock.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    with pytest.raises(BadValue, match=r'row 2, column "at": NULL in the column of order_by.* begins sku=.b'):
+        stock.write(sink, STOCK, [("a", 1, 1, False), ("b", 1, None, gone)])
+
+
+@pytest.mark.parametrize("at", [7, None])
+def test_of_equal_changes_the_last_in_its_partition_wins(stock: Play, at: int | None) -> None:
+    sink = stock.sink("stock", **UPSERT, order_by="at", order_by_nulls="first", delete_marker="gone")
+    updates = [(sku, n, at, False) for n in range(1, 9) for sku in ("a", "b", "c")]
+    stock.write(
+        sink, STOCK, [*updates, ("b", 1, at, True), ("c", 1, at, True), ("c", 9, at, None)], [("d", 1, 1, False)]
+    )
+    assert stock.run("SELECT * FROM stock ORDER BY sku") == [("a", 8, at), ("c", 9, at), ("d", 1, 1)]
+
+
+def test_equal_changes_of_two_partitions_have_to_be_the_same(stock: Play) -> None:
+    equal_changes_of_two_partitions(stock)
+
+
+def equal_changes_of_two_partitions(db: Any) -> None:
+    """Into an empty table `stock`. Nobody knows which partition's is newer, unless the source only repeats itself."""
+    sink = db.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    first = [("a", 1, 5, False), ("b", 1, 5, True), ("c", 1, 5, False), ("c", 2, 5, False), ("d", 1, 5, False)]
+    second = [("d", 2, 6, False), ("c", 2, 5, None), ("b", 9, 5, True), ("a", 1, 5, False), ("d", 7, 5, False)]
+    db.write(sink, STOCK, first, second, [("e", None, 1, False)])
+    expected = [("a", 1, 5), ("c", 2, 5), ("d", 2, 6), ("e", None, 1)]
+    assert db.run("SELECT sku, pieces, at FROM stock ORDER BY sku") == expected
+    for other in [("a", 2, 6, False), ("a", None, 6, False), ("a", 1, 6, True)]:
+        told = r"2 partitions have different changes of the key \(sku\) = \(a\), all with at = 6"
+        with pytest.raises(BadValue, match=told):
+            db.write(sink, STOCK, [("b", 1, 7, False), ("a", 1, 6, False)], [other])
+    assert db.run("SELECT sku, pieces, at FROM stock ORDER BY sku") == expected
 
 
 def test_a_key_twice_without_order_is_an_error(stock: Play) -> None:
@@ -522,7 +558,8 @@ def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
 
 def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(db: Play) -> None:
     db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
-    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone", keep_newer=True)
+    options = {"order_by": "at", "order_by_nulls": "first", "delete_marker": "gone", "keep_newer": True}
+    sink = db.sink("stock", **UPSERT, **options)
     db.write(sink, STOCK, [("a", 1, 5, False), ("b", 1, 5, False), ("c", 1, 5, False), ("d", 1, None, False)])
     later = [("a", 2, 4, False), ("b", 2, 4, True), ("c", 2, 5, False), ("d", 2, 1, False), ("c", 3, None, False)]
     db.write(sink, STOCK, later, [("e", 2, None, False)])
