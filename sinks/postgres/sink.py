@@ -134,7 +134,7 @@ class PostgresBackend(Pool, Backend):
     TWO_PHASE = "prepared"
     KEY = "gid"
     NEWEST_FIRST = "{} DESC NULLS LAST"
-    POSITION = "ctid"  # nothing but COPY fills a staging table, from its beginning to its end
+    POSITION = "ctid"  # COPY fills a table that its transaction made from the beginning to the end
     AS_TEXT = "{}::text"
 
     locate = staticmethod(catalog.locate)
@@ -411,7 +411,8 @@ class PostgresBackend(Pool, Backend):
             encoder = CopyEncoder(context.schema, columns, target.label, self.merge)
             written = set(self.merge.written(context.schema.names, target.names))
             declarations = ", ".join(self._declarations(target, columns, written))
-            create = f"CREATE TABLE {table.as_string()} ({declarations})"
+            heap = " USING heap" if self.merge.order_by else ""  # of which `POSITION` is sure
+            create = f"CREATE TABLE {table.as_string()} ({declarations}){heap}"
             comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
             with transaction.explained():
                 transaction.connection.execute(f"{create}; {comment.as_string()}".encode())
