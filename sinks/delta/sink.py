@@ -105,7 +105,10 @@ class DeltaSink(LakeSink):
                 return None
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
-        layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
+        # Without the metadata of fields within structs: deltalake gives it in another order at each look, and files do
+        # not depend on it.
+        shown = columns.to_string(show_field_metadata=False, show_schema_metadata=False)
+        layout = hashlib.sha256(f"{shown}{parts}".encode()).hexdigest()[:16]
         chosen = _CHOSEN & self._handle.metadata().configuration.keys()
         most = len(columns) if chosen else _COLUMNS
         return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, most)
@@ -131,9 +134,9 @@ class DeltaSink(LakeSink):
         implied = ["identityColumns"] if protocol.min_writer_version == 6 else []
         if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
             yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}: DROP FEATURE in Spark"
-        for field in json.loads(table.schema().to_json())["fields"]:
-            for rule in _RULES.keys() & field["metadata"]:
-                yield f"column {field['name']!r} has {rule}, which writers keep and this sink cannot: {_RULES[rule]}"
+        for column, metadata in _metadata(json.loads(table.schema().to_json()), ""):
+            for rule in sorted(_RULES.keys() & metadata):
+                yield f"column {column!r} has {rule}, which writers keep and this sink cannot: {_RULES[rule]}"
         columns, parts = _arrow(table.schema()), table.metadata().partition_columns
         for name in parts:
             kind = columns.field(name).type
@@ -238,6 +241,19 @@ def _memory(app: str, number: int) -> str:
 
 def _arrow(schema: Schema) -> pa.Schema:
     return pa.schema([field.remove_metadata() for field in pa.schema(schema.to_arrow())])
+
+
+def _metadata(kind: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the schema, as the log has it, says of each column, and of each field within one."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        where = f"{path}.{field['name']}" if path else field["name"]
+        yield where, field["metadata"]
+        yield from _metadata(field["type"], where)
+    yield from _metadata(kind.get("elementType"), f"{path}[]")
+    yield from _metadata(kind.get("keyType"), f"{path}{{}}")
+    yield from _metadata(kind.get("valueType"), f"{path}{{}}")
 
 
 # ---------------------------------------------------------------------- what the log says of a file

@@ -661,6 +661,58 @@ def test_delta_columns_whose_rules_writers_keep_are_refused(tmp_path: Path, key:
     refused(lake, f"column 'id' has {key}, which writers keep and this sink cannot: .*{mend}")
 
 
+def test_delta_rules_of_fields_within_a_struct_or_list_are_refused(tmp_path: Path) -> None:
+    """Files would bypass them just as those of whole columns."""
+    ruled = {"name": "a", "type": "integer", "nullable": True, "metadata": {"delta.invariants": "{}"}}
+    struct = {"type": "struct", "fields": [ruled]}
+    kinds = {
+        "s": struct,
+        "l": {"type": "array", "elementType": struct, "containsNull": True},
+        "m": {"type": "map", "keyType": "string", "valueType": struct, "valueContainsNull": True},
+    }
+
+    def change(entry: dict[str, Any]) -> None:
+        if "metaData" in entry:
+            schema = json.loads(entry["metaData"]["schemaString"])
+            schema["fields"] += [{"name": n, "type": k, "nullable": True, "metadata": {}} for n, k in kinds.items()]
+            entry["metaData"]["schemaString"] = json.dumps(schema)
+
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    in_log(lake, change)
+    refused(lake, r"(?s)column 's\.a' has delta.invariants.*column 'l\[\]\.a' has.*column 'm\{\}\.a' has")
+
+
+def test_delta_fields_with_much_metadata_within_a_struct_take_checkpoints(tmp_path: Path) -> None:
+    """deltalake gives this metadata in another order at each look. The table counted as altered then, so that the rows
+    of each checkpoint were written again without end."""
+    inner = pa.field("a", pa.int32(), metadata={"comment": "x", "owner": "y", "tag": "z"})
+    struct = pa.struct([inner])
+    schema = pa.schema([("id", pa.int64()), ("s", struct), ("l", pa.list_(struct)), ("m", pa.map_("string", struct))])
+    lake = DeltaLake(tmp_path)
+    lake.create(schema)
+    assert lake.table().schema().to_json().count('"owner"') == 3, "the table has it"
+    assert len({lake.sink()._require_table().layout for _ in range(10)}) == 1
+    for n in range(4):
+        one = {"id": n, "s": {"a": n}, "l": [{"a": n}], "m": [("k", {"a": n})]}
+        table = pa.Table.from_pylist([one], schema)
+        made = pre_committed(lake.sink(), table, n)
+        lake.sink().validate_all(Checkpoint(JOB, LINEAGE, n), [made])
+        assert committed(lake.sink(), made, checkpoint=n) == [COMMITTED]
+    found = sorted(lake.read().to_pylist(), key=lambda row: row["id"])
+    assert [(row["id"], row["s"], row["l"]) for row in found] == [(n, {"a": n}, [{"a": n}]) for n in range(4)]
+
+
+def test_delta_rows_that_the_version_before_has_written_fit_the_table(tmp_path: Path) -> None:
+    """0.2.1 named the layout of a table without metadata by this hash. Another one would have them written again."""
+    struct = pa.struct([pa.field("a", pa.int32(), False), ("l", pa.list_(pa.string()))])
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("s", struct), ("m", pa.map_("string", pa.decimal128(9, 2)))])
+    lake = DeltaLake(tmp_path)
+    lake.create(schema, partition_by=["id"])
+    sink = lake.sink()
+    assert sink._require_table().layout == "db9e8cce24425696"
+
+
 def test_delta_column_mapping_and_unknown_features_are_refused(tmp_path: Path) -> None:
     def change(entry: dict[str, Any]) -> None:
         if "metaData" in entry:
