@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Context, Decimal
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,192 @@ def test_slices_and_days_that_python_has_not() -> None:
     assert part.to_pylist() == whole.to_pylist()[2:4]
 
 
+# ---------------------------------------------------------------------- subjects of Java programs
+STATUS = {"type": "enum", "name": "Status", "symbols": ["NEW", "PAID"]}
+PRICE = {"type": "fixed", "name": "Price", "size": 5, "logicalType": "decimal", "precision": 10, "scale": 2}
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+LOCAL_MILLIS = {"type": "long", "logicalType": "local-timestamp-millis"}
+TIME_MILLIS = {"type": "int", "logicalType": "time-millis"}
+TEXT_UUID = {"type": "string", "logicalType": "uuid"}
+A_UUID = "01234567-89ab-cdef-0123-456789abcdef"
+MOMENT, CLOCK = datetime(2026, 2, 3, 4, 5, 6, 7000, timezone.utc), datetime(1969, 12, 31, 23, 59, 59, 999000)
+
+BY_JAVA: dict[str, tuple[Any, pa.DataType, list[Any], list[Any]]] = {
+    # the field's type, the column's, values that go in, and values that do not
+    "status": (STATUS, pa.string(), ["NEW", "PAID"], ["new", ""]),
+    "id": (TEXT_UUID, pa.string(), [A_UUID, A_UUID.upper()], ["x", A_UUID[1:], f"{A_UUID}\n"]),
+    "at": (MILLIS, pa.timestamp("us", "UTC"), [MOMENT], [MOMENT.replace(microsecond=7001)]),
+    "at_number": (MILLIS, pa.int64(), [-1, 1_770_091_506_007], []),
+    "clock": (LOCAL_MILLIS, pa.timestamp("us"), [CLOCK], [CLOCK.replace(microsecond=999_999)]),
+    "time": (TIME_MILLIS, pa.time64("us"), [time(23, 59, 59, 999_000)], [time(0, 0, 0, 1)]),
+    "price": (
+        PRICE,
+        pa.decimal128(20, 1),
+        [Decimal("-99999999.9"), Decimal("0.0"), Decimal("1.5"), Decimal("-0.1"), Decimal("99999999.9")],
+        [Decimal("100000000.0"), Decimal("-100000000.0")],
+    ),
+    "small": (
+        {**PRICE, "name": "Small", "size": 1, "precision": 2},
+        pa.decimal128(4, 2),
+        [Decimal("0.99"), Decimal("-0.99"), Decimal("0.00")],
+        [Decimal("1.00"), Decimal("-1.28")],
+    ),
+    "huge": (
+        {**PRICE, "name": "Huge", "size": 16, "precision": 38},
+        pa.decimal128(38, 2),
+        [Decimal(10**38 - 1).scaleb(-2, Context(prec=50)), Decimal(-(10**38) + 1).scaleb(-2, Context(prec=50))],
+        [],
+    ),
+    "digest": ({"type": "fixed", "name": "Digest", "size": 2}, pa.binary(), [b"\0\xff"], [b"", b"abc"]),
+    "custom": ({"type": "long", "logicalType": "of-our-own"}, pa.int64(), [7], []),
+}
+
+
+def decoded(registered: str, values: Any) -> list[Any]:
+    schema = json.loads(registered)
+    return [v and fastavro.schemaless_reader(BytesIO(v[5:]), schema, None) for v in values.to_pylist()]
+
+
+def as_java_reads(name: str, value: Any) -> Any:
+    if name == "id":
+        return uuid.UUID(value)
+    return datetime.fromtimestamp(value / 1000, timezone.utc) if name == "at_number" else value
+
+
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("name", BY_JAVA)
+def test_types_of_java_programs_take_each_value_that_fits_and_others_are_bad_rows(name: str, optional: bool) -> None:
+    """By columns where there is no bad row, else row by row: both write the same bytes."""
+    field, kind, good, bad = BY_JAVA[name]
+    registered = text({"name": name, "type": ["null", field] if optional else field})
+    struct = pa.struct([(name, kind)])
+    plan = merged(registered, struct, "")
+    assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
+    good = [*good, None] if optional else good
+    expected = [{name: value if value is None else as_java_reads(name, value)} for value in good]
+    for _ in range(2):
+        encoded, refused = Writer(1, registered).encoded(pa.array([{name: value} for value in good], struct))
+        assert refused == []
+        assert decoded(registered, encoded) == expected
+    mixed = [value for pair in zip_longest(bad, good, fillvalue=good[0]) for value in pair]
+    encoded, refused = Writer(1, registered).encoded(pa.array([{name: value} for value in mixed], struct))
+    at = [n for n, value in enumerate(mixed) if value in bad]
+    assert [refusal.row for refusal in refused] == at
+    assert [n for n, value in enumerate(encoded.to_pylist()) if value is None] == at
+    assert all(name in refusal.error or "finer" in refusal.error for refusal in refused)
+    read_back = [row[name] for row in decoded(registered, encoded) if row]
+    assert read_back == [v if v is None else as_java_reads(name, v) for v in mixed if v not in bad]
+
+
+def test_types_of_java_programs_at_any_depth() -> None:
+    """Also where a name stands for a type, with its namespace or without."""
+    line = {
+        "type": "record",
+        "name": "Line",
+        "fields": [
+            {"name": "status", "type": STATUS},
+            {"name": "before", "type": ["null", "com.example.Status"]},
+            {"name": "at", "type": MILLIS},
+        ],
+    }
+    fields = [
+        {"name": "lines", "type": {"type": "array", "items": ["null", line]}},
+        {"name": "by_name", "type": {"type": "map", "values": ["null", TEXT_UUID]}},
+        {
+            "name": "by_number",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Entry",
+                    "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "Status"}],
+                },
+            },
+        },
+        {"name": "last", "type": "com.example.Line"},
+    ]
+    registered = json.dumps({"type": "record", "name": "Order", "namespace": "com.example", "fields": fields})
+    of_line = pa.struct([("status", pa.string()), ("before", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    kind = pa.struct(
+        [
+            ("lines", pa.list_(of_line)),
+            ("by_name", pa.map_(pa.string(), pa.string())),
+            ("by_number", pa.map_(pa.int32(), pa.string())),
+            ("last", of_line),
+        ]
+    )
+    plan = merged(registered, kind, "")
+    assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
+    one = {"status": "NEW", "before": None, "at": MOMENT}
+    two = {"status": "PAID", "before": "NEW", "at": MOMENT}
+    good = {"lines": [one, None, two], "by_name": [("a", A_UUID), ("b", None)], "by_number": [(1, "NEW")], "last": two}
+    bad = [
+        {**good, "lines": [{**one, "before": "OLD"}]},
+        {**good, "by_name": [("a", "b")]},
+        {**good, "by_number": [(1, "OLD")]},
+        {**good, "last": {**one, "at": MOMENT.replace(microsecond=1)}},
+    ]
+    encoded, refused = Writer(1, registered).encoded(pa.array([good, *bad, good], kind))
+    assert [refusal.row for refusal in refused] == [1, 2, 3, 4]
+    told = ("'lines[].before': 'OLD' is none of the symbols", "'by_name{}': 'b' is no UUID", "'by_number{}'", "finer")
+    for refusal, words in zip(refused, told, strict=True):
+        assert words in refusal.error
+    expected = {**good, "by_name": {"a": uuid.UUID(A_UUID), "b": None}, "by_number": [{"key": 1, "value": "NEW"}]}
+    assert decoded(registered, encoded) == [expected, None, None, None, None, expected]
+
+
+def test_a_record_that_contains_itself_takes_rows_of_some_depth() -> None:
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "kind", "type": STATUS}, {"name": "next", "type": ["null", "Node"], "default": None}],
+    }
+    kind = pa.struct([("kind", pa.string()), ("next", pa.struct([("kind", pa.string())]))])
+    given = [{"kind": "NEW", "next": {"kind": "PAID"}}, {"kind": "PAID", "next": None}, {"kind": "x", "next": None}]
+    encoded, [refused] = Writer(1, json.dumps(node)).encoded(pa.array(given, kind))
+    assert refused.row == 2
+    first, second, _ = decoded(json.dumps(node), encoded)
+    assert first == {"kind": "NEW", "next": {"kind": "PAID", "next": None}}
+    assert second == {"kind": "PAID", "next": None}
+
+
+def test_a_subject_of_a_java_program_is_written_and_its_bad_rows_are_dead_letters(
+    subject: Avro, kafka: KafkaService, tmp_path: Path
+) -> None:
+    names = ("status", "id", "at", "clock", "time", "price")
+    registered = json.dumps(
+        {
+            "type": "record",
+            "name": "Order",
+            "namespace": "com.example",
+            "fields": [{"name": name, "type": BY_JAVA[name][0]} for name in names],
+        }
+    )
+    subject.register(registered)
+    good = {name: BY_JAVA[name][2][0] for name in names}
+    bad = [{**good, name: BY_JAVA[name][3][0]} for name in names]
+    kinds = {name: BY_JAVA[name][1] for name in names}
+    given = rows(kinds, *[tuple(row.values()) for row in [good, *bad, good]])
+    with kafka.topic() as letters:
+        dead = KafkaSink(kafka.bootstrap, letters, name="letters")
+        run(subject.sink("none", dead_letters=dead), tmp_path, [[given]])
+        settled(kafka.bootstrap)
+        written = read(kafka.client_options(), letters)
+    expected = {name: as_java_reads(name, value) for name, value in good.items()}
+    assert subject.values() == [expected, expected]
+    assert len(written) == len(bad)
+    assert subject.texts() == [registered]
+
+
+def test_what_goes_in_by_no_way_names_the_field_and_value_serializer(subject: Avro) -> None:
+    subject.fields({"name": "mixed", "type": ["null", "int", "string"]})
+    with closing(subject.sink("none")) as sink:
+        with pytest.raises(SchemaMismatch, match=r"field 'mixed' is a union of several types.*`value_serializer`"):
+            sink.check(rows({"mixed": pa.int32()}, (1,)).schema)
+        diff = sink.schema_diff(rows({"mixed": pa.int32()}, (1,)).schema)
+    assert any("value_serializer" in note for note in diff.notes)
+
+
 # ---------------------------------------------------------------------- schemas, without a registry
 STRUCT = pa.struct([("id", pa.int32()), ("price", pa.decimal128(6, 2))])
 BY_HAND = {
@@ -283,7 +471,15 @@ def test_what_a_field_needs(field: Any, kind: pa.DataType, step: str) -> None:
         ("string", pa.int32(), "column 'v' is int32, and the field is \"string\""),
         ("int", pa.float64(), "is double"),
         (["null", "int", "string"], pa.int32(), "union of several types"),
-        ({"type": "long", "logicalType": "timestamp-millis"}, pa.timestamp("us", "UTC"), "timestamp-millis"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, pa.timestamp("us"), "timestamp-millis"),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, pa.timestamp("us", "UTC"), "timestamp-nanos"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, pa.int64(), "timestamp-micros"),
+        (
+            {"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2},
+            pa.decimal128(6, 3),
+            "scale stays",
+        ),
+        ({"type": "map", "values": "int"}, pa.map_(pa.int32(), pa.int32()), "column 'v' is map<int32, int32>"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}, pa.decimal128(6, 3), "scale stays"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 9}, pa.decimal128(38, 2), "scale stays"),
         ("int", pa.null(), "takes no null"),

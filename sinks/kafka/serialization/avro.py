@@ -26,6 +26,12 @@ Schema = Any
 
 _MOST_DIGITS = 38
 """Of a decimal of Spark."""
+UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_LOGICAL = {
+    *("date", "decimal", "duration", "uuid", "time-millis", "time-micros"),
+    *(f"{kind}-{unit}" for kind in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")),
+}
+"""The logical types of Avro. Readers ignore others."""
 _ESSENTIAL = ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
 
 
@@ -99,6 +105,22 @@ def _essential(schema: Schema) -> Schema:
 def shown(text: str) -> str:
     """On one line."""
     return json.dumps(json.loads(text))
+
+
+def form_of(schema: Schema, named: Mapping[str, Schema]) -> Mapping[str, Any] | None:
+    """The one type, besides null, of a field; None for a union of several."""
+    if isinstance(schema, list):
+        branches = [branch for branch in schema if branch != "null"]
+        return form_of(branches[0], named) if len(branches) == 1 else None
+    if not isinstance(schema, dict):
+        return form_of(named[schema], named) if schema in named else {"type": schema}
+    return schema
+
+
+def has(form: Mapping[str, Any]) -> str:
+    """A type and its logical type in one word."""
+    logical = form.get("logicalType")
+    return str(form["type"]) + (logical if logical in _LOGICAL else "")
 
 
 def nullable(schema: Schema) -> bool:
@@ -229,13 +251,13 @@ class _Merge:
     def _simple(self, schema: Schema, form: Mapping[str, Any], kind: pa.DataType, path: str) -> Schema:
         wanted = _primitive(kind)
         if wanted:
-            has, needs = (each["type"] + each.get("logicalType", "") for each in (form, wanted))
-            if has == needs == "bytesdecimal":
+            there, needs = has(form), has(wanted)
+            if needs == "bytesdecimal" and there in ("bytesdecimal", "fixeddecimal"):
                 return self._decimal(form, wanted, path)
-            if has == needs or (needs, has) in _WIDER:
+            if there == needs or (needs, there) in _WIDER or there in _BY_VALUE.get(needs, ()):
                 return schema
-            if (has, needs) in _WIDER:
-                self._change(path, "widen", f"widen the field {path}: {has} to {needs}")
+            if (there, needs) in _WIDER:
+                self._change(path, "widen", f"widen the field {path}: {there} to {needs}")
                 return {**schema, "type": needs} if isinstance(schema, dict) else needs
         self.unfit.append(f"column {path!r} is {kind}, and the field is {json.dumps(schema)}")
         return schema
@@ -243,12 +265,12 @@ class _Merge:
     def _decimal(self, form: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> Schema:
         scale = form.get("scale", 0)
         precision = wanted["precision"] - wanted["scale"] + scale
-        if wanted["scale"] > scale or precision > _MOST_DIGITS:
+        if wanted["scale"] > scale or (precision > _MOST_DIGITS and form["type"] == "bytes"):
             self.unfit.append(
                 f"column {path!r} is decimal({wanted['precision']},{wanted['scale']}), and the field is decimal("
                 f"{form['precision']},{scale}), whose scale stays: readers of another one would misplace the point"
             )
-        elif precision > form["precision"]:
+        elif precision > form["precision"] and form["type"] == "bytes":  # of a fixed one, value by value
             what = f"widen the field {path}: decimal({form['precision']},{scale}) to decimal({precision},{scale})"
             self._change(path, "widen", what)
             return {**form, "precision": precision}
@@ -259,6 +281,17 @@ class _Merge:
 
 
 _WIDER = {("int", "long"), ("float", "double")}
+_MILLIS = ("longtimestamp-millis", "longlocal-timestamp-millis")
+_BY_VALUE = {
+    "string": ("enum", "stringuuid"),
+    "bytes": ("fixed",),
+    "int": _MILLIS,
+    "long": _MILLIS,
+    "longtimestamp-micros": ("longtimestamp-millis",),
+    "longlocal-timestamp-micros": ("longlocal-timestamp-millis",),
+    "longtime-micros": ("inttime-millis",),
+}
+"""What else takes a type, of which not each value may fit. A number is taken for milliseconds."""
 
 
 def _primitive(kind: pa.DataType) -> dict[str, Any] | None:

@@ -7,10 +7,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sinks.arrow.types import is_bytes, is_text
 from sinks.kafka.row_bytes import Bytes, Numbers, Part, lengths_of, varints
-from sinks.kafka.serialization.avro import Schema, null_first
+from sinks.kafka.serialization.avro import UUID, Schema, null_first
 
 Parts: TypeAlias = "list[Part | pa.Array]"
 Mask = npt.NDArray[np.bool_]
@@ -73,8 +74,22 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> Parts:
         return [_only(where, Bytes(_integers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)))]
     if kind in ("float", "double"):
         return [_only(where, _floats(column, pa.float32() if kind == "float" else pa.float64()))]
+    if kind == "enum":
+        symbols = pc.index_in(column, pa.array(schema["symbols"], column.type))
+        if not valid(symbols)[where].all():
+            raise RowByRow
+        return [_only(where, varints(_integers(symbols)))]
+    if kind == "fixed":
+        data = _bytes(column)
+        if (lengths_of(data)[where] != schema["size"]).any():
+            raise RowByRow
+        return [data]
     if kind in ("string", "bytes"):
         data = _bytes(column)
+        if isinstance(schema, dict) and schema.get("logicalType") == "uuid":
+            are = pc.match_substring_regex(column, f"^{UUID}$").fill_null(False).to_numpy(zero_copy_only=False)
+            if not are[where].all():
+                raise RowByRow
         return [_only(where, varints(np.maximum(lengths_of(data), 0))), data]
     raise RowByRow
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from io import BytesIO
 from typing import Any
@@ -15,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from sinks.arrow.types import is_list
+from sinks.arrow.types import is_bytes, is_list, is_text
 from sinks.arrow.values import ValidationError, python_values
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.extras import needs_extra
 from sinks.kafka.row_bytes import rows_of
-from sinks.kafka.serialization.avro import Schema, hash_of, merged, nullable, parsed
+from sinks.kafka.serialization.avro import UUID, Schema, form_of, has, hash_of, merged, nullable, parsed
 from sinks.kafka.serialization.by_columns import RowByRow, record, valid
 
 with needs_extra("avro"):
@@ -58,16 +60,16 @@ class Writer:
         if lacking := [*fit.unfit, *(change.statement for change in fit.changes)]:
             raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
         known = self.text, column.type
-        rows = with_integers(column)
+        rows, finer = with_integers(column, self.text)
         at_once = self._at_once(rows) if _AGREES.get(known, True) else None
         if at_once is not None and known in _AGREES:
-            return at_once, []
-        values, refused = self._row_by_row(rows)
+            return at_once, finer
+        values, refused = self._row_by_row(rows, column.type)
         if at_once is not None and values.null_count < len(values):
             _AGREES[known] = not refused and at_once.equals(values)
             if not _AGREES[known]:
                 logger.warning("rows of %s are written one by one: all at once, they would be other bytes", column.type)
-        return values, refused
+        return values, sorted([*finer, *refused], key=lambda refusal: refusal.row)
 
     @property
     def _prefix(self) -> bytes:
@@ -83,8 +85,9 @@ class Writer:
         values = rows_of(len(rows), [*self._prefix, *parts]).cast(pa.large_binary())
         return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
 
-    def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
+    def _row_by_row(self, rows: pa.StructArray, kind: pa.DataType) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
         schema, prefix, plain = _physical(self.text), self._prefix, python_values(rows.type)
+        fitting = _fitting(*parsed(self.text), kind, "") or _as_it_is
         strict = _refuses_null(schema)
         values, refused = list[bytes | None](), list[Refusal]()
         try:
@@ -94,7 +97,7 @@ class Writer:
         for at, row in enumerate(given):
             value = None
             try:
-                row = plain(row.as_py() if isinstance(row, pa.Scalar) else row)
+                row = fitting(plain(row.as_py() if isinstance(row, pa.Scalar) else row))
                 if strict and row is not None:
                     _validate(row, schema)
                 if row is not None:
@@ -117,10 +120,11 @@ def _validate(row: Any, schema: Schema) -> None:
 
 @cache
 def _physical(text: str) -> Schema:
-    """For rows `with_integers`: of all logical types only decimals stay. A field's default is what is written."""
+    """For rows `with_integers` and `_fitting`: of all logical types only decimals of bytes stay, and UUIDs. A field's
+    default is what is written."""
 
     def stripped(part: dict[str, Any]) -> dict[str, Any]:
-        keep = part.get("logicalType") == "decimal"
+        keep = (part.get("type"), part.get("logicalType")) in (("bytes", "decimal"), ("string", "uuid"))
         return {name: value for name, value in part.items() if keep or name != "logicalType"}
 
     schema, named = deepcopy(parsed(json.dumps(json.loads(text, object_hook=stripped))))
@@ -154,33 +158,153 @@ def _refuses_null(schema: Schema) -> bool:
     return not all(map(nullable, inner)) or any(map(_refuses_null, inner))
 
 
-def with_integers(column: pa.StructArray) -> pa.StructArray:
-    """With days and times as the integers that Avro has for them, in microseconds."""
-    return column.cast(_retyped(column.type, _in_microseconds)).cast(_retyped(column.type, _as_integer))
+# ---------------------------------------------------------------------- what Avro has in another form
+def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, list[Refusal]]:
+    """With days and times as the integers that the schema has for them, in its unit. A row with a time that is finer
+    is refused, and null."""
+    schema, named = parsed(text)
+
+    def made(rows: pa.StructArray) -> pa.StructArray:
+        in_unit = rows.cast(_retyped(rows.type, _in_unit, schema, named))
+        return in_unit.cast(_retyped(in_unit.type, _as_integer, schema, named))
+
+    try:
+        return made(column), []
+    except pa.ArrowInvalid:
+        refused = list[Refusal]()
+        for at in range(len(column)):
+            try:
+                made(column.slice(at, 1))
+            except pa.ArrowInvalid as error:
+                why = f"a time is finer than the schema's unit: {error}"
+                refused.append(Refusal(at, ValidationError.__name__, why))
+        bad = {refusal.row for refusal in refused}
+        others = pa.array([None if at in bad else at for at in range(len(column))], pa.int64())
+        return made(column.take(others)), refused
 
 
-def _retyped(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    def again(field: pa.Field) -> pa.Field:
-        return field.with_type(_retyped(field.type, change)).with_nullable(True)  # a null struct has null fields
+Change = Callable[[pa.DataType, str], pa.DataType]
+
+
+def _retyped(kind: pa.DataType, change: Change, schema: Schema, named: Mapping[str, Schema]) -> pa.DataType:
+    """`change` gets each type that is not nested, and what the schema has for it; "" where it has no such field."""
+    form = form_of(schema, named) or {"type": ""}
+
+    def again(field: pa.Field, schema: Schema) -> pa.Field:
+        return field.with_type(_retyped(field.type, change, schema, named)).with_nullable(True)  # of a null struct
 
     if t.is_struct(kind):
-        return pa.struct([again(field) for field in kind])
+        fields = {field["name"]: field["type"] for field in form.get("fields", ())}
+        return pa.struct([again(field, fields.get(field.name, "")) for field in kind])
     if is_list(kind):
-        return (pa.list_ if t.is_list(kind) else pa.large_list)(again(kind.value_field))
+        return (pa.list_ if t.is_list(kind) else pa.large_list)(again(kind.value_field, form.get("items", "")))
     if t.is_map(kind):
-        return pa.map_(_retyped(kind.key_type, change), again(kind.item_field))
-    return change(kind)
+        key, value = _entry(form, named)
+        return pa.map_(_retyped(kind.key_type, change, key, named), again(kind.item_field, value))
+    return change(kind, has(form))
 
 
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+def _entry(form: Mapping[str, Any], named: Mapping[str, Schema]) -> tuple[Schema, Schema]:
+    """Of a map's key and value: of Avro's map, or of an array of records."""
+    if form["type"] == "map":
+        return "string", form["values"]
+    entry = form_of(form.get("items", ""), named) or {}
+    fields = {field["name"]: field["type"] for field in entry.get("fields", ())}
+    return fields.get("key", ""), fields.get("value", "")
+
+
+def _in_unit(kind: pa.DataType, there: str) -> pa.DataType:
+    unit = "ms" if there.endswith("-millis") else "us"
     if t.is_date(kind):
         return pa.date32()
     if t.is_time(kind):
-        return pa.time64("us")
+        return pa.time32("ms") if unit == "ms" else pa.time64("us")
     if t.is_duration(kind):
         return pa.duration("us")
-    return pa.timestamp("us", kind.tz) if t.is_timestamp(kind) else kind
+    return pa.timestamp(unit, kind.tz) if t.is_timestamp(kind) else kind
 
 
-def _as_integer(kind: pa.DataType) -> pa.DataType:
-    return pa.int32() if t.is_date(kind) else pa.int64() if t.is_temporal(kind) else kind
+def _as_integer(kind: pa.DataType, _: str) -> pa.DataType:
+    if t.is_date(kind) or t.is_time32(kind):
+        return pa.int32()
+    return pa.int64() if t.is_temporal(kind) else kind
+
+
+Fit = Callable[[Any], Any]
+
+
+def _fitting(schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, path: str) -> Fit | None:
+    """From a value to one that fastavro writes as it is; raises ValidationError for one that its type does not take.
+    None if there is nothing to do."""
+    form = form_of(schema, named)
+    if form is None:
+        return None
+    if t.is_struct(kind):
+        kinds = {field.name: field.type for field in kind}
+        found = {
+            name: inner
+            for name, its in ((field["name"], field["type"]) for field in form["fields"])
+            if name in kinds and (inner := _fitting(its, named, kinds[name], f"{path}.{name}" if path else name))
+        }
+        return _given(lambda row: row | {name: inner(row[name]) for name, inner in found.items()}) if found else None
+    if is_list(kind):
+        each = _fitting(form["items"], named, kind.value_type, f"{path}[]")
+        return _given(lambda values: list(map(each, values))) if each else None
+    if t.is_map(kind):
+        return _of_map(form, named, kind, path)
+    return _of_value(form, kind, path)
+
+
+def _of_map(form: Mapping[str, Any], named: Mapping[str, Schema], kind: pa.DataType, path: str) -> Fit | None:
+    in_schema, of_schema = _entry(form, named)
+    key = _fitting(in_schema, named, kind.key_type, f"{path}.key")
+    item = _fitting(of_schema, named, kind.item_type, f"{path}{{}}")
+    if key is None and item is None:
+        return None
+    of_key, of_item = key or _as_it_is, item or _as_it_is
+    if form["type"] == "map":
+        return _given(lambda entries: {key: of_item(value) for key, value in entries.items()})
+    return _given(lambda entries: [{"key": of_key(e["key"]), "value": of_item(e["value"])} for e in entries])
+
+
+def _of_value(form: Mapping[str, Any], kind: pa.DataType, path: str) -> Fit | None:
+    def require(fits: Callable[[Any], object], what: str) -> Fit:
+        def fitting(value: Any) -> Any:
+            if not fits(value):
+                raise ValidationError(f"column {path!r}: {value!r} is {what}")
+            return value
+
+        return _given(fitting)
+
+    there = has(form)
+    if is_text(kind) and there == "enum":
+        symbols = set(form["symbols"])
+        return require(symbols.__contains__, f"none of the symbols of {form['name']}")
+    if is_text(kind) and there == "stringuuid":
+        return require(re.compile(UUID).fullmatch, "no UUID")
+    if is_bytes(kind) and there == "fixed":
+        return require(lambda value: len(value) == form["size"], f"not of {form['size']} bytes")
+    if t.is_decimal(kind) and there == "fixeddecimal":
+        return _given(lambda value: _fixed(value, form, path))
+    return None
+
+
+def _fixed(value: Decimal, form: Mapping[str, Any], path: str) -> bytes:
+    """As two's complement of all bytes. fastavro writes other bytes for some."""
+    sign, digits, exponent = value.as_tuple()
+    whole = int("".join(map(str, digits))) * 10 ** (int(exponent) + form.get("scale", 0))
+    try:
+        if whole >= 10 ** form["precision"]:
+            raise OverflowError
+        return (-whole if sign else whole).to_bytes(form["size"], "big", signed=True)
+    except OverflowError:
+        what = f"decimal({form['precision']},{form.get('scale', 0)}) of {form['size']} bytes"
+        raise ValidationError(f"column {path!r}: {value} is too large for the field, {what}") from None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _given(change: Fit) -> Fit:
+    return lambda value: None if value is None else change(value)

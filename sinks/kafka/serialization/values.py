@@ -55,6 +55,7 @@ class Values:
 
     column, proof = "value", "schema"
     """`proof`: where a committable names the schema."""
+    otherwise = "Cast the columns in Spark, or let a `value_serializer` write the values"
 
     def __init__(
         self, sink: str, registry: str | Mapping[str, Any], subject: str, evolution: SchemaEvolution, timeout: float
@@ -95,6 +96,8 @@ class Values:
             plan = self._plan(registry, value)
             notes = [f"subject {self.subject} at {registry.url}: {plan.shown}"]
             changes, unfit = plan.merged.changes, list(plan.merged.unfit)
+            if unfit:
+                notes.append(self.otherwise)
             if plan.steps and not unfit:
                 notes.append(f"new schema: {shown(plan.merged.text)}")
                 if plan.before is None:
@@ -157,7 +160,8 @@ class Values:
     def _require_allowed(self, plan: _Plan) -> None:
         if plan.merged.unfit:
             raise SchemaMismatch(
-                f"{self._where} has {plan.shown}. These rows do not fit: {'; '.join(plan.merged.unfit)}"
+                f"{self._where} has {plan.shown}. These rows do not fit: {'; '.join(plan.merged.unfit)}. "
+                f"{self.otherwise}"
             )
         if not plan.steps <= set(self._allowed):
             needed = "widen" if "widen" in plan.steps else "add"
@@ -193,6 +197,7 @@ class Keys(Values):
     the one that the topic's records have."""
 
     column, proof = "key", "key_schema"
+    otherwise = "Cast the columns in Spark, or give the keys as bytes, without `key_format`"
     _used: tuple[int, ...] = ()
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
