@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
 import pyarrow.types as at
+import pydantic
 import pyiceberg.io.pyarrow as by_arrow
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.resolver import construct_writer, resolve_reader
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor as Visitor
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partition
@@ -29,8 +30,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AssertTableUUID, SetSnapshotRefUpdate, TableUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetSnapshotRefUpdate, TableUpdate
 from pyiceberg.transforms import DayTransform
+from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -46,6 +48,11 @@ _COUNTS = by_arrow.MetricsMode(by_arrow.MetricModeTypes.COUNTS)
 _ONE_ROW_GROUP = {TableProperties.PARQUET_ROW_GROUP_LIMIT: str(1 << 30)}
 """In a file. Of several, pyiceberg leaves those without bounds out, as where a text is longer than 4 KiB, and readers
 would miss their rows."""
+_FORMAT = 2
+"""The version of Iceberg's format that pyiceberg can write and this sink was made for."""
+_OF_STORES = ("adls.", "client.", "gcs.", "hdfs.", "s3.", "buffer-size", "DEFAULT_NETLOC", "DEFAULT_SCHEME")
+"""Beginnings of the properties with which pyiceberg opens files. A catalog puts its own among them, and objects that
+cannot travel to tasks."""
 _FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
 """Transforms and types of partition columns by which pyiceberg doubles rows, or fails."""
 
@@ -191,20 +198,29 @@ class IcebergSink(LakeSink):
             self._handle = None
             if isinstance(error, NoSuchTableError):
                 return None
+            if unknown := _unknown_to_pyiceberg(error):
+                raise ConfigurationError(
+                    f"sink {self.name!r}: pyiceberg cannot read the metadata of {self.table}: {unknown}. Its table has "
+                    f"something newer than format version {_FORMAT}: use a table of that version"
+                ) from error
             raise
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
         plain = metadata.model_copy(update=_BARE | {"properties": mine | _ONE_ROW_GROUP})
-        place = metadata.location, self._handle.io.properties
+        text = IcebergBaseModel.model_dump_json(plain)  # the method of version 3 itself raises NotImplementedError
+        known = self._handle.io.properties
+        place = metadata.location, {key: value for key, value in known.items() if key.startswith(_OF_STORES)}
         if getattr(self._store, "place", None) != place:  # it may be another table, or have other credentials
             self._store = TableFiles(*place)
         where = self.table if self._branch == "main" else f"{self.table}, branch {self._branch}"
         parts = [str(metadata.schema().find_column_name(field.source_id)) for field in metadata.spec().fields]
-        return LakeTable(f"{where} ({metadata.table_uuid})", columns, parts, layout, (plain.model_dump_json(), *place))
+        return LakeTable(f"{where} ({metadata.table_uuid})", columns, parts, layout, (text, *place))
 
     def _open_catalog(self) -> Any:
+        import sinks.iceberg.rest  # noqa: F401  # here, because tasks ask no catalog
+
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
     def _location(self) -> str:
@@ -217,20 +233,34 @@ class IcebergSink(LakeSink):
 
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
-        if (version := table.metadata.format_version) != 2:
-            yield f"it has format version {version}, and this sink writes version 2: use a table of that"
+        yield from self._of_other_format()
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
             yield f"its files are {kind}, and this sink writes parquet: set write.format.default to that"
         for part in table.spec().fields:
             by, kind = str(part.transform), str(table.schema().find_type(part.source_id))
             if (by.partition("[")[0], kind) in _FAILS:
                 yield f"it is partitioned by {part.name!r}, {by} of a {kind}: it doubles rows or fails, use another"
+        by_column: dict[int, list[str]] = {}
+        for part in table.spec().fields:
+            by_column.setdefault(part.source_id, []).append(f"{part.name!r} ({part.transform})")
+        for source, parts in by_column.items():
+            if len(parts) > 1:
+                column = table.schema().find_column_name(source)
+                yield (
+                    f"its partition fields {' and '.join(parts)} are of one column, {column!r}, which pyiceberg cannot "
+                    "write: drop all but one (ALTER TABLE … DROP PARTITION FIELD in Spark)"
+                )
         ref = table.metadata.refs.get(self._branch)
         yield from self._without_branch()
         if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
             yield f"{self._branch!r} is a tag there, which takes no commits: name a branch"
         if ":memory:" in str(table.catalog.properties.get("uri")):
             yield "its catalog is in the memory of this process, where no other sees it: use a file or a server"
+
+    def _of_other_format(self) -> list[str]:
+        version = self._handle.metadata.format_version
+        why = f"it has format version {version}, and this sink writes version {_FORMAT}: use a table of that"
+        return [] if version == _FORMAT else [why]
 
     def _without_branch(self) -> list[str]:
         gone = self._branch != "main" and self._branch not in self._handle.metadata.refs
@@ -267,7 +297,8 @@ class IcebergSink(LakeSink):
         deletes manifests, which a commit whose answer got lost has put into the table."""
         table: Table = self._handle
         metadata = table.metadata
-        for reason in self._without_branch():  # pyiceberg would make one, without its earlier rows
+        # pyiceberg would make a branch without its earlier rows, and fails at another format
+        for reason in [*self._of_other_format(), *self._without_branch()]:
             raise ConfigurationError(f"sink {self.name!r} cannot commit to {self.table}: {reason}")
         try:
             transaction = _Transaction(table)
@@ -279,7 +310,7 @@ class IcebergSink(LakeSink):
                 for file in files:
                     append.append_data_file(_from_json(file, metadata))
             same = AssertTableUUID(uuid=metadata.table_uuid)
-            updates = tuple(_with_retention(update, metadata) for update in transaction._updates)
+            updates = tuple(_in_order(_with_retention(each, metadata), metadata) for each in transaction._updates)
             table._do_commit(updates, (*transaction._requirements, same))
         except (CommitFailedException, ValueError) as error:
             if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
@@ -305,6 +336,27 @@ def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate
         return update
     names = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
     return update.model_copy(update={name: getattr(ref, name) for name in names})
+
+
+def _in_order(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
+    """A clock that is behind makes no snapshot older than the one before, since catalogs refuse a log out of order."""
+    if not isinstance(update, AddSnapshotUpdate):
+        return update
+    newest = max([metadata.last_updated_ms, *(entry.timestamp_ms for entry in metadata.snapshot_log)])
+    later = max(update.snapshot.timestamp_ms, newest)
+    return update.model_copy(update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": later})})
+
+
+def _unknown_to_pyiceberg(error: Exception) -> str:
+    """What a table's metadata has that pyiceberg does not know, on one line; "" for another error, and for an answer
+    that is no metadata: one of a gateway, which may be another one when it is asked again."""
+    cause = error.__cause__ if isinstance(error, ValidationError) else error
+    if not isinstance(cause, pydantic.ValidationError):
+        return ""
+    parts = cause.errors(include_url=False)
+    if any(part["type"] in ("json_invalid", "missing") for part in parts):
+        return ""
+    return "; ".join(f"{'.'.join(map(str, part['loc'])) or 'it'}: {part['msg']}" for part in parts)
 
 
 # ---------------------------------------------------------------------- data files as JSON, for the way to the commit

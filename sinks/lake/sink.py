@@ -297,6 +297,9 @@ class LakeSink(
         yield from super().diagnose(job)
         if table := self._look():
             yield Finding.ok(f"the table {table.target} is at {self._location()}")
+            for problem in self._problems():
+                why, _, fix = problem.rpartition(": ")
+                yield Finding.error(f"the sink cannot write to {table.target}: {why}", fix)
         elif self._create_table:
             yield Finding.ok(f"there is no table {self} yet; the first batch creates it")
         else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from datetime import time as clock
 from decimal import Decimal
@@ -30,6 +32,7 @@ from examples.custom_sink import FileSink
 from sinks.audit import Part
 from sinks.delta import DeltaSink
 from sinks.delta.sink import _FEATURES
+from sinks.diagnosis import Severity
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, TransactionEnded
 from sinks.iceberg import IcebergSink
 from sinks.lake.sink import LakeSink, app_of
@@ -706,7 +709,9 @@ def test_delta_fields_with_much_metadata_within_a_struct_take_checkpoints(tmp_pa
 def test_delta_rows_that_the_version_before_has_written_fit_the_table(tmp_path: Path) -> None:
     """0.2.1 named the layout of a table without metadata by this hash. Another one would have them written again."""
     struct = pa.struct([pa.field("a", pa.int32(), False), ("l", pa.list_(pa.string()))])
-    schema = pa.schema([pa.field("id", pa.int64(), False), ("s", struct), ("m", pa.map_("string", pa.decimal128(9, 2)))])
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), False), ("s", struct), ("m", pa.map_("string", pa.decimal128(9, 2)))]
+    )
     lake = DeltaLake(tmp_path)
     lake.create(schema, partition_by=["id"])
     sink = lake.sink()
@@ -1220,6 +1225,125 @@ def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
         older.sink().check(SCHEMA)
     with pytest.raises(ConfigurationError, match=r"NAMESPACE\.TABLE"):
         IcebergSink("orders", catalog={})
+
+
+def upgraded(lake: IcebergLake, **more: Any) -> None:
+    """To format version 3, as another engine does it: by metadata that the catalog points to. `more`: other parts."""
+    before = Path(lake.table().metadata_location.removeprefix("file://"))
+    metadata = json.loads(before.read_text()) | {"format-version": 3, "next-row-id": 0} | more
+    after = before.with_name(f"99999-{uuid.uuid4()}.metadata.json")
+    after.write_text(json.dumps(metadata))
+    with closing(sqlite3.connect(lake.properties["uri"].removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("UPDATE iceberg_tables SET metadata_location = ?", (f"file://{after}",))
+
+
+VARIANT = {"id": 1, "name": "v", "type": "variant", "required": False}
+VERSION_3 = "it has format version 3, and this sink writes version 2: use a table of that"
+
+
+def test_iceberg_format_version_3_is_refused_before_the_first_row(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    upgraded(lake)
+    with pytest.raises(ConfigurationError, match=f"cannot write to test.orders .*\n  - {VERSION_3}"):
+        lake.sink().check(SCHEMA)
+    findings = list(lake.sink().diagnose(JOB))
+    [error] = [finding for finding in findings if finding.severity is Severity.ERROR]
+    assert error.message.endswith("it has format version 3, and this sink writes version 2")
+    assert error.fix == "use a table of that"
+
+
+def test_iceberg_table_that_is_upgraded_to_format_version_3_while_the_query_runs(tmp_path: Path) -> None:
+    """What is visible and what is in doubt can be asked for; the query stops, and says why."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    done, checkpoint = pre_committed(sink, rows(0, 2)), Checkpoint(JOB, LINEAGE, 1)
+    assert committed(sink, done) == [COMMITTED]
+    made = pre_committed(sink, rows(10, 2), 1)
+    before = lake.table().metadata_location
+    upgraded(lake)
+    with pytest.raises(ConfigurationError, match=f"was altered: {VERSION_3}"):
+        sink.validate_all(checkpoint, [made])
+    with pytest.raises(ConfigurationError, match=f"cannot commit to test.orders: {VERSION_3}"):
+        lake.sink().abort(made.transaction)
+    [outcome] = lake.sink().commit_all(checkpoint, [made])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is UNKNOWN
+    assert f"was altered, undo that: {VERSION_3}" in outcome.reason
+    assert list(lake.sink().in_doubt(JOB)) == [made.transaction]
+    assert lake.sink().committed_checkpoints(JOB) == {LINEAGE: 0}
+    [holding] = lake.sink().audit(JOB, [Part(LINEAGE, 0, [done])]).holdings
+    assert holding.rows == 2
+    catalog = lake.table().catalog
+    catalog.drop_table(lake.name)
+    catalog.register_table(lake.name, before)
+    assert committed(lake.sink(), made, checkpoint=1) == [COMMITTED]
+    assert lake.ids() == [0, 1, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"format-version": 4}, "'4' .*does not match any of the expected tags"),
+        ({"schemas": [{"type": "struct", "schema-id": 0, "fields": [VARIANT]}]}, "Unsupported field type: 'variant'"),
+    ],
+)
+def test_iceberg_tables_that_pyiceberg_cannot_read_at_all(tmp_path: Path, more: Any, told: str) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    upgraded(lake, **more)
+    calls: list[Callable[[], object]] = [
+        lambda: lake.sink().check(SCHEMA),
+        lambda: list(lake.sink().in_doubt(JOB)),
+        lambda: sink.validate_all(Checkpoint(JOB, LINEAGE, 0), [made]),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ConfigurationError, match=f"(?s)cannot read the metadata of test.orders: .*{told}.*version 2"
+        ):
+            call()
+
+
+def test_iceberg_two_partition_fields_of_one_column_are_refused_before_the_first_row(tmp_path: Path) -> None:
+    """pyiceberg fails at them in each task."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    with lake.table().update_spec() as update:
+        update.add_field("id", BucketTransform(4), "by_bucket")
+        update.add_field("name", IdentityTransform(), "by_name")
+        update.add_field("id", TruncateTransform(10), "by_ten")
+    told = r"fields 'by_bucket' \(bucket\[4\]\) and 'by_ten' \(truncate\[10\]\) are of one column, 'id'"
+    with pytest.raises(ConfigurationError, match=told):
+        lake.sink().check(SCHEMA)
+    with lake.table().update_spec() as update:
+        update.remove_field("by_ten")
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+    assert lake.ids() == [0, 1]
+
+
+def test_iceberg_snapshots_of_a_driver_whose_clock_is_behind_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """REST catalogs refuse a log whose times go back by more than a minute, until the clock is past them."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, rows(0, 1))) == [COMMITTED]
+    newest = lake.table().metadata.last_updated_ms
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() - 90)
+    for n in (1, 2):
+        assert committed(sink, pre_committed(sink, rows(n, 1), n), checkpoint=n) == [COMMITTED]
+    metadata = lake.table().metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert times == sorted(times)
+    assert times[1] >= newest
+    assert times == [snapshot.timestamp_ms for snapshot in metadata.snapshots]
+    assert lake.ids() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

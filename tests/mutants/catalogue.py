@@ -1703,8 +1703,8 @@ MUTANTS = (
     Mutant(
         "Iceberg: a branch that somebody has dropped is made anew",
         "sinks/iceberg",
-        "for reason in self._without_branch():",
-        "for reason in ():",
+        "for reason in [*self._of_other_format(), *self._without_branch()]:",
+        "for reason in self._of_other_format():",
         LAKES,
     ),
     Mutant(
