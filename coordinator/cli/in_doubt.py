@@ -9,7 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -34,7 +34,7 @@ from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.operate.text import ago, duration, of_driver, of_newest
 from coordinator.protocol import operators
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import CompletedCheckpoint, Participant
+from coordinator.protocol.records import CompletedCheckpoint, JobStore, Participant
 from sinks.audit import Part
 from sinks.optional import Auditable
 from sinks.progress import progress
@@ -322,10 +322,9 @@ def resolve(
     with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         if not store.load_newest():
-            fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
+            _fail_without_checkpoint(store)
         seen = look(store, coordinator.sinks)
-        complete, errors = operators.ask(coordinator.protocol)
-        assert complete
+        complete, errors = _ask(coordinator.protocol)
         for sentence in seen.set_back:
             tell(sentence, as_json)
         if accept_loss:
@@ -343,8 +342,7 @@ def resolve(
             operators.accept_loss(
                 coordinator.protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why
             )
-            complete, errors = operators.ask(coordinator.protocol)
-            assert complete
+            complete, errors = _ask(coordinator.protocol)
         about = _about(complete, errors)
         decided = {(pending.sink, pending.named.subtask) for pending in seen.pending if pending.named}
         about["committed_now"] = len(decided & complete.named.keys() - set(complete.hidden()))
@@ -370,6 +368,17 @@ def resolve(
             )
         if errors or older or _missing(complete) or (seen.set_back and not accept_loss):
             raise typer.Exit(FINDING)
+
+
+def _ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint, Mapping[Participant, Exception]]:
+    complete, errors = operators.ask(protocol)
+    if complete is None:  # the storage was emptied, or set back, since it was read first
+        _fail_without_checkpoint(protocol.store)
+    return complete, errors
+
+
+def _fail_without_checkpoint(store: JobStore) -> NoReturn:
+    fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
 
 
 def _login() -> str:

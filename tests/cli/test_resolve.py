@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
+from sinks.transaction import Identity
 from tests.cli.jobs import INPUT, Job, ids
 from tests.protocol.job import CrashError, crash_at
 
@@ -48,6 +50,27 @@ def test_resolve_names_the_sink_that_cannot_be_opened(tmp_path: Path) -> None:
         assert "sink 'files' cannot be opened: OSError: the file server does not answer" in said
     (tmp_path / "rows" / ".away").unlink()
     assert "Committed 3 now." in job.cli("resolve").stdout
+
+
+class Emptied(FileSink):
+    """Somebody empties the storage when the sink is asked what is in doubt, while the file is there."""
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        if (self.folder / ".empty").exists():
+            for folder in (self.folder.parent / "checkpoints").iterdir():
+                shutil.rmtree(folder)
+        return super().in_doubt(job)
+
+
+def test_resolve_tells_that_its_storage_was_emptied_meanwhile(tmp_path: Path) -> None:
+    """Between two readings. Seed `resolve-without-storage` of the simulation."""
+    (tmp_path / "rows").mkdir()
+    job = Job(tmp_path, f'type = "{__name__}:Emptied"\nfolder = "{tmp_path / "rows"}"')
+    job.run(1)
+    (tmp_path / "rows" / ".empty").touch()
+    said = job.cli("resolve", code=1)
+    assert "Job 'orders' has no checkpoint in" in said.stderr
+    assert "Traceback" not in said.stdout + said.stderr
 
 
 def run(job: Job, input: list[Any]) -> None:
