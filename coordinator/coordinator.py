@@ -264,7 +264,7 @@ class CheckpointCoordinator:
                 if starts := batch.run_id != self.protocol.run_id:
                     self._open_metrics()
                     self._verifier.begin(batch.query)
-                    self.protocol.claim_generation(self.config.heartbeat_interval)
+                    self.protocol.claim_generation(self.config.heartbeat_interval, batch)
                 if starts or not self._heartbeat.begun:  # a call failed, and the calling function tries again
                     self._heartbeat.begin(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
@@ -439,7 +439,7 @@ class CheckpointCoordinator:
         stop_metrics, self._stop_metrics = self._stop_metrics, _nothing
         stop_metrics()
         with self._one_at_a_time:
-            if self.protocol.may_abort:
+            if self.protocol.may_sweep:
                 self._lifecycle.wait_for_workers()
                 try:
                     self.protocol.sweep()

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from coordinator.errors import Superseded, reason
+from coordinator.errors import StorageBehind, Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.memories import set_back
 from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import worth_reading
-from coordinator.protocol.records import CompletedCheckpoint, JobStore
+from coordinator.protocol.fence import Fence
+from coordinator.protocol.records import Claim, CompletedCheckpoint, JobStore
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
 from sinks.progress import progress
@@ -75,11 +76,10 @@ class Seen:
     set_back: Sequence[str] = ()
 
 
-def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
+def look(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None) -> Seen:
     """Opens the sinks. While a driver runs, it looks again for up to a second: if some of what is decided is gone then,
-    that driver is at work, and the rest of what is decided of the newest checkpoint is left out. `claimed`: the
-    generation of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is
-    not."""
+    that driver is at work, and the rest of what is decided of the newest checkpoint is left out. `claimed`: the claim
+    of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is not."""
     seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
     decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
     while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:
@@ -94,7 +94,7 @@ def look(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None = None)
     return replace(seen, set_back=set_back(store, sinks))
 
 
-def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:
+def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> Seen:
     """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
@@ -110,8 +110,14 @@ def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: int | None) 
     listed_transactions = [about.transaction for abouts in listed.values() for about in abouts]
     generation = store.newest_generation()
     history = store.history(worth_reading({}, listed_transactions, store.lineage))
-    if claimed is not None and generation != claimed:
-        raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
+    if claimed is not None:
+        try:
+            Fence(store, claimed).require_newest("abort anything")
+        except (StorageBehind, Superseded) as error:
+            raise Superseded(
+                f"a driver of job {store.job!r} has started just now, or storage {store.storage.uri} was emptied or "
+                f"set back; look again. Nothing was aborted"
+            ) from error
     newest = history[-1] if history else None
     driver = look_for_driver(store, newest=newest)
     judged = [

@@ -73,6 +73,10 @@ class MicroBatch(Protocol):
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         """What Spark's log says of an earlier batch."""
 
+    def is_done(self, checkpoint_id: int) -> bool:
+        """Whether Spark's log has the end of a batch, `commits/N`. If it has that of this one, or of a later one, then
+        another driver has put it there since this one planned its batch."""
+
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:

@@ -19,6 +19,7 @@ from coordinator.errors import (
     ReplayMismatch,
     SourceReplaced,
     StorageBehind,
+    Superseded,
     UnknownSink,
     reason,
 )
@@ -81,6 +82,14 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
         return Action.SKIP
     require_same_offsets(batch, c)
     return Action.FINISH
+
+
+def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
+    return Superseded(
+        f"another driver of job {job!r} has gone on from here: this one asks for batch {n}, and commits/{done} is in "
+        f"Spark's checkpointLocation {location} by now, so this one was suspended after it had planned that batch. It "
+        "stops, and has written nothing of it. Two drivers of one job were running."
+    )
 
 
 def require_none_lost(newest: CompletedCheckpoint) -> None:

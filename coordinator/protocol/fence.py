@@ -1,12 +1,12 @@
-"""Who may decide and commit: the driver of the newest generation. Rules: docs/protocol.md#the-rules"""
+"""Who may decide, commit and abort: the driver of the newest generation. Rules: docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.errors import StorageBehind, Superseded
-from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant
+from coordinator.protocol.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant
 from sinks.transaction import CommitOutcome
 
 
@@ -21,26 +21,46 @@ class CommitPermit:
         return replace(self, complete=self.complete.with_outcomes(outcomes))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fence:
-    """One generation, which newer ones shut out. 0: none has been claimed."""
+    """One claim, which newer ones shut out. Generation 0: none has been made."""
 
     store: JobStore
-    generation: int = 0
+    claim: Claim = field(default_factory=Claim)
+    displaced: bool = False
+    """True once this driver was told that another driver, or another state of storage or of a target, is in place of
+    its own. It stays so, whatever storage shows later: records that tell what is decided may be elsewhere (R16)."""
+    has_namesake: bool = False
+    """True once another driver of the same number and lineage was seen: its transactions may have the same names."""
+
+    @property
+    def generation(self) -> int:
+        return self.claim.generation
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
-        """Raises `Superseded` if a newer generation is in the listing (default: one made now), `StorageBehind` if this
-        one is not."""
+        """Raises `Superseded` if a newer generation is in the listing (default: one made now), or if another driver has
+        claimed this one in a storage that was emptied or set back, `StorageBehind` if the claim is gone."""
         listing = listing or self.store.listing("generation/")
         if listing.newest_generation > self.generation:
+            self.displaced = True
             raise Superseded(
                 f"generation {listing.newest_generation} of job {self.store.job!r} has started; this driver "
                 f"(generation {self.generation}) may not {what} any more. Two drivers of one job were running."
             )
-        if self.generation not in listing.generations:
+        found = self.store.claim_of(self.generation)
+        if found is None:
             raise self.storage_changed(what, f"the claim of this driver (generation {self.generation})")
+        if found.token != self.claim.token:
+            self.displaced = True
+            self.has_namesake = found.lineage == self.claim.lineage
+            raise Superseded(
+                f"another driver of job {self.store.job!r} has claimed generation {self.generation}, the number of "
+                f"this driver: checkpoint storage {self.store.storage.uri} was emptied or set back while the query "
+                f"ran. This driver may not {what} any more. Two drivers of one job were running. Let one of them run."
+            )
 
     def storage_changed(self, what: str, gone: str) -> StorageBehind:
+        self.displaced = True
         return StorageBehind(
             f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "
             f"set back while the query ran, so this driver may not {what} any more. Start the query again; if "

@@ -24,7 +24,7 @@ def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mappi
     records already (R14)."""
     protocol.open_sinks()
     claim = protocol.store.follow_newest_claim()
-    fence = Fence(protocol.store, claim.generation)
+    fence = Fence(protocol.store, claim)
     if claim.address is None:
         protocol.claim_generation()
         fence = protocol.fence

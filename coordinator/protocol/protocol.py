@@ -84,7 +84,8 @@ class CheckpointProtocol:
         self._topic_ids: TopicIds = ()
         """R19: ids of the source's Kafka topics, which have to be the same at the next checkpoint."""
         self.may_abort = False
-        """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16)."""
+        """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16), nor
+        later where `Fence.displaced`."""
         self._undecided = False
         """Whether a record may yet name transactions that a sweep would abort, since none names them now."""
         self._checked: dict[str, pa.Schema] = {}
@@ -151,17 +152,34 @@ class CheckpointProtocol:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
     # ------------------------------------------------------------------ called by the coordinator, and by operators
-    def claim_generation(self, next_sign: float = 0.0) -> None:
+    def claim_generation(self, next_sign: float = 0.0, batch: MicroBatch | None = None) -> None:
         """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
-        0 if it will run no query."""
+        0 if it will run no query. `batch`: the first of a run, if there is one. If that is refused in any case, it is
+        refused before the claim, which would stop a driver that works well."""
         self.fence = Fence(self.store)
         self.open_sinks()
         self.may_abort = self._undecided = False
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
+        if batch:
+            self._refuse_before_claim(batch)
         self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
+
+    def _refuse_before_claim(self, batch: MicroBatch) -> None:
+        """What it finds is looked at once more after the claim (R14): a driver that runs may change it."""
+        self.store.follow_newest_claim()
+        newest = self.load()
+        try:
+            self._compare_with_spark(batch, newest)
+        except Superseded:
+            raise
+        except CheckpointError:
+            remembered, newest = self._memories(batch), self.load()
+            retained = self.store.record_keys() if newest else []
+            self._compare_memories(remembered, newest, retained, batch)  # it may know the cause
+            raise
 
     def open_sinks(self) -> None:
         """Raises `CheckpointError` for what is no error of a sink's own: a stack would not name the sink."""
@@ -227,20 +245,13 @@ class CheckpointProtocol:
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
         """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns
         what to do with the batch; without a batch SKIP, which then means nothing."""
-        remembered: decisions.Memories = {}
-        if self.config.exactly_once:  # asked before records are read: what is committed by now has one
-            doing = "tell what is committed"
-            remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
+        remembered = self._memories(batch)
         newest = self.load()
         retained = self.store.record_keys() if newest else []
         self._compare_memories(remembered, newest, retained, batch)
-        action = (
-            decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True) if batch else Action.SKIP
-        )
-        if batch and newest and action is Action.WRITE:  # R12: of this history, not only of this query
-            decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
-        if batch and action is Action.SKIP:  # R12: done only with the same input
-            decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
+        if newest is None:
+            self.fence.require_newest("commit")
+        action = self._compare_with_spark(batch, newest) if batch else Action.SKIP
         if newest and remembered and not newest.record.restored_from:
             older = [key for key in retained if key.checkpoint_id < newest.checkpoint_id]
             self._commit_in_doubt_again(remembered, older, newest.record.newest_rows, batch)
@@ -260,6 +271,27 @@ class CheckpointProtocol:
             decisions.require_none_lost(self.newest)
         return action
 
+    def _memories(self, batch: MicroBatch | None) -> decisions.Memories:
+        """Asked before records are read: what is committed by now has one."""
+        if not self.config.exactly_once:
+            return {}
+        return self._ask_sinks("tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch)
+
+    def _compare_with_spark(self, batch: MicroBatch, newest: CompletedCheckpoint | None) -> Action:
+        """What to do with the batch, by what was read after Spark's call. Raises if its checkpointLocation and storage
+        do not fit together (R12), and `Superseded` if another driver has gone on in it."""
+        n = batch.facts.checkpoint_id
+        if newest and newest.checkpoint_id >= n:
+            for done in sorted({n, max(n, newest.checkpoint_id - 1)}):  # Spark deletes old ones
+                if batch.is_done(done):
+                    raise decisions.overtaken_error(self.job, n, done, batch.location)
+        action = decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
+        if newest and action is Action.WRITE:  # R12: of this history, not only of this query
+            decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
+        if action is Action.SKIP:  # R12: done only with the same input
+            decisions.require_same_offsets(batch.facts, self.store.get(n, 0))
+        return action
+
     def _compare_memories(
         self,
         remembered: decisions.Memories,
@@ -268,30 +300,36 @@ class CheckpointProtocol:
         batch: MicroBatch | None,
     ) -> None:
         """R15: raise if storage or a sink was set back. `retained`: the records in storage."""
-        place, adopt = self.store.storage.uri, self.config.adopt
+        adopt = self.config.adopt
         if self.config.exactly_once:
             self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
             same_mode = newest.record.mode == self.config.mode.value
+            known = self._known_up_to(newest.checkpoint_id if same_mode else math.inf)
             for name, memory in remembered.items():
-                self._require_none_later(name, memory, newest.checkpoint_id if same_mode else math.inf)
+                self._require_none_later(name, memory, known)
             base = self.store.get(retained[0].checkpoint_id, 0) if retained else None
-            decisions.require_restored(remembered, base or newest.record, place)
+            decisions.require_restored(remembered, base or newest.record, self.store.storage.uri)
         else:
             before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
             for name, memory in remembered.items():
                 if max((memory or {}).values(), default=-1) > before:
-                    decisions.require_none_later(name, memory, {}, self.store.lineage, place)
-            self.fence.require_newest("commit")
+                    self._require_none_later(name, memory, {})
 
-    def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, checkpoint_id: float) -> None:
-        """R15: raise `StorageBehind` if a sink has committed a checkpoint after this one, or one of a lineage that is
-        neither this one nor before it."""
-        lineage = self.store.lineage
-        known = {**(self._predecessors or {}), lineage: checkpoint_id}
-        decisions.require_none_later(sink, remembered, known, lineage, self.store.storage.uri)
+    def _known_up_to(self, checkpoint_id: float) -> Mapping[str, float]:
+        """By lineage, the newest checkpoint that a sink may have: this one, and those of the lineages before."""
+        return {**(self._predecessors or {}), self.store.lineage: checkpoint_id}
+
+    def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, known: Mapping[str, float]) -> None:
+        """R15: raise `StorageBehind` if a sink has committed a checkpoint after those `known` by lineage, or one of
+        another lineage."""
+        try:
+            decisions.require_none_later(sink, remembered, known, self.store.lineage, self.store.storage.uri)
+        except StorageBehind:
+            self.fence.displaced = True
+            raise
 
     def _commit_in_doubt_again(
         self,
@@ -371,13 +409,22 @@ class CheckpointProtocol:
         return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
 
     # ------------------------------------------------------------------ 3. sweep
+    @property
+    def may_sweep(self) -> bool:
+        """Whether records tell of each transaction in doubt what is decided (R16). Once this driver was told that
+        another storage, driver or target is in place of its own, they may not, and never will again."""
+        return self.may_abort and not self._undecided and not self.fence.displaced
+
     def sweep(self) -> None:
         """Abort what is in doubt and no record names, once that is safe (R16)."""
-        if self.may_abort and not self._undecided:
+        if self.may_sweep:
             self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
 
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
-        """Abort the driver's `own` transactions, except those to `keep`. What fails is left to the next sweep."""
+        """Abort the driver's `own` transactions, except those to `keep`. What fails is left to the next sweep, and so
+        are all if another driver may have given its own the same names (R4)."""
+        if self.fence.has_namesake:
+            return
         mine: dict[str, list[Identity]] = {}
         for committable in own:
             mine.setdefault(committable.sink, []).append(committable.transaction)
@@ -507,7 +554,7 @@ class CheckpointProtocol:
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
-                self._require_none_later(name, remembered, batch.facts.checkpoint_id - 1)
+                self._require_none_later(name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1))
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
@@ -523,7 +570,7 @@ class CheckpointProtocol:
             try:
                 self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
             except ExternalSystemBehind:
-                self.may_abort = False  # what is decided, and no longer in a record, may be in doubt again
+                self.fence.displaced = True  # what is decided, and no longer in a record, may be in doubt again
                 raise
 
     def _record(
@@ -650,7 +697,7 @@ class CheckpointProtocol:
             [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
-                self.may_abort = False
+                self.fence.displaced = True
                 raise decisions.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
@@ -751,7 +798,7 @@ class CheckpointProtocol:
             remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for loss in complete.given_up}
-            self._require_none_later(name, remembered, complete.checkpoint_id - (name not in own))
+            self._require_none_later(name, remembered, self._known_up_to(complete.checkpoint_id - (name not in own)))
             self._require_not_behind(name, remembered, complete.record.newest_rows, batch)
 
     def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:

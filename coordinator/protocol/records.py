@@ -2,7 +2,8 @@
 replays are in `spool`). Rules: docs/protocol.md#the-rules
 
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
-                                    the current lineage
+                                    the current lineage. Its token tells it from a claim that another driver makes of
+                                    the same number, after this storage was emptied or set back
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
 JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
 JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
@@ -241,12 +242,13 @@ class SignOfLife:
 class Claim:
     """A generation, and the lineage that it is in; the default is for a job that nobody has claimed yet. `address`:
     None if a restore or an operator's command has claimed it, "" if a driver has (an older version: its HTTP address).
-    `sign`: the claimer's first sign of life."""
+    `sign`: the claimer's first sign of life. `token`: a random text that no other claim has ("": by version 0.2)."""
 
     generation: int = 0
     lineage: str = ""
     address: str | None = ""
     sign: SignOfLife = SignOfLife()
+    token: str = ""
 
 
 class RecordKey(NamedTuple):
@@ -323,16 +325,17 @@ class JobStore:
         return Listing(generations, round_keys)
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> int:
-        """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
-        `address`: as in `Claim`; `next_sign`: seconds until a `sign`."""
+    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
+        """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice, as
+        long as the storage is not emptied or set back: then `holds` tells. `address`: as in `Claim`; `next_sign`:
+        seconds until a `sign`."""
         newest, stale = self.newest_claim(), 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or secrets.token_hex(4)
-            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign))
+            claim = self._new_claim(newest.generation + 1, lineage, address, next_sign)
             if self._claim(claim):
                 self.lineage = claim.lineage
-                return claim.generation
+                return claim
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
         key = self._generation_key(newest.generation + 1)
@@ -355,7 +358,7 @@ class JobStore:
                 f"the lineage {base.lineage} has another base than the one that is restored, or none any more: restore "
                 "it with the same options as the first time, or into an empty checkpointLocation"
             )
-        if begins and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
+        if begins and not (self.holds(fence) and self._claim(self._new_claim(fence.generation + 1, base.lineage))):
             raise Superseded(
                 f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                 "restore. See that nothing else runs, and restore again."
@@ -369,17 +372,34 @@ class JobStore:
             number = self.newest_generation()
             if not number:
                 return Claim()
-            key = self._generation_key(number)
-            if body := self._read(key):  # None: so many have been claimed since that it is deleted
-                with understood(self._where(key)):
-                    return fitting(Claim(number, body["lineage"], body["address"], SignOfLife(**body["sign"])))
-        raise self._stale(key, f"{_STALE_LISTINGS} listings in a row show it, but it is not there")
+            if claim := self.claim_of(number):  # None: so many have been claimed since that it is deleted
+                return claim
+        shown = f"{_STALE_LISTINGS} listings in a row show it, but it is not there"
+        raise self._stale(self._generation_key(number), shown)
 
     def follow_newest_claim(self) -> Claim:
         """The newest claim, whose lineage is read from now on. Claims nothing."""
         claim = self.newest_claim()
         self.lineage = claim.lineage
         return claim
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this very claim is in storage: neither gone, nor another one of the same number."""
+        found = self.claim_of(claim.generation)
+        return found is not None and found.token == claim.token
+
+    def claim_of(self, generation: int) -> Claim | None:
+        """The claim of a number; None if it is not there."""
+        key = self._generation_key(generation)
+        body = self._read(key)
+        if body is None:
+            return None
+        with understood(self._where(key)):
+            lineage, address, sign = body["lineage"], body["address"], SignOfLife(**body["sign"])
+            return fitting(Claim(generation, lineage, address, sign, body.get("token", "")))
+
+    def _new_claim(self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0) -> Claim:
+        return Claim(generation, lineage, address, self._sign(next_sign), secrets.token_hex(8))
 
     def _claim(self, claim: Claim) -> bool:
         body = {key: value for key, value in vars(claim).items() if key != "generation"}

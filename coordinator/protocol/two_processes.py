@@ -12,6 +12,7 @@ from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
+from coordinator.protocol.records import Claim
 from sinks.errors import SinkError
 from sinks.task import LostRows, SinkTask
 
@@ -19,7 +20,7 @@ from sinks.task import LostRows, SinkTask
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` has found, for the tasks and for `conclude`. `replay`: as in `SinkTask`; `predecessors`: as in
-    `Record`; `setup`: what the job file described then."""
+    `Record`; `setup`: what the job file described then; `token`: as in `Claim`."""
 
     checkpoint_id: int
     query_id: str
@@ -31,6 +32,11 @@ class Prepared:
     round: int = 0
     replay: LostRows | None = None
     setup: str = ""
+    token: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.generation, self.lineage, token=self.token)
 
     def task(self, sink: Sink, job: str) -> SinkTask:
         return SinkTask(sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, replay=self.replay)
@@ -46,12 +52,18 @@ class TwoProcessProtocol(CheckpointProtocol):
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         setup = self._setup()
-        self.claim_generation(self.config.timeout)
+        self.claim_generation(self.config.timeout, batch)
         action = self._start_run(batch)
         self.sweep()
-        facts, fence, lineage = batch.facts, self.fence, self.store.lineage
+        facts, fence = batch.facts, self.fence
         prepared = Prepared(
-            facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors, setup=setup
+            facts.checkpoint_id,
+            facts.query_id,
+            self.store.lineage,
+            fence.generation,
+            self._predecessors,
+            setup=setup,
+            token=fence.claim.token,
         )
         if action is Action.WRITE:
             self._evolve(batch)
@@ -78,7 +90,7 @@ class TwoProcessProtocol(CheckpointProtocol):
         self._undecided = prepared.needed
         self.open_sinks()
         self.store.follow_newest_claim()
-        self.fence, self._predecessors = Fence(self.store, prepared.generation), prepared.predecessors
+        self.fence, self._predecessors = Fence(self.store, prepared.claim), prepared.predecessors
         self.fence.require_newest("complete")
         if newest := self.load():
             self.newest = newest

@@ -132,6 +132,9 @@ class SparkBatch(MicroBatch):
         log = b"".join(open_location(self.location).read(f"offsets/{checkpoint_id}")).decode()
         return facts_in(log, checkpoint_id, self._execution.query_id)
 
+    def is_done(self, checkpoint_id: int) -> bool:
+        return open_location(self.location).has(f"commits/{checkpoint_id}")
+
     @property
     def active(self) -> bool:
         return self._execution.active

@@ -44,6 +44,9 @@ class _Directory:
             paths += [Path(folder, name) for name in names]
         return _shown(path.relative_to(self._root).as_posix() for path in paths)
 
+    def has(self, path: str) -> bool:
+        return (self._root / path).exists()
+
     def read(self, path: str) -> Iterator[bytes]:
         """The content of a file, in pieces. Raises FileNotFoundError."""
         with (self._root / path).open("rb") as file:
@@ -121,6 +124,10 @@ class _HadoopDirectory:
             while entries.hasNext():
                 paths.append(str(entries.next().getPath().toUri().getPath()).removeprefix(root))
         return _shown(paths)
+
+    @_os_errors()
+    def has(self, path: str) -> bool:
+        return bool(self._fs.exists(self._path(f"{self.uri}/{path}")))
 
     def read(self, path: str) -> Iterator[bytes]:
         with _os_errors():

@@ -81,6 +81,14 @@ class ConnectBatch(SparkBatch):
         [log] = _read(self._df.sparkSession, self.location, f"offsets/{checkpoint_id}")
         return facts_in(log, checkpoint_id, self.facts.query_id)
 
+    def is_done(self, checkpoint_id: int) -> bool:
+        from pyspark.errors import AnalysisException
+
+        try:
+            return bool(_read(self._df.sparkSession, self.location, f"commits/{checkpoint_id}"))
+        except AnalysisException:  # there is no such file
+            return False
+
     @property
     def active(self) -> bool:
         return self._query.isActive

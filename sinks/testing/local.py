@@ -53,6 +53,9 @@ class LocalBatch:
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         return self.query.facts_of(checkpoint_id)
 
+    def is_done(self, checkpoint_id: int) -> bool:
+        return (self.query.folder / "commits" / str(checkpoint_id)).exists()
+
     def schema(self, sink: TwoPhaseCommitSink[Any]) -> pa.Schema:
         return self._partitions[0].schema
 

@@ -19,6 +19,7 @@ QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules"
 PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
 TASK = ("tests/test_task.py", *PROTOCOL)
 MEMORIES = ("tests/protocol/test_memories.py",)
+CLAIMS = ("tests/protocol/test_claims.py",)
 SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
 FILES = tuple(f"tests/storage/test_{name}" for name in ("failures.py::TestFile", "conformance.py", "failures.py"))
 CLOUDS = ("tests/storage/test_clouds.py",)
@@ -209,9 +210,58 @@ MUTANTS = (
     Mutant(
         "a claim that is gone is taken for one that is there (R14)",
         "coordinator",
-        "if self.generation not in listing.generations:",
-        "if False:",
+        "        if found is None:\n            raise self.storage_changed(",
+        "        if found is None:\n            return\n            raise self.storage_changed(",
         MEMORIES,
+    ),
+    Mutant(
+        "another driver's claim of the same number is taken for one's own (R14)",
+        "coordinator",
+        "if found.token != self.claim.token:",
+        "if False:",
+        CLAIMS,
+    ),
+    Mutant(
+        "who was told of another storage sweeps on (R16)",
+        "coordinator",
+        "return self.may_abort and not self._undecided and not self.fence.displaced",
+        "return self.may_abort and not self._undecided",
+        CLAIMS,
+    ),
+    Mutant(
+        "what another driver may have given the same names is aborted (R4)",
+        "coordinator",
+        "if self.fence.has_namesake:",
+        "if False:",
+        CLAIMS,
+    ),
+    Mutant(
+        "a restore goes by the number of its claim",
+        "coordinator",
+        "if begins and not (self.holds(fence) and self._claim(",
+        "if begins and not (self._claim(",
+        CLAIMS,
+    ),
+    Mutant(
+        "an operator's fence goes by the number of its claim",
+        "coordinator",
+        'Fence(store, claimed).require_newest("abort anything")',
+        "pass",
+        CLAIMS,
+    ),
+    Mutant(
+        "a start that is refused in any case shuts out the driver that runs",
+        "coordinator",
+        "self._refuse_before_claim(batch)\n        self.fence",
+        "pass\n        self.fence",
+        CLAIMS,
+    ),
+    Mutant(
+        "a driver that was overtaken before its first call is told of a backup",
+        "coordinator",
+        "if batch.is_done(done):",
+        "if False:",
+        CLAIMS,
     ),
     Mutant(
         "own records that are gone are not missed (R15)",
@@ -230,14 +280,14 @@ MUTANTS = (
     Mutant(
         "rows that another driver has written are not looked for before the decision (R15)",
         "coordinator",
-        "self._require_none_later(name, remembered, batch.facts.checkpoint_id - 1)",
+        "self._require_none_later(name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1))",
         "pass",
         MEMORIES,
     ),
     Mutant(
         "a checkpointLocation of another history of the query asks for the next batch (R12)",
         "coordinator",
-        "        if batch and newest and action is Action.WRITE:",
+        "        if newest and action is Action.WRITE:",
         "        if False:",
         MEMORIES,
     ),
@@ -323,7 +373,7 @@ MUTANTS = (
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",
         "coordinator",
-        "decisions.require_none_later(name, memory, {}, self.store.lineage, place)",
+        "self._require_none_later(name, memory, {})",
         "pass",
         MEMORIES,
     ),
@@ -337,7 +387,7 @@ MUTANTS = (
     Mutant(
         "a system of before the savepoint that was restored (R15)",
         "coordinator",
-        "decisions.require_restored(remembered, base or newest.record, place)",
+        "decisions.require_restored(remembered, base or newest.record, self.store.storage.uri)",
         "pass",
         MEMORIES,
     ),
@@ -358,8 +408,8 @@ MUTANTS = (
     Mutant(
         "the process that decides sweeps what it is to decide",
         "coordinator",
-        "if self.may_abort and not self._undecided:",
-        "if self.may_abort:",
+        "return self.may_abort and not self._undecided and not self.fence.displaced",
+        "return self.may_abort and not self.fence.displaced",
         ("tests/protocol/test_rules.py",),
     ),
     Mutant(
@@ -570,8 +620,8 @@ MUTANTS = (
     Mutant(
         "a restore that another driver overtook",
         "coordinator",
-        "if begins and not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
-        "if begins and not (self._claim(Claim(fence + 1, base.lineage, None, self._sign())) or True):",
+        "and self._claim(self._new_claim(fence.generation + 1, base.lineage))):",
+        "and (self._claim(self._new_claim(fence.generation + 1, base.lineage)) or True)):",
         SAVEPOINTS,
     ),
     # ------------------------------------------------------------------ the task
@@ -1400,7 +1450,7 @@ MUTANTS = (
     Mutant(
         "format: who decides claims a generation of its own",
         "coordinator",
-        "Fence(self.store, prepared.generation)",
+        "Fence(self.store, prepared.claim)",
         "Fence(self.store, self.store.claim_generation())",
         FORMAT,
     ),

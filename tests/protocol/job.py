@@ -122,6 +122,12 @@ class Job:
     def quiet(self, batches: int | None = None) -> QuietQuery:
         return QuietQuery(self.folder / "query", self.input[:batches])
 
+    def forget_commits(self, first: int) -> None:
+        """As in a checkpointLocation that was set back to before the end of a batch."""
+        for file in (self.folder / "query" / "commits").iterdir():
+            if int(file.name) >= first:
+                file.unlink()
+
     def run(self, batches: int | None = None, **options: Any) -> None:
         self.query(batches).run(self.coordinator(**options))
 
