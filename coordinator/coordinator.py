@@ -20,7 +20,7 @@ from coordinator.heartbeat import Heartbeat
 from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import MicroBatch, Query, Sink, dead_letter_writers, with_dead_letters
+from coordinator.protocol.batch import MicroBatch, Query, Sink, check_together, dead_letter_writers, with_dead_letters
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import JobStore
@@ -179,6 +179,11 @@ class CheckpointCoordinator:
                             checked[name] = sink
                     except ConfigurationError as problem:
                         problems.append(problem)
+            try:
+                with self._one_at_a_time:
+                    check_together(checked.values())
+            except ConfigurationError as problem:
+                problems.append(problem)
             if problems:
                 raise problems[0] if len(problems) == 1 else ConfigurationError("\n".join(map(str, problems)))
             with self._one_at_a_time:

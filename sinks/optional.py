@@ -62,6 +62,16 @@ class Validating(TwoPhaseCommitSink[Transaction]):
         checkpoint. After it is complete it *must* be committed. Nothing may become visible. May be repeated."""
 
 
+class Related(TwoPhaseCommitSink[Transaction]):
+    """Knows whether its target depends on that of another sink of the job."""
+
+    @abstractmethod
+    def check_with(self, others: Sequence[Sink]) -> None:
+        """On the driver, after `check` of all sinks of the job, those of dead letters too: raise `ConfigurationError`
+        if one job cannot write this target and that of one of the `others`. They may be sinks of any kind. May be
+        repeated."""
+
+
 class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
     """Alters its target for rows with other columns."""
 
@@ -195,6 +205,7 @@ OPTIONAL: tuple[type[Sink], ...] = (
     WholeCommitting,
     DirectCommitting,
     Validating,
+    Related,
     SchemaEvolving,
     DeadLettering,
     Auditable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from coordinator.errors import CheckpointError
 from sinks.base import Sink as Sink
 from sinks.errors import SinkError
+from sinks.optional import Related
 from sinks.task import Ack, SinkTask
 from sinks.transaction import Committable
 
@@ -168,6 +169,13 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
         name = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two sinks have the name {name!r}; set name= on one of them")
     return {sink.name: sink for sink in (*sinks, *dead)}
+
+
+def check_together(sinks: Collection[Sink]) -> None:
+    """Raises what the sinks, each of which was checked, have against each other's targets."""
+    for sink in sinks:
+        if isinstance(sink, Related):
+            sink.check_with([other for other in sinks if other is not sink])
 
 
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from coordinator.errors import (
 )
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, dead_letter_writers
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
 from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
@@ -398,11 +398,14 @@ class CheckpointProtocol:
         self.may_abort = True
 
     def _check_schemas(self, batch: MicroBatch) -> None:
+        schemas = {name: self._schema(batch, name) for name in self.sinks}
+        if self._checked == schemas:
+            return
         for name, sink in self.sinks.items():
-            schema = self._schema(batch, name)
-            if self._checked.get(name) != schema:
-                sink.check(schema)
-                self._checked[name] = schema
+            if self._checked.get(name) != schemas[name]:
+                sink.check(schemas[name])
+        check_together(self.sinks.values())
+        self._checked = schemas
 
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
         """The columns that a sink gets."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
-from sinks.sql.dialects import MYSQL, TRIGGERS
+from sinks.sql.dialects import DATABASES, MYSQL, TRIGGERS
 from sinks.sql.ledger import LEDGER_COLUMNS, Ledger, LedgerRow
 from sinks.sql.names import label, witness_of
 from sinks.sql.server import Fault, Row, batches, explained, marks
@@ -81,7 +81,7 @@ class RowTransaction(ABC):
             return ""
         return (
             f"; by {', '.join(names)} the table refers to itself, and the row that is missing may be in another "
-            'partition, whose transaction is not committed yet: strategy="staged" takes such rows'
+            'partition, whose transaction is not committed yet, or come later: strategy="staged" takes such rows'
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -247,6 +247,12 @@ class Backend(ABC):
             if fault is None or fault.kind == "blocked":
                 raise
             raise ConfigurationError(f"cannot create table {label(schema, name)} at {self}: {fault.text}") from error
+
+    def place(self, connection: Any, schema: str, name: str) -> tuple[object, ...] | None:
+        """What tells a table from those of all databases, as the server says it; None, where it is not known how to
+        ask: of a `dialect` that `DATABASES` has not."""
+        ask = DATABASES.get(self.dialect)
+        return (*self.query(connection, ask)[0], schema, name) if ask else None
 
     def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
         """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not

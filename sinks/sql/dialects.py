@@ -71,6 +71,17 @@ def lacks_characters(collations: Iterable[str | None]) -> bool:
     return any(collation and not collation.startswith(_WITH_ALL_CHARACTERS) for collation in collations)
 
 
+DATABASES = {
+    "postgresql": (  # a copy of the server's files has its system_identifier too, and was not started at that moment
+        "SELECT 'postgresql', CAST(extract(epoch from pg_postmaster_start_time()) AS text), CAST(oid AS bigint)"
+        " FROM pg_database WHERE datname = current_database()"
+    ),
+    **dict.fromkeys(
+        MYSQL, "SELECT 'mysql', @@hostname, @@port, @@datadir, @@server_id, /*M! '' *//*!80000 @@server_uuid */"
+    ),
+}
+"""What tells a database, or a server whose tables are known by their databases, from every other one, to any user."""
+
 LEDGERS = {
     "postgresql": (
         "SELECT attname::text, relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index"

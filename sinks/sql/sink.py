@@ -20,7 +20,7 @@ from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff, Severity
 from sinks.errors import ConfigurationError, SchemaMismatch
-from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, SchemaEvolving, Validating
+from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Related, SchemaEvolving, Validating
 from sinks.spark_types import KINDS
 from sinks.sql.backend import Backend, Plan, RowTransaction
 from sinks.sql.dialects import addition, weaknesses
@@ -53,6 +53,7 @@ class TableSink(
     DeadLettering[RowTransaction],
     SchemaEvolving[RowTransaction],
     Validating[RowTransaction],
+    Related[RowTransaction],
     DirectCommitting[RowTransaction],
     Auditable[RowTransaction],
     Diagnosable[RowTransaction],
@@ -133,6 +134,41 @@ class TableSink(
             if (reason := self._backend.misconfigured(error)) is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
+
+    def check_with(self, others: Sequence[Sink]) -> None:
+        """Refuse a foreign key to the table of another sink: each sink commits by itself, so that rows are judged
+        before those of the same checkpoint are there that they refer to."""
+        target = self._planned().target
+        tables = [other for other in others if isinstance(other, TableSink)]
+        if not target.foreign_keys or not tables:
+            return
+        with self._backend.lend() as connection:
+            own = self._backend.place(connection, target.schema, target.name)
+            referred = [
+                (key, place)
+                for key in target.foreign_keys
+                if (place := self._backend.place(connection, key.schema, key.table)) not in (own, None)
+            ]
+        problems = [
+            f"the foreign key {key.name} of its table {target.label} refers to {label(key.schema, key.table)}, into "
+            f"which sink {other.name!r} of this job writes"
+            for other in tables
+            if (there := other._place())
+            for key, place in referred
+            if place == there
+        ]
+        if problems:
+            raise ConfigurationError(
+                f"sink {self.name!r}: {'; '.join(problems)}. Each sink of a job commits by itself, so a row would be "
+                "judged before the row of the same batch that it refers to is visible. Write the two tables by two "
+                "queries with a job of their own each, and each batch of the referring one when what it refers to is "
+                "visible; or drop the foreign key. To make it DEFERRABLE does not help"
+            )
+
+    def _place(self) -> tuple[object, ...] | None:
+        target = self._planned().target
+        with self._backend.lend() as connection:
+            return self._backend.place(connection, target.schema, target.name)
 
     def _unfit(self, kind: type[ConfigurationError], target: Target, reasons: Sequence[str]) -> ConfigurationError:
         listed = "".join(f"\n  - {reason}" for reason in reasons)

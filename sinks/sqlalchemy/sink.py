@@ -27,6 +27,7 @@ from sinks.sql.dialects import (
     COLLATIONS,
     HOMES,
     MYSQL,
+    POSTGRES_FOREIGN_KEYS,
     POSTGRES_MAY_REST,
     POSTGRES_OBSTACLES,
     lacks_characters,
@@ -38,7 +39,7 @@ from sinks.sql.names import STAGING, staging_table
 from sinks.sql.server import PERCENT_ENCODED, Fault, Row, ambiguous, explained, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
-from sinks.sql.table import MergeOptions, Mode, OrderByNulls, Values
+from sinks.sql.table import ForeignKey, MergeOptions, Mode, OrderByNulls, Values
 from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
 from sinks.transaction import Identity, TransactionContext
 
@@ -375,7 +376,12 @@ class SqlAlchemyBackend(Backend):
                 )
             )
         return SqlAlchemyTarget(
-            schema, name, tuple(columns), table=table, lacks_characters=self._lacks_characters(connection, schema, name)
+            schema,
+            name,
+            tuple(columns),
+            foreign_keys=tuple(self._foreign_keys(connection, schema, name)),
+            table=table,
+            lacks_characters=self._lacks_characters(connection, schema, name),
         )
 
     def _lacks_characters(self, connection: Connection, schema: str, name: str) -> bool:
@@ -384,6 +390,23 @@ class SqlAlchemyBackend(Backend):
         if self.dialect in MYSQL:
             return lacks_characters(way for (way,) in self.query(connection, COLLATIONS, [schema, name]))
         return False
+
+    def _foreign_keys(self, connection: Connection, schema: str, name: str) -> Iterator[ForeignKey]:
+        if self.dialect == "postgresql":
+            for key in self.query(connection, POSTGRES_FOREIGN_KEYS, [schema, name]):
+                yield ForeignKey(*key)
+            return
+        for found in sa.inspect(connection).get_foreign_keys(name, schema or None):
+            unnamed = f"({', '.join(found['constrained_columns'])}) REFERENCES {found['referred_table']}"
+            yield ForeignKey(found["name"] or unnamed, found["referred_schema"] or schema, found["referred_table"])
+
+    def place(self, connection: Connection, schema: str, name: str) -> tuple[object, ...] | None:
+        if self.dialect == "sqlite":
+            schema = schema.lower() or "main"
+            ask = "SELECT file FROM pragma_database_list WHERE lower(name) = %s"
+            return self.dialect, *self.query(connection, ask, [schema]), name.lower()
+        known = super().place(connection, schema, name)
+        return known or (str(self.url.set(username=None, password=None, query={})), schema, name)
 
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
         yield from super().problems(connection, target, ledger)

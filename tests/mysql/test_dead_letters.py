@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -65,12 +66,12 @@ class TestRowsThatReferToEachOther(RowsThatReferToEachOther):
     two_phase = "xa"
 
     @staticmethod
-    def forget(db: Observer, lost: str) -> None:
+    def forget(db: Any, lost: str) -> None:
         for identity in xa.prepared(db.connection, db.schema):
             if f".{lost}" in f".{identity['bqual']}":
                 xa.end(db.connection, db.schema, "ROLLBACK", identity)
 
-    def trigger(self, db: Observer) -> None:
+    def trigger(self, db: Any) -> None:
         db.run(
             "CREATE TRIGGER has_boss BEFORE INSERT ON emp FOR EACH ROW IF NEW.boss IS NOT NULL AND NOT EXISTS"
             " (SELECT 1 FROM emp WHERE id = NEW.boss) THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no boss'; END IF"

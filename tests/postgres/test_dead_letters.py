@@ -231,12 +231,12 @@ class TestRowsThatReferToEachOther(RowsThatReferToEachOther):
     two_phase = "prepared"
 
     @staticmethod
-    def forget(db: Observer, lost: str) -> None:
+    def forget(db: Any, lost: str) -> None:
         for gid in db.prepared():
             if f".{lost}" in gid:
                 db.run(f"ROLLBACK PREPARED '{gid}'")
 
-    def trigger(self, db: Observer) -> None:
+    def trigger(self, db: Any) -> None:
         db.run(
             "CREATE FUNCTION has_boss() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             " IF NEW.boss IS NOT NULL AND NOT EXISTS (SELECT FROM emp WHERE id = NEW.boss) THEN"
