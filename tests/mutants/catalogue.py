@@ -649,8 +649,8 @@ MUTANTS = (
     Mutant(
         "fingerprints only count",
         "sinks",
-        "self.fingerprint.add(rows.num_rows, pc.sum(hashes).as_py())",
-        "self.fingerprint.add(rows.num_rows, 0)",
+        "self.fingerprint.add(count, pc.sum(given.hashes).as_py())",
+        "self.fingerprint.add(count, 0)",
         TASK,
     ),
     # ------------------------------------------------------------------ storages
@@ -1550,6 +1550,34 @@ MUTANTS = (
         "        if len(before) + len(refused) > most:",
         "        if False:",
         DEAD_LETTERS,
+    ),
+    Mutant(
+        "a row that waits for another one becomes a dead letter after one more try",
+        "sinks",
+        "            is_over = in_vain == 2 or (in_vain == 1 and not untried)",
+        "            is_over = True",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "a replay has no row wait for another one",
+        "sinks",
+        "        if self._good and accepted.rows.num_rows:",
+        "        if False:",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "a foreign key between the tables of two sinks is not seen",
+        "sinks",
+        "            if place == there\n",
+        "            if False\n",
+        ("tests/postgres/test_foreign_keys.py",),
+    ),
+    Mutant(
+        "a table that refers to itself is written partition by partition",
+        "sinks",
+        "        if target.own_keys and not list(",
+        "        if False and not list(",
+        ("tests/postgres/test_foreign_keys.py",),
     ),
     Mutant(
         "what a failed task has written of dead letters stays",

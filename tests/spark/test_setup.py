@@ -63,6 +63,22 @@ def test_wrong_passwords_of_all_sinks_are_told_before_the_query_starts(
     assert not (tmp_path / "storage" / "numbers").exists()
 
 
+def test_a_foreign_key_between_two_sinks_is_told_before_the_query_starts(
+    spark: SparkSession, tmp_path: Path, pg_database: str
+) -> None:
+    with psycopg.connect(pg_database) as connection:
+        connection.execute("CREATE TABLE numbers (timestamp timestamptz, value bigint PRIMARY KEY)")
+        connection.execute(
+            "CREATE TABLE copies (timestamp timestamptz, value bigint CONSTRAINT of_number REFERENCES numbers)"
+        )
+    sinks = [PostgresSink(pg_database, table) for table in ("numbers", "copies")]
+    coordinator = CheckpointCoordinator("numbers", sinks, (tmp_path / "storage").as_uri())
+    with pytest.raises(ConfigurationError, match=r"sink 'copies': the foreign key of_number .* sink 'numbers'"):
+        coordinator.write_stream(numbers(spark))
+    coordinator.close()
+    assert not (tmp_path / "storage" / "numbers").exists()
+
+
 def test_workers_that_cannot_load_the_sinks_are_told_of_before_the_query_starts(
     spark: SparkSession, tmp_path: Path, pg_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
