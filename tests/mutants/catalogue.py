@@ -1884,10 +1884,24 @@ MUTANTS = (
         ("tests/postgres/test_changes.py",),
     ),
     Mutant(
+        "MySQL reads a table's own expressions without escapes",
+        "sinks/mysql",
+        '    "NO_ENGINE_SUBSTITUTION",\n',
+        '    "NO_ENGINE_SUBSTITUTION,NO_BACKSLASH_ESCAPES",\n',
+        ("tests/mysql/test_old_tables.py",),
+    ),
+    Mutant(
+        "MariaDB: an index without overlaps is one over equal values",
+        "sinks/sql",
+        "        if period is None:\n",
+        "        if period is None or period:\n",
+        ("tests/mysql/test_old_tables.py",),
+    ),
+    Mutant(
         "MariaDB: texts that a sort cuts off are keys",
         "sinks/mysql",
-        "tuple(filter(None, of)), index not in hashes)",
-        "tuple(filter(None, of)))",
+        "index not in hashes and index not in periods",
+        "index not in periods",
         ("tests/mysql/test_upserts.py",),
     ),
     Mutant(
