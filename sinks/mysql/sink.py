@@ -545,8 +545,8 @@ class MySQLBackend(Pool, Backend):
         one, the first task tells."""
         table, columns = quoted(target.schema, "tpc width"), self.staging_columns(target, batch, _merge_column)
         try:
-            execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {table}")
-            execute(connection, _creation("TEMPORARY TABLE", table, columns))
+            connection.defer(f"DROP TEMPORARY TABLE IF EXISTS {table}")
+            connection.defer(_creation("TEMPORARY TABLE", table, columns))
             execute(connection, f"DROP TEMPORARY TABLE {table}")
         except pymysql.Error as error:
             if _is_too_wide(error):
