@@ -29,7 +29,7 @@ from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import table as tables
 from sinks.sql.backend import LEDGER_RIGHTS
-from sinks.sql.dialects import HOMES, POSTGRES_FOREIGN_KEYS, POSTGRES_OBSTACLES
+from sinks.sql.dialects import HOMES, POSTGRES_FOREIGN_KEYS, POSTGRES_OBSTACLES, POSTGRES_PARTITIONS
 from sinks.sql.server import ambiguous
 from sinks.sql.table import ForeignKey, Unique
 
@@ -332,7 +332,8 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     )
 
 
-_FACTS = """
+_FACTS = f"""
+WITH RECURSIVE relations AS (SELECT CAST(%(oid)s AS oid) AS oid UNION {POSTGRES_PARTITIONS})
 SELECT 'obstacle', 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
  WHERE ev_class = %(oid)s AND ev_type = '3' AND ev_enabled <> 'D'
 UNION ALL
@@ -346,13 +347,19 @@ SELECT 'judge', 'trigger ' || tgname FROM pg_trigger
 UNION ALL
 SELECT 'judge', 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'judge', 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
+SELECT 'judge', 'index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
+UNION ALL
+SELECT 'judge', 'trigger ' || tgname || ' of a partition' FROM pg_trigger JOIN relations ON tgrelid = relations.oid
+ WHERE relations.oid <> %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'
 UNION ALL
 SELECT 'judge', 'bounds of a partition' FROM pg_class WHERE oid = %(oid)s AND relispartition
 UNION ALL
 SELECT 'reference', pg_catalog.format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint c
  WHERE contype = 'f' AND confrelid = %(oid)s AND NOT EXISTS (
 SELECT FROM pg_constraint whole WHERE whole.oid = c.conparentid AND whole.confrelid = c.confrelid)
+UNION ALL
+SELECT 'reference', pg_catalog.format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint
+  JOIN relations ON confrelid = relations.oid WHERE contype = 'f' AND conparentid = 0 AND relations.oid <> %(oid)s
 UNION ALL
 SELECT 'keyless', '' FROM pg_class c WHERE oid = %(oid)s AND relreplident <> 'f'
    AND EXISTS (SELECT FROM pg_publication WHERE pubupdate OR pubdelete) AND NOT EXISTS (SELECT FROM pg_index

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sinks.diagnosis import SchemaChange
 
-_POSTGRES_PARTITIONS = """
+POSTGRES_PARTITIONS = """
 SELECT inhrelid FROM relations JOIN pg_inherits ON inhparent = relations.oid
   JOIN pg_class c ON c.oid = inhrelid AND c.relispartition
 """
@@ -15,7 +15,7 @@ SELECT inhrelid FROM relations JOIN pg_inherits ON inhparent = relations.oid
 _POSTGRES_RELATIONS = f"""
 WITH RECURSIVE target AS (
 SELECT CAST(to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid) AS oid
-), relations AS (SELECT oid FROM target UNION {_POSTGRES_PARTITIONS})
+), relations AS (SELECT oid FROM target UNION {POSTGRES_PARTITIONS})
 """
 _POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
@@ -178,7 +178,7 @@ _POSTGRES = (
 _POSTGRES_TABLE = (
     "WITH RECURSIVE relations AS (SELECT CAST(to_regclass(pg_catalog.concat_ws('.',"
     " quote_ident(nullif(CAST(%s AS text), '')), quote_ident(CAST(%s AS text)))) AS oid) AS oid"
-    f" UNION {_POSTGRES_PARTITIONS})"
+    f" UNION {POSTGRES_PARTITIONS})"
     " SELECT nspname || '.' || relname || ' is UNLOGGED, so a crash of the server empties it'"
     " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace JOIN relations ON relations.oid = c.oid"
     " WHERE relpersistence = 'u' ORDER BY 1"

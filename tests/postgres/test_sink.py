@@ -1116,7 +1116,7 @@ KEYED = pa.schema([("code", pa.string()), ("n", pa.int64())])
 
 
 def upserted(
-    db: Observer, *changes: tuple[Any, Any], schema: pa.Schema = KEYED, keys: Sequence[str] = ("code",)
+    db: Observer, *changes: tuple[Any, ...], schema: pa.Schema = KEYED, keys: Sequence[str] = ("code",)
 ) -> None:
     """Upsert those rows, each in a partition of its own."""
     sink = make(db, table="t", mode="upsert", keys=keys, check=schema)
@@ -1232,3 +1232,25 @@ def test_an_expression_over_columns_that_the_batch_lacks(db: Observer) -> None:
     schema = pa.schema([("id", pa.int64()), ("title", pa.string())])
     upserted(db, (2, "A"), (1, "B"), schema=schema, keys=["id"])
     assert db.visible("t") == [(1, "B", 7), (2, "A", 7)]
+
+
+@pytest.mark.parametrize("beside", ["", "trigger", "reference"])
+def test_unique_values_of_a_partitioned_table_are_handed_on(db: Observer, beside: str) -> None:
+    """Unless a trigger of a partition, or a reference to one, would take that for a delete."""
+    db.run(
+        "CREATE TABLE t (id bigint, day bigint, code text, PRIMARY KEY (id, day), UNIQUE (code, day))"
+        " PARTITION BY LIST (day)"
+    )
+    db.run("CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1)")
+    db.run("INSERT INTO t VALUES (1, 1, 'a'), (2, 1, 'b')")
+    if beside == "trigger":
+        db.run("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+        db.run("CREATE TRIGGER own BEFORE UPDATE ON t_1 FOR EACH ROW EXECUTE FUNCTION nothing()")
+    if beside == "reference":
+        db.run("CREATE TABLE refers (id bigint, day bigint, FOREIGN KEY (id, day) REFERENCES t_1 ON DELETE CASCADE)")
+        db.run("INSERT INTO refers VALUES (1, 1)")
+    schema = pa.schema([("id", pa.int64()), ("day", pa.int64()), ("code", pa.string())])
+    with pytest.raises(BadValue, match="t_1_code_day_key") if beside else contextlib.nullcontext():
+        upserted(db, (1, 1, "b"), (2, 1, "a"), schema=schema, keys=["id", "day"])
+    assert db.run("SELECT code FROM t ORDER BY id") == ([("a",), ("b",)] if beside else [("b",), ("a",)])
+    assert beside != "reference" or db.ids("refers") == [1]
