@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
+from coordinator import CheckpointCoordinator
 from examples import customers_cdc, orders_fan_out, orders_to_lake, page_views, word_count
+from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaService
 from tests.signals import in_background
 from tests.spark.job import wait_for
@@ -73,6 +77,75 @@ def test_changes_of_a_table_arrive_as_its_newest_rows(
     kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
 ) -> None:
     assert customers_cdc.run(kafka.bootstrap, pg_database, mysql_database, tmp_path) == {"PostgreSQL": 0, "MySQL": 0}
+
+
+@pytest.mark.large
+def test_changes_that_came_from_mysql_arrive_as_its_newest_rows(
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
+) -> None:
+    """The positions of its log begin anew with each file."""
+    systems = kafka.bootstrap, pg_database, mysql_database, tmp_path
+    assert customers_cdc.run(*systems, count=600, kills={}, connector="mysql") == {"PostgreSQL": 0, "MySQL": 0}
+
+
+EVENTS_OF_MYSQL = [
+    {
+        "before": None,
+        "after": {"id": 7, "name": f"v{n}", "email": None},
+        "source": {"connector": "mysql", "file": file, "pos": pos, "row": row, "gtid": None, "server_id": 223344},
+        "op": "u",
+    }
+    for n, (file, pos, row) in enumerate(
+        [
+            *(("binlog.000009", 900, 0), ("binlog.000009", 900, 1), ("binlog.000009", 10_000, 0)),
+            *(("binlog.000010", 157, 0), ("binlog.000010", 600, 9), ("binlog.000010", 600, 10)),
+            *(("binlog.000099", 5, 0), ("binlog.000100", 4, 0)),
+        ],
+        1,
+    )
+]
+"""Eight updates of one row."""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_last_of_eight_updates_stays(spark: SparkSession, pg_database: str, tmp_path: Path, order: int) -> None:
+    """In whichever order a checkpoint has them, over several partitions."""
+    events = EVENTS_OF_MYSQL[::order]
+    write_customers(spark, "mysql", [events[:3], events[3:4], events[4:]], pg_database, tmp_path)
+    with psycopg.connect(pg_database) as connection:
+        assert connection.execute("SELECT id, name FROM customers").fetchall() == [(7, "v8")]
+
+
+def test_events_without_the_position_of_another_connector_stop_the_query(
+    spark: SparkSession, pg_database: str, tmp_path: Path
+) -> None:
+    """Ordered by `source.lsn`, which MySQL has not: any of the eight would stay."""
+    with pytest.raises(Exception, match=r'column "position": NULL in the column of order_by') as stopped:
+        write_customers(spark, "postgresql", [EVENTS_OF_MYSQL], pg_database, tmp_path)
+    assert "begins id=7, name='v1'" in str(stopped.value)
+
+
+def test_events_with_their_schema_are_told(spark: SparkSession) -> None:
+    event = {"schema": {"type": "struct"}, "payload": EVENTS_OF_MYSQL[0]}
+    frame = spark.createDataFrame([(json.dumps(event),)], "value STRING")
+    with pytest.raises(Exception, match=r"the envelope .*value\.converter\.schemas\.enable=false"):
+        customers_cdc.customers_of(frame, "mysql").collect()
+
+
+def write_customers(
+    spark: SparkSession, connector: str, files: list[list[dict[str, Any]]], dsn: str, folder: Path
+) -> None:
+    """One checkpoint, with the events of each file in a partition."""
+    (folder / "events").mkdir()
+    for number, events in enumerate(files):
+        (folder / "events" / str(number)).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    records = spark.readStream.text(str(folder / "events"))
+    options: dict[str, Any] = {"mode": "upsert", "keys": ["id"], "order_by": "position", "keep_newer": True}
+    sink = PostgresSink(dsn, "customers", create_table=True, **options)
+    with CheckpointCoordinator("customers", [sink], (folder / "checkpoints").as_uri()) as coordinator:
+        writer = customers_cdc.customers_of(records, connector).writeStream.foreachBatch(coordinator)
+        writer = writer.option("checkpointLocation", str(folder / "spark")).trigger(availableNow=True)
+        writer.start().awaitTermination()
 
 
 @pytest.mark.large
