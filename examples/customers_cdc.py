@@ -52,7 +52,7 @@ KILLS = {
     "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
 }
 ROW = "STRUCT<id: BIGINT, name: STRING, email: STRING>"
-SOURCE = "STRUCT<lsn: BIGINT, file: STRING, pos: BIGINT, row: INT>"
+SOURCE = "STRUCT<lsn: BIGINT, file: STRING, pos: BIGINT, row: INT, commit_lsn: STRING, scn: STRING>"
 EVENT = f"op STRING, before {ROW}, after {ROW}, source {SOURCE}, payload STRING"
 POSITIONS = {
     "postgresql": "event.source.lsn",
@@ -61,6 +61,13 @@ POSITIONS = {
         CAST(concat(regexp_extract(event.source.file, '([0-9]+)$', 1), lpad(event.source.pos, 12, '0'),
                     lpad(event.source.row, 7, '0')) AS DECIMAL(38))
     """,
+    # three numbers in hexadecimal digits
+    "sqlserver": """
+        CAST(concat(lpad(conv(substring(event.source.commit_lsn, 1, 8), 16, 10), 10, '0'),
+                    lpad(conv(substring(event.source.commit_lsn, 10, 8), 16, 10), 10, '0'),
+                    lpad(conv(substring(event.source.commit_lsn, 19, 4), 16, 10), 5, '0')) AS DECIMAL(38))
+    """,
+    "oracle": "CAST(event.source.scn AS DECIMAL(38))",
 }
 """By Debezium's connector, where in the log of the database a change was: later changes of a row have greater ones."""
 NO_ROW = """

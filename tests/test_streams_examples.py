@@ -125,6 +125,22 @@ def test_events_without_the_position_of_another_connector_stop_the_query(
     assert "begins id=7, name='v1'" in str(stopped.value)
 
 
+@pytest.mark.parametrize(
+    ("connector", "sources"),
+    [
+        ("postgresql", [{"lsn": 99}, {"lsn": 100}]),
+        ("sqlserver", [{"commit_lsn": f"{lsn}"} for lsn in ("00000027:00000c78:0003", "00000027:00000c78:000a")]),
+        ("sqlserver", [{"commit_lsn": f"{lsn}"} for lsn in ("00000027:ffffffff:ffff", "0000002a:00000000:0001")]),
+        ("oracle", [{"scn": "999999999999999999999"}, {"scn": "1000000000000000000000"}]),
+    ],
+)
+def test_positions_of_each_connector_grow(spark: SparkSession, connector: str, sources: list[Any]) -> None:
+    events = [{"op": "c", "after": {"id": n, "name": "x"}, "source": source} for n, source in enumerate(sources)]
+    frame = spark.createDataFrame([(json.dumps(event),) for event in events], "value STRING")
+    customers = customers_cdc.customers_of(frame, connector)
+    assert [row.id for row in customers.where("position IS NOT NULL").orderBy("position").collect()] == [0, 1]
+
+
 def test_events_with_their_schema_are_told(spark: SparkSession) -> None:
     event = {"schema": {"type": "struct"}, "payload": EVENTS_OF_MYSQL[0]}
     frame = spark.createDataFrame([(json.dumps(event),)], "value STRING")

@@ -799,6 +799,22 @@ def test_equal_changes_are_told_apart_by_values_of_every_type(
             sink.validate_all(checkpoint(number), staged)
 
 
+def test_a_staging_table_keeps_the_order_of_its_rows(db: Observer) -> None:
+    """Long and short ones, and such that a refused row's savepoint put in once more."""
+    db.run("CREATE TABLE stock (id bigint PRIMARY KEY, name text, CHECK (id % 700 <> 7))")
+    chance, schema = random.Random(5), pa.schema([*SCHEMA, ("at", pa.int64())])
+    names = ["x" * chance.choice((1, 50, 900, 3000)) for _ in range(6000)]
+    rows = [{"id": id, "name": name, "at": 1} for id, name in enumerate(names)]
+    sink = make(db, check=schema, table="stock", mode="upsert", keys=["id"], order_by="at")
+    for subtask, size in enumerate((6000, 500, 37)):
+        transaction = sink.begin_transaction(context(sink, subtask=subtask, schema=schema))
+        for start in range(0, len(rows), size):
+            sink.write_good_rows(transaction, batch(rows[start : start + size], schema), 1000)
+        table = sink.pre_commit(transaction).transaction["table"]
+        ids = [id for (id,) in db.run(f"SELECT id FROM {table} ORDER BY ctid")]
+        assert ids == [id for id in range(6000) if id % 700 != 7]
+
+
 def test_documents_order_no_changes(db: Observer) -> None:
     """The server compares them in another way than Spark."""
     db.run("CREATE TABLE stock (id bigint PRIMARY KEY)")
