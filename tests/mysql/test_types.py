@@ -34,7 +34,7 @@ NOON = dt.datetime(2026, 1, 2, 12, 30, 15, 123456)
 @pytest.fixture
 def db(mysql_database: str) -> Iterator[Observer]:
     observer = Observer(mysql_database)
-    observer.run("SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES'")
+    observer.run("SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES'")
     yield observer
     observer.close()
 
