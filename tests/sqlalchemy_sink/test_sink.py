@@ -558,7 +558,7 @@ def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
 
 def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(db: Play) -> None:
     db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
-    options = {"order_by": "at", "order_by_nulls": "first", "delete_marker": "gone", "keep_newer": True}
+    options: dict[str, Any] = {"order_by": "at", "order_by_nulls": "first", "delete_marker": "gone", "keep_newer": True}
     sink = db.sink("stock", **UPSERT, **options)
     db.write(sink, STOCK, [("a", 1, 5, False), ("b", 1, 5, False), ("c", 1, 5, False), ("d", 1, None, False)])
     later = [("a", 2, 4, False), ("b", 2, 4, True), ("c", 2, 5, False), ("d", 2, 1, False), ("c", 3, None, False)]
