@@ -19,7 +19,7 @@ class Session(requests.Session):
         return super().request(*arguments, **{"timeout": TIMEOUT, **options})
 
 
-rest.Session = Session
+rest.Session = Session  # type: ignore[attr-defined]
 
 
 def _post(*arguments: Any, **options: Any) -> requests.Response:
@@ -28,4 +28,4 @@ def _post(*arguments: Any, **options: Any) -> requests.Response:
         return session.post(*arguments, **options)
 
 
-auth.requests = SimpleNamespace(post=_post)
+auth.requests = SimpleNamespace(post=_post)  # type: ignore[attr-defined,assignment]

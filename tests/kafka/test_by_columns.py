@@ -59,8 +59,10 @@ def writer_of(kind: pa.DataType, text: str | None = None) -> Writer:
 
 def same(writer: Writer, rows: pa.StructArray) -> bool:
     """Whether they are written at once; the bytes are those of one by one."""
-    row_by_row, refused = writer._row_by_row(with_integers(rows))
-    at_once = writer._at_once(with_integers(rows))
+    integers, finer = with_integers(rows, writer.text)
+    row_by_row, refused = writer._row_by_row(integers)
+    at_once = writer._at_once(integers)
+    assert not finer
     if at_once is None:
         return False
     assert not refused
@@ -110,6 +112,25 @@ def test_a_null_where_none_may_be_is_refused_one_by_one() -> None:
     assert (refused.row, made.is_valid().to_pylist()) == (1, [True, False])
 
 
+@pytest.mark.parametrize(
+    ("field", "column"),
+    [
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, pa.array(["B", None, "A"])),
+        ({"type": "string", "logicalType": "uuid"}, pa.array(["01234567-89ab-cdef-0123-456789abcdef", None])),
+        ({"type": "fixed", "name": "F", "size": 2}, pa.array([b"ab", None, b"\0\xff"])),
+        ({"type": "long", "logicalType": "timestamp-millis"}, pa.array([-1000, None, 7000], pa.timestamp("us", "UTC"))),
+        ({"type": "int", "logicalType": "time-millis"}, pa.array([1000, None], pa.time64("us"))),
+    ],
+    ids=lambda given: str(given.type) if isinstance(given, pa.Array) else "",
+)
+def test_types_of_other_programs_are_written_at_once(field: Any, column: pa.Array) -> None:
+    inner = {"type": "record", "name": "In", "fields": [{"name": "v", "type": ["null", field]}]}
+    text = json.dumps({"type": "record", "name": "r", "fields": [{"name": "s", "type": [inner, "null"]}]})
+    struct = pa.StructArray.from_arrays([column], names=["v"])
+    rows = pa.StructArray.from_arrays([pa.concat_arrays([struct, pa.nulls(1, struct.type)])], names=["s"])
+    assert same(writer_of(rows.type, text), rows)
+
+
 def test_bytes_that_differ_are_noticed_with_the_first_rows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,5 +140,5 @@ def test_bytes_that_differ_are_noticed_with_the_first_rows(
     monkeypatch.setattr(Writer, "_at_once", lambda self, column: pa.array([b"x"] * len(column), pa.large_binary()))
     with caplog.at_level(logging.WARNING):
         encoded = [writer.encoded(rows)[0].to_pylist() for _ in range(2)]
-    assert encoded == [writer._row_by_row(with_integers(rows))[0].to_pylist()] * 2
+    assert encoded == [writer._row_by_row(with_integers(rows, writer.text)[0])[0].to_pylist()] * 2
     assert caplog.text.count("written one by one") == 1

@@ -14,7 +14,7 @@ from tests.lakes.test_lakes import JOB, committed, pre_committed
 def test_drivers_that_commit_the_same_at_once(pg_database: str, tmp_path: Path) -> None:
     dsn = pg_database.replace("postgresql://", "postgresql+psycopg://")
     with closing(IcebergLake(tmp_path, dsn)) as lake:
-        lake.create()
+        lake.create(properties={"commit.retry.num-retries": "100"})  # the other writer's; the drivers have their own
         with closing(lake.sink()) as sink:
             made = [pre_committed(sink, rows(10 * n, 2), n) for n in range(8)]
 

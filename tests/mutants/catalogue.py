@@ -1667,8 +1667,8 @@ MUTANTS = (
     Mutant(
         "Avro: a null struct of fields that may not be null",
         "sinks/kafka",
-        "_retyped(field.type, change)).with_nullable(True)",
-        "_retyped(field.type, change))",
+        "_retyped(field.type, change, schema, named)).with_nullable(True)",
+        "_retyped(field.type, change, schema, named))",
         _avro("a_null_struct_of_fields_that_may_not_be_null"),
     ),
     Mutant(

@@ -64,7 +64,7 @@ class Writer:
         at_once = self._at_once(rows) if _AGREES.get(known, True) else None
         if at_once is not None and known in _AGREES:
             return at_once, finer
-        values, refused = self._row_by_row(rows, column.type)
+        values, refused = self._row_by_row(rows)
         if at_once is not None and values.null_count < len(values):
             _AGREES[known] = not refused and at_once.equals(values)
             if not _AGREES[known]:
@@ -85,9 +85,9 @@ class Writer:
         values = rows_of(len(rows), [*self._prefix, *parts]).cast(pa.large_binary())
         return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
 
-    def _row_by_row(self, rows: pa.StructArray, kind: pa.DataType) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
+    def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
         schema, prefix, plain = _physical(self.text), self._prefix, python_values(rows.type)
-        fitting = _fitting(*parsed(self.text), kind, "") or _as_it_is
+        fitting = _fitting(*parsed(self.text), rows.type, "") or _as_it_is
         strict = _refuses_null(schema)
         values, refused = list[bytes | None](), list[Refusal]()
         try:
@@ -292,7 +292,7 @@ def _of_value(form: Mapping[str, Any], kind: pa.DataType, path: str) -> Fit | No
 def _fixed(value: Decimal, form: Mapping[str, Any], path: str) -> bytes:
     """As two's complement of all bytes. fastavro writes other bytes for some."""
     sign, digits, exponent = value.as_tuple()
-    whole = int("".join(map(str, digits))) * 10 ** (int(exponent) + form.get("scale", 0))
+    whole: int = int("".join(map(str, digits))) * 10 ** (int(exponent) + form.get("scale", 0))
     try:
         if whole >= 10 ** form["precision"]:
             raise OverflowError
