@@ -709,7 +709,9 @@ def test_delta_fields_with_much_metadata_within_a_struct_take_checkpoints(tmp_pa
 def test_delta_rows_that_the_version_before_has_written_fit_the_table(tmp_path: Path) -> None:
     """0.2.1 named the layout of a table without metadata by this hash. Another one would have them written again."""
     struct = pa.struct([pa.field("a", pa.int32(), False), ("l", pa.list_(pa.string()))])
-    schema = pa.schema([pa.field("id", pa.int64(), False), ("s", struct), ("m", pa.map_("string", pa.decimal128(9, 2)))])
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), False), ("s", struct), ("m", pa.map_("string", pa.decimal128(9, 2)))]
+    )
     lake = DeltaLake(tmp_path)
     lake.create(schema, partition_by=["id"])
     sink = lake.sink()
