@@ -1893,8 +1893,8 @@ MUTANTS = (
     Mutant(
         "MariaDB: an index without overlaps is one over equal values",
         "sinks/sql",
-        "        if period is None:\n",
-        "        if period is None or period:\n",
+        "        period = unique.period or ()\n",
+        "        period: tuple[str, ...] = ()\n",
         ("tests/mysql/test_old_tables.py",),
     ),
     Mutant(
