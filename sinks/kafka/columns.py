@@ -14,9 +14,10 @@ from sinks.column_names import columns_of
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.kafka.record_batch import milliseconds
+from sinks.kafka.times import has_old_patterns, with_texts
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
 _LARGEST_PARTITION = 2**31 - 1
@@ -75,6 +76,7 @@ def key_type(schema: pa.Schema) -> pa.DataType:
 def with_json(df: DataFrame) -> DataFrame:
     """`key` and `value` as JSON text where they are structs, maps, arrays or variants. Without a column `value`, it is
     an object of all columns that are none of the sink's own."""
+    from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
     df = with_value(df)
@@ -84,20 +86,21 @@ def with_json(df: DataFrame) -> DataFrame:
     ]
     if not any(nested):
         return df
-    fields = df.schema.fields
+    fields, old_patterns = df.schema.fields, has_old_patterns(df.sparkSession)
     df, columns = columns_of(df)
     for number, field in enumerate(fields):
         if nested[number]:
             _require_names(field.name, field.dataType)
-            columns[number] = _json(columns[number], field.dataType).alias(field.name)
+            value = with_texts(columns[number], field.dataType) if old_patterns else columns[number]
+            options = _JSON if old_patterns else _JSON | _MOMENTS
+            columns[number] = functions.to_json(value, options).alias(field.name)
     return df.select(*columns)
 
 
-def _json(value: Column, kind: DataType) -> Column:
-    """The same text whatever Spark's settings are, but for `spark.sql.session.timeZone`, in which moments are shown."""
-    from pyspark.sql import functions
-
-    return functions.to_json(with_times_as_texts(value, kind), _JSON)
+_JSON = {"ignoreNullFields": "false", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+"""Spark's own format cuts off what is below a millisecond."""
+_MOMENTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"}
+"""Spark 2 has no such pattern; where its patterns are asked for, `with_texts` writes the same."""
 
 
 def _require_names(column: str, kind: DataType) -> None:

@@ -85,6 +85,29 @@ def test_a_row_has_the_same_hash_each_time(spark: SparkSession) -> None:
     assert hash_of(spark, row) == hash_of(spark, row)
 
 
+ORDINARY = (
+    "7 AS id, 'x' AS name, cast(NULL AS double) AS amount, 0.00BD AS zero, TIMESTAMP'2024-01-02 03:04:05.678901' AS at,"
+    " named_struct('a', 1, 'b', array('x', NULL)) AS s, array(TIMESTAMP'2024-01-02 03:04:05.678901') AS times,"
+    " map('k', DATE'2024-01-02') AS days, map(X'00', named_struct('n', 1)) AS bytes,"
+    " named_struct('a', 1, 'A', 2) AS alike, array(1.5D, NULL) AS numbers, array(named_struct('x', 1)) AS structs,"
+    " parse_json('[1]') AS v, true AS `a blank`, 1 AS ``"
+)
+
+
+def test_hashes_are_those_of_earlier_versions(spark: SparkSession) -> None:
+    """A replay after an upgrade compares them: these are of 0.2.1."""
+
+    def hash_under_names(row: str) -> int:
+        return int(with_row_hash(spark.sql(f"SELECT {row}")).collect()[0][HASH_COLUMN])
+
+    assert hash_under_names(ORDINARY) == 1262612638950493676
+    assert hash_under_names("1 AS `user.id`, array(array(1)) AS `a``b.c`") == 4756304149877750805
+    alike = "1 AS a, array(array(1)) AS A, map('k', 1) AS b, 2 AS B"
+    with setting(spark, "spark.sql.caseSensitive", "true"):
+        assert hash_under_names(alike) == 8821263843836387075
+    assert hash_under_names(alike) == 8821263843836387075, "whether capitals count for Spark or not"
+
+
 def test_a_hash_does_not_depend_on_the_session(spark: SparkSession) -> None:
     row = "timestamp_micros(1) AS a, array(timestamp_micros(1)) AS b, named_struct('n', cast(NULL AS int)) AS c"
     usual = hash_of(spark, row)
@@ -291,6 +314,50 @@ def test_json_of_kafka_keeps_microseconds(spark: SparkSession) -> None:
         "n": 1,
         "none": None,
     }
+
+
+MOMENTS = (
+    *("2026-07-01 12:00:00.000001", "2026-01-01 00:00:00", "2026-10-25 00:30:00", "2026-10-25 01:30:00"),
+    *("1969-12-31 23:59:59.999999", "1890-01-01 00:00:00", "1582-10-10 12:34:56.7", "0001-01-01 00:00:00"),
+    *("1847-12-01 00:00:30", "9999-12-31 11:00:00.1"),
+)
+JSON_SETTINGS = {
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.jsonGenerator.ignoreNullFields": "true",
+    "spark.sql.jsonGenerator.writeNullIfWithDefaultValue": "false",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+}
+"""Which may alter what Spark makes of an expression; none of these is the default."""
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/St_Johns"])
+def test_json_of_kafka_is_the_same_whatever_the_settings(spark: SparkSession, zone: str) -> None:
+    """LEGACY is what Spark's own error advises who comes from Spark 2. Kafka's rows are compared by a replay."""
+    moments = ", ".join(f"TIMESTAMP'{moment} UTC'" for moment in MOMENTS)
+    moments += ", timestamp_seconds(253402400000), timestamp_seconds(-62167400000), NULL"
+    df = spark.sql(
+        f"SELECT at, cast(at AS date) AS day, cast(at AS timestamp_ntz) AS wall, if(second(at) = 0, NULL, at) AS rare,"
+        " map('k', at, 'none', NULL) AS m, array(named_struct('at', at, 'n', 0BD), NULL) AS a, 0e-12BD AS zero,"
+        " named_struct('in.ner', named_struct('b`t', cast(at AS date))) AS `s.t`, cast(NULL AS struct<d: date>) AS s,"
+        " X'00ff' AS bytes, 1.5F AS f, INTERVAL '1' DAY AS span, parse_json('[1]') AS v"
+        f" FROM VALUES {', '.join(f'({each})' for each in moments.split(', '))} AS t(at)"
+    )
+
+    def made(**settings: str) -> list[str]:
+        with ExitStack() as stack:
+            for key, value in {"spark.sql.session.timeZone": zone, **settings}.items():
+                stack.enter_context(setting(spark, key, value))
+            return [row.value for row in with_json(df.coalesce(1)).collect()]
+
+    usual = made()
+    assert made(**{"spark.sql.legacy.timeParserPolicy": "legacy"}) == usual
+    assert made(**{"spark.sql.legacy.timeParserPolicy": "EXCEPTION"}) == usual
+    assert made(**JSON_SETTINGS) == usual
 
 
 @pytest.mark.parametrize(

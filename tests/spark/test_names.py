@@ -11,28 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from examples.custom_sink import FileSink
+from coordinator.spark.batch import setting
 from sinks.base import TwoPhaseCommitSink
 from sinks.delta import DeltaSink
 from sinks.iceberg import IcebergSink
-from sinks.kafka import KafkaSink
 from sinks.kafka.columns import with_json
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
-from sinks.row_hash import HASH_COLUMN, with_row_hash
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing.servers.common import Service
-from tests.kafka.reading import read
 from tests.lakes.tables import DeltaLake, IcebergLake
 from tests.mysql.observer import Observer as MySQLObserver
 from tests.postgres.observer import Observer
-from tests.spark.test_arrow import setting
-from tests.spark.test_spark import visible
+from tests.spark.connect import ConnectJob
+from tests.spark.job import write_input
 
 pytestmark = pytest.mark.ci
 
@@ -155,3 +150,71 @@ def test_a_table_has_columns_by_any_name(spark: SparkSession, tmp_path: Path, ta
     checkpoint(spark, tmp_path, evolving, 2, lambda df: odd(df, "la.ter", "b`"))
     later = {"la.ter": None, "b`": None}
     assert table.rows() == [*(expected(id) | later for id in (0, 1)), *(expected(id, *later) for id in (2, 3))]
+
+
+@dataclass
+class Undo(CheckpointListener):
+    """An operator ends a transaction of the first checkpoint between its decision and its commit."""
+
+    dsn: str
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is Step.COMPLETE and checkpoint_id == 0:
+            with closing(Observer(self.dsn)) as observer:
+                [name] = observer.prepared()
+                observer.run(f"ROLLBACK PREPARED '{name}'")
+
+
+@pytest.mark.parametrize("replay", ["recompute", "spool"])
+def test_a_replay_with_dead_letters_finds_the_same_rows(
+    spark: SparkSession, tmp_path: Path, pg_database: str, postgres_table: Table, replay: str
+) -> None:
+    """The table refuses id 1, and what the checkpoint has lost is written again, letters of earlier rows beside it."""
+    with closing(Observer(pg_database)) as observer:
+        columns = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" text' for name in NAMES[1:])
+        observer.run(f'CREATE TABLE odd (id bigint CHECK (id <> 1), {columns}, "nes.ted" jsonb)')
+    dead = SqlAlchemySink(f"sqlite:///{tmp_path}/dead.db", "dead", create_table=True)
+    sink = postgres_table.sink(strategy="prepared", dead_letters=dead)
+    checkpoint(spark, tmp_path, sink, 0, odd, Undo(pg_database), rows=3, replay=replay)
+    assert postgres_table.rows() == [expected(0), expected(2)]
+    with closing(sqlite3.connect(tmp_path / "dead.db")) as connection:
+        [[row]] = connection.execute("SELECT row FROM dead")
+    assert json.loads(row) == expected(1)
+
+
+def test_rows_are_upserted_by_a_key_with_a_dot(
+    spark: SparkSession, tmp_path: Path, pg_database: str, postgres_table: Table
+) -> None:
+    def changes(df: DataFrame) -> DataFrame:
+        at, gone = functions.lit(1).alias("at`s"), functions.lit(False).alias("is.gone")
+        return odd(df).select(*(functions.col(f"`{name.replace('`', '``')}`") for name in odd(df).columns), at, gone)
+
+    sink = postgres_table.sink(mode="upsert", keys=["user.id", "a`b"], order_by="at`s", delete_marker="is.gone")
+    checkpoint(spark, tmp_path, sink, 0, changes)
+    checkpoint(spark, tmp_path, sink, 1, changes)
+    assert postgres_table.rows() == [expected(id) | {"at`s": 1} for id in (0, 1, 2)]
+
+
+def test_json_of_kafka_has_fields_by_any_name(spark: SparkSession) -> None:
+    """Also by names that differ in capitals alone, which a struct of Spark may have."""
+    df = odd(spark.range(1), "A`B", "USER.ID", "", "KEY")
+    for regex in ("false", "true"):
+        with setting(spark, "spark.sql.parser.quotedRegexColumnNames", regex):
+            [row] = with_json(df).collect()
+            assert json.loads(row.value) == expected(0, "A`B", "USER.ID", "", "KEY")
+
+
+def shaped(df: DataFrame) -> DataFrame:
+    own = functions.col("id").alias("user.id"), functions.col("name").alias("a`b"), functions.col("name").alias("A`B")
+    return df.select("id", *own, functions.struct(functions.col("id").alias("in.ner")).alias("nes.ted"))
+
+
+def test_a_query_of_connect_has_columns_by_any_name(spark: SparkSession, tmp_path: Path, pg_database: str) -> None:
+    """Also such as differ in capitals alone."""
+    ids = write_input(tmp_path / "input", batches=1)
+    url = f"sc://127.0.0.1:{spark.sparkContext.getConf().get('spark.connect.grpc.binding.port')}"
+    job = ConnectJob(tmp_path, [PostgresSink(pg_database, "odd", create_table=True)], shape=shaped, url=url)
+    assert job.run() == 0, job.output()
+    with closing(Observer(pg_database)) as observer:
+        found = observer.run('SELECT "user.id", "a`b" = "A`B", ("nes.ted" ->> \'in.ner\')::bigint FROM odd ORDER BY 1')
+    assert found == [(id, True, id) for id in ids]
