@@ -80,7 +80,7 @@ class DeltaSink(LakeSink):
         if scheme in ("", "file"):
             self._uri = os.path.abspath(self._uri)
         self._options = dict(storage_options or {})
-        self._partition_by = list(partition_by)
+        self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self._entry: tuple[str, object] = "", None
         """Path and stamp of the newest log entry that was read. If its file is another one now, so is the table."""
 
@@ -263,13 +263,13 @@ def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[s
     if not columns:
         yield {}, rows
         return
-    texts = rows.select(columns).cast(pa.schema([(name, pa.string()) for name in columns]))
-    place = "".join([*columns, "place"])  # no column has this name
-    numbered = texts.append_column(place, pa.array(range(rows.num_rows)))
-    groups = numbered.group_by(columns, use_threads=False).aggregate([(place, "list")])
+    keys = [str(number) for number in range(len(columns))]  # Arrow takes a name that begins with a dot for a path
+    texts = rows.select(columns).rename_columns(keys).cast(pa.schema([(key, pa.string()) for key in keys]))
+    numbered = texts.append_column("place", pa.array(range(rows.num_rows)))
+    groups = numbered.group_by(keys, use_threads=False).aggregate([("place", "list")])
     for group in groups.to_pylist():
-        chosen = rows.take(pa.array(group.pop(f"{place}_list"))).drop_columns(list(columns))
-        yield group, chosen
+        chosen = rows.take(pa.array(group["place_list"])).drop_columns(list(columns))
+        yield {name: group[key] for name, key in zip(columns, keys, strict=True)}, chosen
 
 
 def _without_nan(rows: pa.Table) -> list[str]:

@@ -37,7 +37,7 @@ from pyiceberg.types import StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from sinks.base import Sink
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
 from sinks.threads import ThreadPool, side_by_side
@@ -182,6 +182,14 @@ class IcebergSink(LakeSink):
         return self.table
 
     # ------------------------------------------------------------------ the table
+    def check(self, schema: pa.Schema) -> None:
+        if any(map(_lacks_name, schema)):
+            raise SchemaMismatch(
+                f"sink {self.name!r}: a column, or a field of a struct, has an empty name, which pyiceberg cannot "
+                "write: give it another one in Spark"
+            )
+        super().check(schema)
+
     def close(self) -> None:
         if self._handle is not None:
             self._handle.catalog.close()
@@ -363,6 +371,12 @@ def _unknown_to_pyiceberg(error: Exception) -> str:
 def _unique(name: str) -> uuid.UUID:
     """With which pyiceberg names the files that one call writes."""
     return uuid.uuid5(uuid.NAMESPACE_OID, name)
+
+
+def _lacks_name(field: pa.Field) -> bool:
+    """Whether the field, or one at any depth of it, has an empty name."""
+    children = [field.type.field(number) for number in range(field.type.num_fields)]
+    return not field.name or any(map(_lacks_name, children))
 
 
 def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from sinks.errors import BadValue
 def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
     """Why rows of `batch` do not fit the table. With `adds`, columns that it lacks are no reason."""
     columns = {name.lower(): name for name in table.names}
+    lower = [name.lower() for name in batch.names]
     for field in batch:
         known = columns.get(field.name.lower())
         if batch.names.count(field.name) > 1:
             yield f"column {field.name!r} comes twice"
+        elif lower.count(field.name.lower()) > 1:
+            yield f"column {field.name!r} differs from another one in capitals alone: rename it in Spark"
         elif known is None:
             if not adds:
                 yield (

@@ -78,6 +78,36 @@ def committed(sink: LakeSink, *made: Committable, checkpoint: int = 0, oldest: i
 COMMITTED, LOST, HELD, UNKNOWN = CommitState.COMMITTED, CommitState.LOST, CommitState.HELD, CommitState.UNKNOWN
 
 
+# ---------------------------------------------------------------------- names of columns
+def test_iceberg_takes_no_empty_name(tmp_path: Path) -> None:
+    """pyiceberg would fail in every task."""
+    made = IcebergLake(tmp_path)
+    made.create()
+    for columns in ({"id": [1], "": [2]}, {"id": [1], "s": [[{"": 1}]]}):
+        with pytest.raises(SchemaMismatch, match="has an empty name, which pyiceberg cannot write"):
+            made.sink().check(pa.table(columns).schema)
+
+
+def test_names_that_differ_in_capitals_alone_are_told(lake: Lake) -> None:
+    with pytest.raises(SchemaMismatch, match="column 'ID' differs from another one in capitals alone: rename it"):
+        lake.sink().check(SCHEMA.append(pa.field("ID", pa.int64())))
+
+
+def test_partitions_by_names_with_dots(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2, 3], ".dot": ["a", "b", "a"], "user.id": ["x", "y", "x"], "place": [1, 1, 1]})
+    delta, iceberg = DeltaLake(tmp_path), IcebergLake(tmp_path)
+    delta.create(table.schema, partition_by=[".dot", "user.id"])
+    iceberg.create(table.schema)
+    with iceberg.table().update_spec() as update:
+        update.add_field(".dot", IdentityTransform(), "part")
+    for made in (delta, iceberg):
+        sink = made.sink()
+        assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+        assert (
+            sorted(made.read().select(table.schema.names).to_pylist(), key=lambda row: row["id"]) == table.to_pylist()
+        )
+
+
 # ---------------------------------------------------------------------- others at the same time
 def test_another_writer_commits_amid_ours(lake: Lake) -> None:
     """At any line between the look and the commit. Both have their rows, once."""
