@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,8 @@ from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from sinks.options import seconds
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,8 +60,8 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How checkpoints are taken. Times are seconds, or texts such as "10 s", "5 min". Raises ValueError on a value out
-    of range, TypeError on one of another type.
+    """How checkpoints are taken. Each time is a `sinks.options.Duration`: seconds, a timedelta, or a text such as
+    "10 s", "5 min". Raises ValueError on a value out of range, TypeError on one of another type.
 
     interval: Spark begins a batch at every multiple of this time; None: as soon as the one before is done.
     mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
@@ -219,25 +220,6 @@ def _field_name(key: str) -> str:
             f"{key!r} is no checkpoint option" + (f"; did you mean {near[0]!r}?" if near else f". There are {known}")
         )
     return name
-
-
-_UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
-_UNITS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
-
-
-def seconds(value: object, name: str) -> float:
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
-        unit = match and (match[2] or "s")
-        scale = unit and (_UNITS.get(unit) or _UNITS.get(unit.removesuffix("s")))
-        if not match or not scale:
-            raise ValueError(f"{name} must be a time such as 10, '10 s' or '5 min', not {value!r}")
-        return float(match[1]) * scale
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds or a text such as '10 s', not {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number of seconds, not {value}")
-    return float(value)
 
 
 def _integer(value: object, name: str) -> int:

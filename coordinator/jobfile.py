@@ -116,8 +116,11 @@ def _sink(section: Any, where: str) -> Sink:
     make = _class(section["type"], where)
     parameters = inspect.signature(make).parameters.values()
     for parameter in parameters:
-        if parameter.annotation in ("str", str) and not isinstance(arguments.get(parameter.name, ""), str):
-            raise JobFileError(f"{where}: {parameter.name} has to be a text, in quotation marks")
+        kind = getattr(parameter.annotation, "__name__", parameter.annotation)
+        if parameter.name in arguments and kind in _OPTIONS:
+            wanted, form = _OPTIONS[kind]
+            if type(arguments[parameter.name]) is not wanted:
+                raise JobFileError(f"{where}: {parameter.name} has to be {form}")
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         _require_known(arguments, [parameter.name for parameter in parameters], f"{where} ({section['type']})")
     if "dead_letters" in arguments:
@@ -129,6 +132,16 @@ def _sink(section: Any, where: str) -> Sink:
         return make(**arguments)
     except (ConfigurationError, TypeError, ValueError) as error:
         raise JobFileError(f"{where}: {error}") from None
+
+
+_OPTIONS: dict[str, tuple[type, str]] = {
+    "str": (str, "a text, in quotation marks"),
+    "bool": (bool, "true or false, without quotation marks"),
+    "int": (int, "a whole number, without quotation marks"),
+    "Mapping[str, Any] | None": (dict, "a table, { key = value }"),
+    "Mapping[str, str] | None": (dict, "a table, { key = value }"),
+}
+"""By the annotation of a sink's parameter: what its value has to be. Sinks judge the others themselves."""
 
 
 def _class(kind: str, where: str) -> type[Sink]:

@@ -17,6 +17,7 @@ from coordinator.coordinator import CheckpointCoordinator, refused_start
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from coordinator.protocol.batch import BatchLeft
 from sinks.errors import TargetChanged
+from sinks.options import seconds
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -65,12 +66,14 @@ class NoRestart:
 
 @dataclass(frozen=True)
 class FixedDelay:
-    """`attempts` restarts at most, over all of the run, `delay` seconds after each failure."""
+    """`attempts` restarts at most, over all of the run, `delay` after each failure. Times of all strategies are
+    `sinks.options.Duration`: seconds, a timedelta, or a text such as "10 s"."""
 
     attempts: int = 3
     delay: float = 10.0
 
     def __post_init__(self) -> None:
+        _in_seconds(self, "delay")
         _at_least(self, 0, "attempts", "delay")
 
     def delay_after(self, failed: Sequence[Attempt]) -> float | None:
@@ -91,6 +94,7 @@ class ExponentialDelay:
     attempts: int | None = None
 
     def __post_init__(self) -> None:
+        _in_seconds(self, "initial", "max", "reset_after")
         _at_least(self, 0, "initial", "jitter", "attempts")
         _at_least(self, 1, "multiplier")
         if self.max < self.initial:
@@ -125,6 +129,7 @@ class FailureRate:
     delay: float = 1.0
 
     def __post_init__(self) -> None:
+        _in_seconds(self, "interval", "delay")
         _at_least(self, 1, "max_failures")
         _at_least(self, 0, "delay")
         if self.interval <= 0:
@@ -137,6 +142,11 @@ class FailureRate:
 
 
 RestartStrategy = NoRestart | FixedDelay | ExponentialDelay | FailureRate
+
+
+def _in_seconds(strategy: Any, *names: str) -> None:
+    for name in names:
+        object.__setattr__(strategy, name, seconds(getattr(strategy, name), name))
 
 
 def _at_least(strategy: Any, least: float, *names: str) -> None:

@@ -20,7 +20,6 @@ from coordinator.cli.output import (
     show,
     tell,
 )
-from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago, duration
 from coordinator.requests import LONGEST, ask_driver
@@ -33,6 +32,7 @@ from coordinator.savepoints.model import (
 )
 from coordinator.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
+from sinks.options import seconds
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
 

@@ -80,7 +80,7 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     if (compression := options.get("compression.type", "none")) not in CODECS:
         yield f"compression.type is one of {', '.join(CODECS)}, not {compression!r}"
     if not 1 <= transaction_timeout < 2**31 / 1000:
-        yield "transaction_timeout is in seconds, and between 1 and 2,147,483"
+        yield "transaction_timeout must be between 1 and 2,147,483 seconds"
 
 
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:

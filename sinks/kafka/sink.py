@@ -48,6 +48,7 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
+from sinks.options import Duration, no_flags, seconds_of_sink
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -95,7 +96,7 @@ class KafkaSink(
         *,
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
-        transaction_timeout: float = 900.0,
+        transaction_timeout: Duration = 900.0,
         create_topic: bool = False,
         value_format: Literal["json", "avro"] | None = None,
         schema_registry: str | Mapping[str, Any] | None = None,
@@ -104,7 +105,7 @@ class KafkaSink(
         key_subject: str | None = None,
         schema_evolution: SchemaEvolution = "none",
         value_serializer: SerializerFactory | None = None,
-        timeout: float = 30.0,
+        timeout: Duration = 30.0,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         client_options: Mapping[str, Any] | None = None,
         remember: bool = True,
@@ -116,9 +117,9 @@ class KafkaSink(
         * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the sink's uid.
         * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md
           has all).
-        * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
-          open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
-          transaction.max.timeout.ms (15 minutes by default).
+        * `transaction_timeout`: how long the broker keeps a transaction open after a task's first record, in seconds,
+          or as a text such as "15 min". What it aborts after the decision is written again, so nothing is lost; it must
+          be below the broker's transaction.max.timeout.ms (15 minutes by default).
         * `create_topic`: create a missing `topic` with the brokers' defaults.
         * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text; without a column
           `value`, all other columns become its fields.
@@ -132,7 +133,7 @@ class KafkaSink(
         * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
           those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
           (a struct is a dict) and a SerializationContext, and returns bytes.
-        * `timeout`: seconds that a request to a broker may take.
+        * `timeout`: how long a request to a broker may take: seconds, or a text such as "30 s".
         * `client_options`: options of kafka-python's client, which connects to the brokers. All options travel to the
           executors, so they have to be picklable.
         * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
@@ -151,10 +152,14 @@ class KafkaSink(
             max_dead_letters=max_dead_letters,
         )
         self.bootstrap_servers, self.topic = bootstrap_servers, topic
-        self.create_topic, self.timeout = create_topic, timeout
+        self.create_topic, self.timeout = create_topic, seconds_of_sink(self.name, timeout, "timeout")
+        transaction_timeout = seconds_of_sink(self.name, transaction_timeout, "transaction_timeout")
         self.value_serializer = value_serializer
         self.remember = remember
         problems = list(option_problems(options or {}, transaction_timeout))
+        problems += no_flags(create_topic=create_topic, remember=remember)
+        if self.timeout <= 0:
+            problems.append("timeout must be more than 0 seconds")
         if value_format not in (None, *_TRANSFORMS):
             problems.append(f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not {value_format!r}")
         self._schemas = Schemas(
@@ -166,7 +171,7 @@ class KafkaSink(
             subject=subject,
             key_subject=key_subject,
             evolution=schema_evolution,
-            timeout=timeout,
+            timeout=self.timeout,
         )
         self.evolves = bool(self._schemas)
         problems += self._schemas.problems

@@ -39,6 +39,7 @@ from sinks.optional import (
     Validating,
     WholeCommitting,
 )
+from sinks.options import no_flags
 from sinks.threads import side_by_side
 from sinks.transaction import (
     Checkpoint,
@@ -177,6 +178,8 @@ class LakeSink(
         super().__init__(name=name, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
         if schema_evolution not in ("none", "add"):
             raise ConfigurationError(f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}')
+        if problem := next(no_flags(create_table=create_table), None):
+            raise ConfigurationError(f"sink {name!r}: {problem}")
         self.evolves, self._create_table = schema_evolution != "none", create_table
         self._table: LakeTable | None = None
         self._handle: Any = None

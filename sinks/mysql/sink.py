@@ -44,6 +44,7 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.xa import name_of, recovered
+from sinks.options import Duration, seconds_of_sink
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
@@ -159,7 +160,7 @@ class MySQLSink(TableSink):
         keep_newer: bool = False,
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
-        lock_timeout: float = 10.0,
+        lock_timeout: Duration = 10.0,
         ledger: str = "tpc_ledger",
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
@@ -172,7 +173,8 @@ class MySQLSink(TableSink):
           `connect_options`: further ones (`ssl_ca`, `read_timeout`, `unix_socket` …).
         * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special characters. `name`
           (default: `table`) is the sink's uid.
-        * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
+        * `lock_timeout`: how long any of our statements waits for a lock, rounded up to whole seconds: a number of
+          them, or a text such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
@@ -224,10 +226,10 @@ class MySQLBackend(Pool, Backend):
         strategy: str,
         *,
         name: str,
-        lock_timeout: float,
+        lock_timeout: Duration,
     ) -> None:
         """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `name` is the
-        sink's, and `lock_timeout` in seconds, rounded up to whole ones. Raises ConfigurationError for what cannot be a
+        sink's, and `lock_timeout` is rounded up to whole seconds. Raises ConfigurationError for what cannot be a
         DSN."""
         self.merge, self.strategy = merge, strategy
         try:
@@ -241,15 +243,18 @@ class MySQLBackend(Pool, Backend):
             )
         if not given.get("database") and not given.get("db"):
             raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
+        for option in ("connect_timeout", "read_timeout", "write_timeout"):
+            if option in given:
+                given[option] = seconds_of_sink(name, given[option], option)
         defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
         fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
         # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
         flags = CLIENT.LOCAL_FILES | CLIENT.MULTI_STATEMENTS
         flags |= CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
         flags |= int(given.get("client_flag", 0))
-        lock_timeout = math.ceil(lock_timeout)
         self._known: MySQLTarget | None = None
         super().__init__(defaults | given | fixed | {"client_flag": flags}, name=name, lock_timeout=lock_timeout)
+        self._lock_timeout = math.ceil(self._lock_timeout)
 
     def connect(self) -> Connection:
         try:

@@ -19,6 +19,7 @@ from psycopg.postgres import types as builtin
 from sinks.base import Sink
 from sinks.diagnosis import Finding, InDoubt, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.options import Duration
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
 from sinks.postgres.connection import SILENCE, Connection, error_text, fault, row
@@ -75,7 +76,7 @@ class PostgresSink(TableSink):
         keep_newer: bool = False,
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
-        lock_timeout: float = 10.0,
+        lock_timeout: Duration = 10.0,
         ledger: str = "tpc_ledger",
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
@@ -86,7 +87,7 @@ class PostgresSink(TableSink):
 
         * `dsn`: a libpq URL or key=value string; `connect_options`: further libpq parameters (`sslmode`, `passfile` …).
         * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`) is the sink's uid.
-        * `lock_timeout`: seconds that any of our transactions waits for a lock.
+        * `lock_timeout`: how long any of our transactions waits for a lock: seconds, or a text such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
@@ -149,10 +150,10 @@ class PostgresBackend(Pool, Backend):
         strategy: str,
         *,
         name: str,
-        lock_timeout: float,
+        lock_timeout: Duration,
     ) -> None:
         """`dsn` is a libpq URL or key=value string and `options` are libpq parameters that override it; `name` is the
-        sink's, and `lock_timeout` in seconds. Raises ConfigurationError if libpq cannot read them."""
+        sink's. Raises ConfigurationError if libpq cannot read them."""
         self.merge, self.strategy = merge, strategy
         try:
             given = conninfo_to_dict(dsn, **options)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.idle_connections import disconnect, put_back, take
+from sinks.options import Duration, seconds_of_sink
 from sinks.sql.names import target_named
 
 logger = logging.getLogger(__name__)
@@ -41,15 +42,15 @@ class Pool(ABC):
     KEEPS_IDLE: ClassVar[bool] = False  # whether the next task of a process may take one that was given back
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
 
-    def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
-        """`parameters` are the driver's, for a connection; `name` is the sink's; `lock_timeout` is in seconds. Raises
-        ConfigurationError for none above 0."""
-        if lock_timeout <= 0:
+    def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: Duration) -> None:
+        """`parameters` are the driver's, for a connection; `name` is the sink's. Raises ConfigurationError
+        for a `lock_timeout` that is not above 0."""
+        self._lock_timeout = seconds_of_sink(name, lock_timeout, "lock_timeout")
+        if self._lock_timeout <= 0:
             raise ConfigurationError(
-                f"sink {name!r}: lock_timeout is in seconds and above 0: a wait without limit could block for ever"
+                f"sink {name!r}: lock_timeout is above 0, such as '10 s': a wait without limit could block for ever"
             )
         self._parameters = dict(parameters)
-        self._lock_timeout = lock_timeout
         self._idle: list[tuple[Any, float]] = []
         self._in_task = False
 

@@ -21,6 +21,7 @@ from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refu
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff, Severity
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Related, SchemaEvolving, Validating
+from sinks.options import no_flags
 from sinks.spark_types import KINDS
 from sinks.sql.backend import Backend, Plan, RowTransaction
 from sinks.sql.dialects import addition, weaknesses
@@ -97,6 +98,7 @@ class TableSink(
             name=name or table, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
         )
         problems = list(backend.merge.contradictions(backend.strategy, backend.TWO_PHASE))
+        problems += no_flags(create_table=create_table, keep_newer=backend.merge.keep_newer)
         if schema_evolution not in ("none", "add"):
             problems.append(f'schema_evolution={schema_evolution!r} is not one of "none", "add"; alter types by hand')
         if problems:

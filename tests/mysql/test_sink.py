@@ -59,7 +59,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(params=["xa", "staged"])
 def sink(db: Observer, request: pytest.FixtureRequest) -> MySQLSink:
-    return make(db, strategy=request.param, lock_timeout=1)
+    return make(db, strategy=request.param, lock_timeout="1 s")
 
 
 def end(committable: Committable, db: Observer, how: str) -> None:

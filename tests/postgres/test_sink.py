@@ -62,7 +62,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(params=["prepared", "staged"])
 def sink(db: Observer, request: pytest.FixtureRequest) -> PostgresSink:
-    return make(db, strategy=request.param, lock_timeout=0.3)
+    return make(db, strategy=request.param, lock_timeout="300 ms")
 
 
 def end(committable: Committable, db: Observer, how: str) -> None:
