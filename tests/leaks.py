@@ -49,6 +49,8 @@ KEPT = (
 
 FRAMES = 40
 
+STDLIB = os.path.dirname(threading.__file__)
+
 
 @dataclass
 class Opened:
@@ -60,6 +62,16 @@ class Opened:
     test: str
     scope: str
     where: list[tuple[str, int]]
+
+    @property
+    def is_of_a_library(self) -> bool:
+        """Whether neither the product nor a test has asked Python's own library for it."""
+        for file, _ in self.where:
+            if "/site-packages/" in file:
+                return True
+            if not file.startswith((STDLIB, "<")):
+                return False
+        return True
 
     def __str__(self) -> str:
         ours = [f"  {file}:{line}" for file, line in self.where if "site-packages" not in file]
@@ -74,7 +86,7 @@ class Leaks:
         self._scope = "session"
         self._opened: dict[int, Opened] = {}
         """By the `id`, which warnings name."""
-        self._drivers: list[Heartbeat | Verifier] = []
+        self._drivers = weakref.WeakSet[Heartbeat | Verifier]()
         self._unraisable: list[str] = []
         self._state: dict[str, object] = {}
 
@@ -86,7 +98,7 @@ class Leaks:
         self._note(subprocess.Popen, "__init__", "process", lambda each: each.returncode is None)
         self._note(threading.Thread, "start", "thread", lambda each: each.is_alive())
         for kind in (Heartbeat, Verifier):
-            _before(kind, "begin", self._drivers.append)
+            _before(kind, "begin", self._drivers.add)
         sys.unraisablehook = self._unraisable_hook
         # In a worker of Spark, a sink's second task freezes what is there. Here that would be what earlier tests left.
         task._freeze_imports = lambda kind: None
@@ -156,6 +168,8 @@ class Leaks:
         for each in list(self._opened.values()):
             if each.scope not in scopes or any(place in file for file, _ in each.where for place in KEPT):
                 continue
+            if each.kind == "socket" and each.is_of_a_library:  # which closes it in a thread of its own
+                continue
             thing = each.thing()
             if isinstance(thing, threading.Thread):
                 thing.join(PATIENCE)
@@ -170,7 +184,7 @@ class Leaks:
                 each.scope = "forgotten"
 
     def _end_drivers(self) -> None:
-        for each in self._drivers:
+        for each in list(self._drivers):
             each._ended.set()
             if each._thread:
                 each._thread.join(PATIENCE)

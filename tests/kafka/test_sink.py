@@ -448,6 +448,7 @@ def test_linger_changes_nothing_and_the_log_says_why(
     sink.check(TEXTS)
     assert sink.commit(pre_commit(sink, texts("a"))) == CommitOutcome.COMMITTED
     assert values(kafka, kafka_topic) == ["a"]
+    sink.close()
     (told,) = [record for record in caplog.records if record.name == "sinks.kafka.options"]
     assert told.getMessage() == (
         "the option linger.ms changes nothing: a record batch is sent when it is full (batch.size) or the task ends"

@@ -58,8 +58,10 @@ def closed() -> Iterator[None]:
 
 
 @pytest.fixture(params=["xa", "staged"])
-def sink(db: Observer, request: pytest.FixtureRequest) -> MySQLSink:
-    return make(db, strategy=request.param, lock_timeout="1 s")
+def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[MySQLSink]:
+    sink = make(db, strategy=request.param, lock_timeout="1 s")
+    yield sink
+    sink.close()
 
 
 def end(committable: Committable, db: Observer, how: str) -> None:
@@ -89,6 +91,7 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     copy = pickle.loads(pickle.dumps(sink))
     assert copy._planned() == sink._plan
     committable = pre_commit(copy, rows_of(1))
+    copy.close()
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
 
 

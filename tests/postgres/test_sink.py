@@ -61,8 +61,10 @@ def closed() -> Iterator[None]:
 
 
 @pytest.fixture(params=["prepared", "staged"])
-def sink(db: Observer, request: pytest.FixtureRequest) -> PostgresSink:
-    return make(db, strategy=request.param, lock_timeout="300 ms")
+def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[PostgresSink]:
+    sink = make(db, strategy=request.param, lock_timeout="300 ms")
+    yield sink
+    sink.close()
 
 
 def end(committable: Committable, db: Observer, how: str) -> None:
