@@ -1,5 +1,6 @@
-# make demo | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | model | clean. Each but model
-# sets up .venv first, once, and again only when pyproject.toml changed.
+# make demo | setup | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | model | clean. Each but
+# model sets up .venv first, once, and again only when pyproject.toml changed. `make demo` installs what the demo needs, and
+# the others add the rest. If uv is on the PATH, it installs the packages, in less time than pip.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -8,7 +9,9 @@ BENCH ?= postgres kafka mysql
 PROCESSES ?= 6
 PYTEST := -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
+DEMO := .venv/.demo
 READY := .venv/.ready
+UV := $(shell command -v uv)
 CLASSES := .cache/spark-classes.jsa
 
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -20,11 +23,14 @@ unexport $(filter-out SPARK_LOCAL_IP,$(filter PG% SPARK_% PYSPARK_SUBMIT_ARGS HA
 export no_proxy := 127.0.0.1,127.0.0.2,localhost,$(or $(no_proxy),$(NO_PROXY))
 export NO_PROXY := $(no_proxy)
 
-.PHONY: demo test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
+.PHONY: demo setup test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
 .DEFAULT_GOAL := test
 
-demo: java $(READY)
+demo: java $(DEMO)
 	@$(BIN)/python -m examples.flights_demo
+
+# For the other examples.
+setup: java $(READY)
 
 # The short loop; .ci/run gives another one. A TESTS in the environment does not count.
 TESTS := not large and not ci
@@ -101,14 +107,25 @@ clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml
-	@echo "installing Spark, drivers and servers for the tests into .venv, once: 1.7 GB, some two minutes"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "Python 3.10 or newer is needed; $(PYTHON) is: $$($(PYTHON) --version 2>&1). Choose another: make PYTHON=…" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || \
-		{ echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(DEMO): pyproject.toml
+	@echo "installing Spark, PostgreSQL and its driver into .venv, once: 1.0 GB, one or two minutes"
+	$(call install,demo)
 	@touch $@
+
+$(READY): pyproject.toml
+	@echo "installing Spark, drivers and servers for the tests into .venv, once: 1.7 GB, two or three minutes"
+	$(call install,dev)
+	@touch $@ $(DEMO)
+
+# Into the one environment, which grows. Modules are compiled when they are first imported, since most never are.
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	{ echo "Python 3.10 or newer is needed; $(PYTHON) is: $$($(PYTHON) --version 2>&1). Choose another: make PYTHON=…" >&2; exit 1; }
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || \
+	{ echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+@$(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile) \
+	--editable '.[$(1)]'
+endef
 
 $(CLASSES): $(READY) tests/jvm.py | java
 	@echo "archiving the classes of Spark and of Kafka and compiling pyspark, once, so that tests start them faster"

@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from sinks.postgres import PostgresSink
-from sinks.testing.servers.postgres import jdbc_url
 
 FILES_PER_BATCH = 4
 SCHEMA = """
@@ -52,6 +51,8 @@ class Supervised(CheckpointListener):
 
 def jdbc_writer(dsn: str, table: str, supervised: Supervised) -> Callable[[DataFrame, int], None]:
     """What Spark itself has for `foreachBatch` into a database."""
+    from sinks.testing.servers.postgres import jdbc_url  # takes a quarter of the time of all that is imported above
+
     login = conninfo_to_dict(dsn)
 
     def write(df: DataFrame, batch_id: int) -> None:

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,17 +28,49 @@ def test_the_shells_own_spark_and_postgresql_are_not_used() -> None:
     assert seen["no_proxy"] == seen["NO_PROXY"] == "127.0.0.1,127.0.0.2,localhost,in.house"
 
 
-def test_what_takes_minutes_is_told_before_it_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("targets", "extras"),
+    [([".venv/.demo"], ["demo"]), ([".venv/.ready"], ["dev"]), ([".venv/.demo", ".venv/.ready"], ["demo", "dev"])],
+    ids=["demo", "tests", "tests after the demo"],
+)
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_what_takes_minutes_is_told_before_it_begins(
+    tmp_path: Path, installer: str, targets: list[str], extras: list[str]
+) -> None:
+    """The demo's packages are a part of those of the tests, in one environment, installed by uv where it is there."""
     for file in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\n" + 'case "$*" in *install*) echo "pip begins";; esac\n')
-    python.chmod(0o755)
-    command = ["make", "--no-print-directory", ".venv/.ready"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told, *rest = done.stdout.splitlines()
-    assert "into .venv, once" in told
-    assert "minutes" in told
-    assert rest == ["pip begins"]
+    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *install*) echo "pip installs $*";; esac')
+    program(tmp_path / "bin" / "uv", 'echo "uv installs $*"')
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    told = []
+    for target in targets:
+        command = ["make", "--no-print-directory", target, *(["UV="] if installer == "pip" else [])]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told += done.stdout.splitlines()
+    for extra in extras:
+        before, begun, *told = told
+        assert "into .venv, once" in before
+        assert "minutes" in before
+        assert begun.startswith(f"{installer} installs")
+        assert begun.endswith(f"--editable .[{extra}]")
+    assert told == []
+
+
+def test_the_demo_has_what_it_needs_where_the_tests_have(tmp_path: Path) -> None:
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *install*) echo "pip installs $*";; esac')
+    first, again = [
+        subprocess.run(["make", target], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for target in (".venv/.ready", ".venv/.demo")
+    ]
+    assert "installs" in first
+    assert "up to date" in again
+
+
+def program(file: Path, script: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
