@@ -123,3 +123,30 @@ class RowsThatReferToEachOther:
             with pytest.raises(BadValue, match=r"(?s)partition 0 of checkpoint 0 are refused as long as .*has_boss"):
                 run(tmp_path, self.sink(dsn), input)
             assert (db.ids("emp"), self.letters(db), db.pending()) == ([], [], 0)
+
+    @pytest.mark.parametrize("on_delete", ["CASCADE", "RESTRICT", "NO ACTION", "SET NULL"])
+    def test_rows_that_move_away_from_a_row_that_is_deleted(
+        self, tmp_path: Path, dsn: str, db: Database, on_delete: str
+    ) -> None:
+        """No cascade takes them, nor what refers to them, and what the batch does not have stays. Rows that refer to
+        each other are deleted together."""
+        db.run(
+            "CREATE TABLE tree (id bigint PRIMARY KEY, boss bigint, note varchar(20) DEFAULT 'default',"
+            f" CONSTRAINT of_tree FOREIGN KEY (boss) REFERENCES tree (id) ON DELETE {on_delete})"
+        )
+        for id, boss in [(1, None), (2, 1), (3, 2), (4, None), (5, 4), (6, 5)]:
+            db.run(f"INSERT INTO tree VALUES ({id}, {boss or 'NULL'}, 'kept {id}')")
+        schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
+        rows = [(2, 7, False), (1, None, True), (4, None, True), (5, None, True), (6, None, True), (7, None, False)]
+        if (
+            type(self).make.__name__ == "MySQLSink"
+        ):  # points an existing row to a row of the batch that is not there yet
+            rows = [(2, None, False), *rows[1:]]
+        changes = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+        sink = type(self).make(dsn, "tree", mode="upsert", keys=["id"], delete_marker="gone")
+        run(tmp_path, sink, [[changes.slice(0, 3), changes.slice(3)]])
+        assert sorted(db.run("SELECT id, boss, note FROM tree")) == [
+            (2, rows[0][1], "kept 2"),
+            (3, 2, "kept 3"),
+            (7, None, "default"),
+        ]

@@ -204,6 +204,7 @@ class MySQLBackend(Pool, Backend):
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
     DELETE = "DELETE target FROM {target} AS target JOIN {rows} WHERE {condition}"
+    UPDATE = "UPDATE {target} AS target CROSS JOIN {rows} SET {own_sets} WHERE {condition}"
     TWO_PHASE = "xa"
     IDLE = 2 * IDLE_CONNECTIONS  # MariaDB needs two for a commit
     KEEPS_IDLE = True
@@ -688,7 +689,8 @@ class MySQLBackend(Pool, Backend):
 
     def upsert(self, move: Move) -> None:
         connection, target, last = move.connection, move.target, self.last(move)
-        self._require_room(move, self._update(move, last), self.hands_on_unique_value(move, last) or "")
+        longest = max([self._update(move, last), *self.detach(move, last)], key=len)
+        self._require_room(move, longest, self.hands_on_unique_value(move, last) or "")
         self.delete(move, last)
         if set(move.written) == set(self.merge.keys):
             self._insert(move, last)

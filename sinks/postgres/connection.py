@@ -47,7 +47,8 @@ _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, drop the index, or, where a sequence gives the key, "
     "set the sequence beyond the table's keys (setval)",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
-    errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
+    errors.ForeignKeyViolation: "add the row that it refers to (or delete the rows that refer to it), or drop the "
+    "constraint",
     errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
     errors.NotNullViolation: "let the column be NULL, or give it a default",
 }

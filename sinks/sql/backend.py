@@ -175,6 +175,7 @@ class Backend(ABC):
     AS_TEXT: ClassVar[str] = "{}"
     """A value for a message, where the driver cannot read each one that a column may hold."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
+    UPDATE: ClassVar[str] = "UPDATE {target} AS target SET {sets} FROM {rows} WHERE {condition}"
     """Deletes rows of the target for which there are such `rows`."""
 
     # ------------------------------------------------------------------ connections and statements
@@ -675,8 +676,44 @@ class Backend(ABC):
         by = self.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
 
+    def detach(self, move: Move, last: str) -> list[str]:
+        """Statements, one for each foreign key of the table to itself: rows of the batch that refer to a row which the
+        batch deletes, and that the batch deletes too or lets refer to another row, refer to nothing until the upsert
+        comes to them. Otherwise the database would refuse the delete, or a cascade would take rows that are not in the
+        batch."""
+        if not self.merge.delete_marker:
+            return []
+        statements = []
+        marker = self.quote(self.merge.delete_marker)
+        nullable = {column.name for column in move.target.columns if column.nullable}
+        table = self.quote(move.target.schema, move.target.name)
+        for key in move.target.own_keys:
+            pairs = list(zip(key.columns, key.referred, strict=True))
+            if not pairs or not (set(key.columns) <= nullable or set(key.referred) == set(self.merge.keys)):
+                continue
+            # of columns that take no NULL, the row refers to itself
+            values = {column: "NULL" if column in nullable else f"target.{self.quote(own)}" for column, own in pairs}
+            refers = " AND ".join(f"target.{self.quote(c)} = gone.{self.quote(r)}" for c, r in pairs)
+            moved = f"last.{marker} IS TRUE"
+            if set(key.columns) <= set(move.written):
+                moved = f"({moved} OR NOT COALESCE({self.equal('last', 'target', key.columns)}, FALSE))"
+            deleted = f"{self.equal('gone', 'deletion', self.merge.keys)} AND deletion.{marker} IS TRUE"
+            same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+            statements.append(
+                self.UPDATE.format(
+                    target=table,
+                    sets=", ".join(f"{self.quote(column)} = {value}" for column, value in values.items()),
+                    own_sets=", ".join(f"target.{self.quote(column)} = {value}" for column, value in values.items()),
+                    rows=f"({last}) AS last CROSS JOIN {table} AS gone CROSS JOIN ({last}) AS deletion",
+                    condition=f"{same} AND {moved} AND {refers} AND {deleted}",
+                )
+            )
+        return statements
+
     def delete(self, move: Move, last: str) -> None:
         """Delete the rows whose last change is a delete."""
+        for statement in self.detach(move, last):
+            self.execute(move.connection, statement)
         if self.merge.delete_marker:
             same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
             condition = f"last.{self.quote(self.merge.delete_marker)} IS TRUE AND {same}"

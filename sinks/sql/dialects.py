@@ -112,18 +112,23 @@ SELECT 'it is a view, so its rows may go into a foreign table: name the table be
 """What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
 
 POSTGRES_FOREIGN_KEYS = f"""{_POSTGRES_RELATIONS}, keys AS (
-SELECT conname, confrelid AS referred FROM pg_constraint c JOIN relations ON conrelid = relations.oid
+SELECT conname, confrelid AS referred,
+  ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS of (number, place)
+   JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place) AS columns,
+  ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS of (number, place)
+   JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place) AS referred_columns
+  FROM pg_constraint c JOIN relations ON conrelid = relations.oid
  WHERE contype = 'f' AND coalesce((pg_catalog.to_jsonb(c) ->> 'conenforced')::boolean, true)
 ), whole AS (
-SELECT conname, referred FROM keys
-UNION SELECT conname, inhparent FROM whole JOIN pg_inherits ON inhrelid = referred
+SELECT * FROM keys
+UNION SELECT conname, inhparent, columns, referred_columns FROM whole JOIN pg_inherits ON inhrelid = referred
   JOIN pg_class c ON c.oid = inhparent AND c.relkind = 'p'
 )
-SELECT DISTINCT conname::text, nspname::text, relname::text
+SELECT DISTINCT conname::text, nspname::text, relname::text, columns, referred_columns
   FROM whole JOIN pg_class c ON c.oid = referred JOIN pg_namespace n ON n.oid = relnamespace ORDER BY 1, 2, 3
 """
 """Foreign keys of a table and its partitions, with schema and name of the tables that they refer to, or that these are
-partitions of. The parameters are the table's schema and name."""
+partitions of, their columns, and the columns there. The parameters are the table's schema and name."""
 
 POSTGRES_MAY_REST = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """For a task that waits for its next rows between two statements."""

@@ -71,8 +71,8 @@ class ForeignKey:
     name: str
     schema: str
     table: str
-    columns: tuple[str, ...] = ()
-    referred: tuple[str, ...] = ()
+    columns: Sequence[str] = ()
+    referred: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
