@@ -152,6 +152,7 @@ class Leaks:
         self._end_drivers()
         _close_idle_connections()
         result = yield
+        _close_idle_connections()  # of sinks that a fixture has closed
         gc.collect()
         scopes = {"function"}
         if nextitem is None or nextitem.path != item.path:
