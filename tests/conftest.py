@@ -31,10 +31,16 @@ temporary.prepare()
 jvm.prepare()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--leaks", action="store_true", help="fail each test that leaves something open"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
-    config.pluginmanager.register(leaks.Leaks())
+    config.pluginmanager.register(leaks.Leaks(strict=config.getoption("--leaks")))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,5 @@
-"""A test that leaves something open fails, always, and no other test does.
+"""With `--leaks`, a test that leaves something open fails, always, and no other test does. Without it, a warning about
+what one test left open fails no other one.
 
 Connections, sockets, processes and threads are noted with the place where they were opened, and looked for when their
 test has been torn down, or their module, if a fixture of the module opened them. What is then in no variable any more
@@ -79,9 +80,10 @@ class Opened:
 
 
 class Leaks:
-    """The plugin."""
+    """The plugin. `strict`: what a test leaves open fails it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
         self._test = "no test"
         self._scope = "session"
         self._opened: dict[int, Opened] = {}
@@ -97,9 +99,11 @@ class Leaks:
         self._note(socket.socket, "__init__", "socket", lambda each: each.fileno() != -1)
         self._note(subprocess.Popen, "__init__", "process", lambda each: each.returncode is None)
         self._note(threading.Thread, "start", "thread", lambda each: each.is_alive())
+        sys.unraisablehook = self._unraisable_hook
+        if not self._strict:
+            return
         for kind in (Heartbeat, Verifier):
             _before(kind, "begin", self._drivers.add)
-        sys.unraisablehook = self._unraisable_hook
         # In a worker of Spark, a sink's second task freezes what is there. Here that would be what earlier tests left.
         task._freeze_imports = lambda kind: None
 
@@ -149,6 +153,13 @@ class Leaks:
     def pytest_runtest_teardown(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
+        if not self._strict:
+            result = yield
+            told, self._unraisable = self._unraisable, []
+            self._forget(set())
+            if told:
+                pytest.fail("\n\n".join(told), pytrace=False)
+            return result
         self._end_drivers()
         _close_idle_connections()
         result = yield

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_leak_fails_the_test_that_leaks_and_no_other(postgres: PostgresService) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-q", "tests/leaking.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--leaks", "-rA", "-q", "tests/leaking.py"],
         cwd=ROOT,
         env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn},
         stdin=subprocess.DEVNULL,
