@@ -117,6 +117,9 @@ class Holds:
     def conversion(self, arrow: pa.DataType) -> Convert:
         """From values of an Arrow type to those of the column. Points in time become the wall clock of UTC. Raises
         Unfit."""
+        if self.scale is not None and self.to is not None and at.is_floating(self.to):
+            other = "alter it to double or decimal, or drop the column in Spark"
+            raise Unfit(f"{self.name} rounds to {self.scale} digits, so nothing goes into it: {other}")
         self.takes(arrow)
         steps = list(self._steps(arrow))
 
@@ -174,8 +177,6 @@ class Holds:
         return _cast(scaled, pa.decimal256(self.precision, scale), f"is out of range of {self.name}", given)
 
     def _floats(self, arrow: pa.DataType) -> Iterator[Convert]:
-        if self.scale is not None:
-            raise Unfit(f"{self.name} rounds to {self.scale} digits: use double or decimal")
         if at.is_floating(arrow) and self.missing is not None:
             is_missing, complaint = self.missing
             yield lambda array: refuse(array, is_missing(array), complaint)

@@ -78,7 +78,7 @@ class MySQLColumn(tables.Column):
         if at.is_null(arrow):
             return lambda array: pa.nulls(len(array), pa.string())
         if self.type not in _HOLDS:
-            other = "use a text, json or blob column, or a view with a conversion"
+            other = "alter it to a text, json or blob column, or drop the column in Spark"
             raise Unfit(f"type {self.type} is not supported; {other}")
         if any("?" in member for member in self.members):
             shown = "the catalog shows characters beyond U+FFFF as question marks, so its members are not known"
@@ -360,7 +360,8 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     rows = query(connection, _COLUMNS, [schema, name])
     columns = tuple(_column(row, json) for row in rows)
     ends = {column for column, *_, expression, _ in rows if expression == "ROW END"}
-    uniques, constraints = _indexes(connection, schema, name, ends, _periods(text))
+    uniques, others = _indexes(connection, schema, name, ends, _periods(text))
+    constraints = [f"index {index}" for index in others]
     lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
     constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
     constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))  # a page holds less in others
@@ -371,6 +372,7 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
         uniques,
         tuple(constraints),
         foreign_keys=tuple(_foreign_keys(schema, lines)),
+        other_uniques=tuple(_of_other_index(index, parts, columns, lines) for index, parts in others.items()),
         engine=engine or "",
         definition=text,
         lacks_characters=lacks_characters(column.collation for column in columns),
@@ -463,8 +465,9 @@ def _periods(definition: str) -> dict[str, tuple[str, str]]:
 
 def _indexes(
     connection: Connection, schema: str, name: str, ends: Collection[str], periods: Mapping[str, tuple[str, str]]
-) -> tuple[tuple[Unique, ...], list[str]]:
-    """Unique indexes over whole columns, and the names of those whose verdict only the target can tell. `ends` are
+) -> tuple[tuple[Unique, ...], dict[str, list[str]]]:
+    """Unique indexes over whole columns, and those whose verdict only the target can tell, with the columns of which
+    they have a prefix; the others are over expressions. `ends` are
     columns in which a versioned table has the end of a row: MariaDB adds them to each unique index, for the rows of the
     past, and all present rows have the same there. `periods`: as `_periods` tells."""
     rows = query(
@@ -484,7 +487,17 @@ def _indexes(
         for index, of in columns.items()
         if None not in of
     )
-    return uniques, [f"index {index}" for index, of in columns.items() if None in of]
+    special = [index for index, of in columns.items() if None in of]
+    return uniques, {index: [column for of, column, part, _ in rows if of == index and part] for index in special}
+
+
+def _of_other_index(
+    index: str, prefixes: Collection[str], columns: Iterable[MySQLColumn], lines: Iterable[str]
+) -> tuple[tuple[str, ...], str]:
+    """The columns that a unique index over prefixes or expressions reads, and what it is."""
+    _, _, parts = next((line for line in lines if f"KEY {quoted(index)} (" in line), "").partition(" (")
+    reads = tuple(c.name for c in columns if c.name in prefixes or quoted(c.name) in parts)
+    return reads, f"{index} is over {'a prefix of ' + ', '.join(prefixes) if prefixes else 'an expression'}"
 
 
 _PROBE = "tpc_rights"

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.constants import CR, ER
 
-from sinks.sql.server import Fault
+from sinks.sql.server import Fault, Kind
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -321,6 +321,7 @@ _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _GTID_UNSAFE = 1785
 SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
 """No such table or column; no value for one; a value for a generated one (two codes); one without transactions."""
+_CLASHES = {ER.DUP_ENTRY, 1586}
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
 # Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function arguments, no
@@ -355,7 +356,8 @@ def fault(error: Exception) -> Fault | None:
         return Fault("server", text)
     state = str(getattr(error, "sqlstate", ""))  # newer PyMySQL tells
     refused = isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code in _REFUSED
-    return Fault("refused" if refused or state.startswith(_REFUSED_STATES) else "other", text)
+    kind: Kind = "refused" if refused or state.startswith(_REFUSED_STATES) else "other"
+    return Fault(kind, text, clash=code in _CLASHES)
 
 
 def error_text(error: pymysql.Error) -> str:

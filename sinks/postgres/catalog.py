@@ -56,7 +56,7 @@ class PostgresColumn(tables.Column):
         if at.is_null(arrow):
             return lambda array: pa.nulls(len(array), pa.string())
         if name not in _HOLDS:
-            other = "use a text, jsonb or bytea column, or a view with a cast"
+            other = "alter it to a text, jsonb or bytea column, or drop the column in Spark"
             raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
         checked = _holds(name, self.limits or self.in_sql).conversion(arrow)
         form = _FORMS.get(name, same)
@@ -313,6 +313,9 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         for name, _, unique, arbiter, what, *_, reads in indexes
         if unique and (what or not arbiter)
     )
+    names = tuple(column.name for column in columns)
+    heirs = about.get("heir", ())
+    others += tuple((names, f"the table {heir} inherits from it, whose rows no index of it binds") for heir in heirs)
     special += [f"generated column {column.name}" for column in columns if column.generated]
     return PostgresTarget(
         schema,

@@ -50,7 +50,9 @@ _MENDS: dict[type[psycopg.Error], str] = {
     errors.ForeignKeyViolation: "add the row that it refers to (or delete the rows that refer to it), or drop the "
     "constraint",
     errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
-    errors.NotNullViolation: "let the column be NULL, or give it a default",
+    errors.NotNullViolation: "let the column be NULL. If the batch lacks the column, give it a default. No default "
+    "replaces a NULL that the batch has: leave the column out of the batch, so that its default is taken, or fill it "
+    "in Spark",
 }
 _OF_ROWS = ("21", "22", "23", "P0")
 """Classes of SQLSTATE: values, constraints, and what a trigger's own statements meet."""
@@ -226,7 +228,8 @@ def fault(error: BaseException | None) -> Fault | None:
         needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
         mends = ["attach a partition that takes it, or change the bounds of one"] if needs_partition else []
         mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]
-        return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]))
+        clash = isinstance(error, errors.UniqueViolation | errors.ExclusionViolation)
+        return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]), clash=clash)
     if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
         return Fault("changed", text)
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)

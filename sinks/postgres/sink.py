@@ -130,6 +130,10 @@ class PostgresBackend(Pool, Backend):
     KEEPS_IDLE = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
+    HANDED_ON = (
+        "only in an index whose columns the batch has, and neither in an exclusion constraint nor in an index that "
+        "only a partition has"
+    )
     NO_TABLE_HINT = " (a name with capitals needs double quotes)"
     CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
     TWO_PHASE = "prepared"

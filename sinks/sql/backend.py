@@ -157,6 +157,8 @@ class Backend(ABC):
     may refer to another one of them."""
     SORTS_TEXTS: ClassVar[bool] = True
     """Whether it sorts by all of a long text."""
+    HANDED_ON: ClassVar[str] = "only in an index over whole columns that the batch has"
+    """In which unique indexes rows of an upsert hand on a value."""
     NO_TABLE_HINT: ClassVar[str] = ""
     """Follows "there is no table"."""
     CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
@@ -308,7 +310,7 @@ class Backend(ABC):
             there = "".join(f"; {what}" for what in target.no_arbiters(self.merge.keys))
             yield (
                 f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
-                f"neither partial nor deferrable, without a period, and no table may inherit from this one{there}"
+                f"neither partial nor deferrable, and without a period{there}"
             )
         if self.strategy not in ("auto", "staged") and (reason := self.no_two_phase(connection)):
             yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
@@ -473,7 +475,8 @@ class Backend(ABC):
             reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
             if self.merge.keys and not target.is_unique(self.merge.keys):
                 keys = ", ".join(self.merge.keys)
-                reasons.append(f"it has no unique index on ({keys}) any more, or a table inherits from it: undo that")
+                there = "".join(f"; {what}" for what in target.no_arbiters(self.merge.keys))
+                reasons.append(f"it has no unique index on ({keys}) any more that upserts can go by{there}: undo that")
             reasons = reasons or [*self.changes_since(move)] or ([not_locked] if not_locked else [])
         if reasons or target is None:
             raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
@@ -730,16 +733,31 @@ class Backend(ABC):
                 takes.append(f"({self.clash('taker', 'target', columns, unique)})")
         return takes
 
+    def _keeps_rows(self, target: Target) -> list[str]:
+        """Foreign keys, triggers and rules for which a row of the table cannot go out and come back."""
+        judges = [judge for judge in target.constraints if judge.startswith(("trigger ", "rule "))]
+        return [*target.referenced_by, *judges]
+
+    def of_move(self, target: Target, error: Exception) -> Fault | None:
+        """What an error of the move is about. Of an upsert that meets a value of another row it says when rows of one
+        batch can hand the value on."""
+        fault = self.fault(error)
+        if fault is None or not fault.clash or self.merge.mode != "upsert":
+            return fault
+        keeps = self._keeps_rows(target)
+        why = f"not in this table, because it has {keeps[0]}" if keeps else self.HANDED_ON
+        advice = (
+            f"; if a row of the same batch gives this value up, an upsert can hand it on {why}. Let that row give it "
+            "up in an earlier checkpoint"
+        )
+        return replace(fault, advice=fault.advice + advice)
+
     def hands_on_unique_value(self, move: Move, last: str) -> str | None:
         """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
         change of another key takes: one that is changed first would meet what the other is yet to give up. None if
         there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
         target, keys, takes = move.target, self.merge.keys, self.takes(move)
-        if (
-            not takes
-            or target.referenced_by
-            or any(judge.startswith(("trigger ", "rule ")) for judge in target.constraints)
-        ):
+        if not takes or self._keeps_rows(target):
             return None
         other = f"NOT ({self.equal('taker', 'target', keys)}) AND {self.stays('taker')}"
         return (

@@ -178,13 +178,15 @@ class Fault:
     `gone` or `changed`, the `server` is not set up for what is asked, a row is `refused`, or `other`.
 
     `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused without saying in
-    which place. `at` says for which row, or lock. `advice` goes beyond what each error of the kind is told with."""
+    which place. `at` says for which row, or lock. `advice` goes beyond what each error of the kind is told with.
+    `clash`: another row has a value that only one row may have."""
 
     kind: Kind
     text: str
     at: str = ""
     advice: str = ""
     reason: str = ""
+    clash: bool = False
 
     def sink_error(self, who: str, error: Exception) -> SinkError | None:
         """None for what the driver's own error says best."""

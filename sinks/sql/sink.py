@@ -192,7 +192,15 @@ class TableSink(
     def _mismatches(self, target: Target, batch: pa.Schema, additions: Sequence[SchemaChange]) -> list[str]:
         """Those that the additions do not fix."""
         written = set(self._backend.merge.written(batch.names, target.names)) - {a.column for a in additions}
-        return self._backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
+        added = {a.column.lower(): a.column for a in additions}
+        alike = [name for name in batch.names if name in written and name.lower() in added]
+        reasons = [
+            f'column "{name}" of the batch is not in the table, and differs from "{added[name.lower()]}" by capitals '
+            'alone, of which schema_evolution="add" adds only one: add it by hand, or rename or drop it in Spark'
+            for name in alike
+        ]
+        others = [field for field in batch if field.name in written and field.name not in alike]
+        return reasons + self._backend.mismatches(pa.schema(others), target)
 
     @contextmanager
     def _usable_connection(self) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked, TransactionEnded
@@ -232,7 +233,7 @@ class StagingTables(Strategy):
                     f"{gone[0]}: an operator or another driver of this job has dropped it, or this is another database"
                 )
             with (
-                explained(self.backend.fault, plan.target.label, where),
+                explained(partial(self.backend.of_move, plan.target), plan.target.label, where),
                 self.backend.transaction(connection, undo=True),
             ):
                 move = self._locked(connection, plan, tables, committables)
@@ -377,7 +378,7 @@ class StagingTables(Strategy):
                 raise
             raise StagedRowsChanged(f"table {target.label}: {error}") from error
         except Exception as error:
-            fault = self.backend.fault(error)
+            fault = self.backend.of_move(target, error)
             if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
                 raise
             if fault.kind == "gone" and any(name in fault.text for name in tables):  # asked again, it is lost

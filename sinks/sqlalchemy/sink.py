@@ -171,6 +171,7 @@ class SqlAlchemyBackend(Backend):
 
     CHECK = "address, user, password and rights, and that the server runs"
     POSITION = _ROW
+    NO_TABLE_HINT = " (a name is read as it is, without quotes; what is before its last dot is the schema)"
 
     def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
         """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
@@ -302,7 +303,7 @@ class SqlAlchemyBackend(Backend):
             from sinks.postgres import connection as of_psycopg
 
             known = of_psycopg.fault(cause)
-            return known and replace(known, advice=known.advice if known.kind == "refused" else "")
+            return known and replace(known, advice=known.advice if known.kind == "refused" else "", clash=False)
         unbound = isinstance(error, exc.StatementError) and not of_database
         if unbound or isinstance(error, exc.IntegrityError | exc.DataError):  # the text may have values of a row
             return Fault("refused", text)

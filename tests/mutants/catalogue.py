@@ -778,8 +778,8 @@ MUTANTS = (
     Mutant(
         "a row that others refer to goes out and in",
         "sinks/sql",
-        "            or target.referenced_by\n",
-        "",
+        "return [*target.referenced_by, *judges]",
+        "return judges",
         MYSQL,
     ),
     Mutant(

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
 from sinks.errors import BadValue, ConfigurationError
@@ -181,3 +182,61 @@ def test_equal_changes_are_told_apart_by_values_of_every_type(
                 continue
             with pytest.raises(BadValue, match=r"2 partitions have different changes of the key \(id\) = \(1\)"):
                 sink.validate_all(checkpoint(number), staged)
+
+
+EMAILS = pa.schema([("id", pa.int64()), ("email", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            "CREATE TABLE parts (id bigint, FOREIGN KEY refers (id) REFERENCES t (id))",
+            "not in this table, .* foreign key",
+        ),
+        ("CREATE TRIGGER seen BEFORE INSERT ON t FOR EACH ROW SET @seen = 1", "not in this table, .* trigger seen"),
+        ("ALTER TABLE t DROP KEY one, ADD UNIQUE one (email(3))", "only in an index over whole columns"),
+        (
+            "ALTER TABLE t DROP KEY one, ADD small varchar(50) AS (lower(email)) STORED, ADD UNIQUE one (small)",
+            "only in an index over whole columns that the batch has, not over a prefix, an expression or a generated",
+        ),
+    ],
+)
+def test_a_refused_swap_says_when_values_can_be_handed_on(db: Observer, change: str, why: str) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, email varchar(50), UNIQUE one (email))")
+    db.run("INSERT INTO t (id, email) VALUES (1, 'a'), (2, 'b')")
+    db.run(change)
+    swapped = batch([{"id": 1, "email": "b"}, {"id": 2, "email": "a"}], EMAILS)
+    with contextlib.closing(MySQLSink(db.dsn, "t", mode="upsert", keys=["id"])) as sink:
+        sink.check(EMAILS)
+        with pytest.raises(BadValue, match=f"one'.* an upsert can hand it on {why}.* in an earlier checkpoint"):
+            sink.validate_all(checkpoint(), [pre_commit(sink, swapped)])
+
+
+def test_a_unique_index_that_upserts_cannot_go_by_is_named(db: Observer) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, email varchar(50), UNIQUE one (email(3)))")
+    sink = MySQLSink(db.dsn, "t", mode="upsert", keys=["email"], order_by="id")
+    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"index .*; one is over a prefix of email$"):
+        sink.check(EMAILS)
+
+
+def test_an_index_over_an_expression_that_upserts_cannot_go_by_is_named(db: Observer) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, email varchar(50))")
+    try:
+        db.run("CREATE UNIQUE INDEX one ON t ((lower(email)))")
+    except pymysql.ProgrammingError:
+        pytest.skip("MariaDB has no indexes over expressions")
+    sink = MySQLSink(db.dsn, "t", mode="upsert", keys=["email"], order_by="id")
+    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"index .*; one is over an expression$"):
+        sink.check(EMAILS)
+
+
+def test_a_double_with_digits_and_a_set_are_told_what_to_do(db: Observer) -> None:
+    """No type of Spark goes in, and no view."""
+    db.run("CREATE TABLE t (id decimal(9, 2), email set('a', 'b'))")
+    db.run("ALTER TABLE t MODIFY id double(10, 2)")
+    schema = pa.schema([("id", pa.decimal128(9, 2)), ("email", pa.string())])
+    with contextlib.closing(MySQLSink(db.dsn, "t")) as sink, pytest.raises(ConfigurationError) as refused:
+        sink.check(schema)
+    for told in ("nothing goes into it: alter it to double or decimal, or drop", "alter it to a text, json or blob"):
+        assert told in str(refused.value)

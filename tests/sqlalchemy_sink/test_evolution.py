@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from sinks.errors import TransactionBlocked
+from sinks.errors import SchemaMismatch, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.driver import KILLED, Driver, Hooked
 from sinks.testing.table import COMMITTED, checkpoint, pre_commit
@@ -105,3 +105,14 @@ def test_a_name_with_signs_of_the_driver_is_added_as_it_is(shop: Shop) -> None:
         committable = pre_commit(sink, pa.RecordBatch.from_pylist([{"id": 1, "a:b 100% %s": "x"}], schema=schema))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert shop.run("SELECT * FROM orders")[0][-1] == "x"
+
+
+@on("sqlite", "postgresql")
+def test_columns_that_differ_by_capitals_are_told_that_one_of_them_is_added(shop: Shop) -> None:
+    schema = pa.schema([("id", pa.int64()), ("e", pa.int64()), ("E", pa.int64())])
+    with (
+        closing(shop.sink(schema_evolution="add")) as sink,
+        pytest.raises(SchemaMismatch, match="adds only one") as told,
+    ):
+        sink.evolve(schema)
+    assert '"add" does' not in str(told.value)
