@@ -157,8 +157,8 @@ class Backend(ABC):
     may refer to another one of them."""
     SORTS_TEXTS: ClassVar[bool] = True
     """Whether it sorts by all of a long text."""
-    HANDED_ON: ClassVar[str] = "only in an index over whole columns that the batch has"
-    """In which unique indexes rows of an upsert hand on a value."""
+    HANDED_ON: ClassVar[str] = "can hand it on only in an index over whole columns that the batch has"
+    """Follows "an upsert": in which unique indexes its rows hand on a value."""
     NO_TABLE_HINT: ClassVar[str] = ""
     """Follows "there is no table"."""
     CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
@@ -745,10 +745,10 @@ class Backend(ABC):
         if fault is None or not fault.clash or self.merge.mode != "upsert":
             return fault
         keeps = self._keeps_rows(target)
-        why = f"not in this table, because it has {keeps[0]}" if keeps else self.HANDED_ON
+        why = f"cannot hand it on in this table, because of {keeps[0]}" if keeps else self.HANDED_ON
         advice = (
-            f"; if a row of the same batch gives this value up, an upsert can hand it on {why}. Let that row give it "
-            "up in an earlier checkpoint"
+            f"; if a row of the same batch gives this value up, an upsert {why}. Let that row give it up in an earlier "
+            "checkpoint"
         )
         return replace(fault, advice=fault.advice + advice)
 
