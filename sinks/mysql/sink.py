@@ -210,7 +210,10 @@ class MySQLBackend(Pool, Backend):
     KEEPS_IDLE = True
     SORTS_TEXTS = False
     POSITION = quoted(_ROW)
-    HANDED_ON = "can hand it on only in an index over whole columns that the batch has, not over a prefix, an expression or a generated column"
+    HANDED_ON = (
+        "can hand it on only in an index over whole columns that the batch has, not over a prefix, an expression or a "
+        "generated column"
+    )
     NO_TABLE_HINT = ", or none that this user may see"
 
     quote = staticmethod(quoted)

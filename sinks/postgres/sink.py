@@ -131,8 +131,8 @@ class PostgresBackend(Pool, Backend):
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
     HANDED_ON = (
-        "can hand it on only in an index whose columns the batch has, and neither in an exclusion constraint nor in an index that "
-        "only a partition has"
+        "can hand it on only in an index whose columns the batch has, and neither in an exclusion constraint nor in an "
+        "index that only a partition has"
     )
     NO_TABLE_HINT = " (a name with capitals needs double quotes)"
     CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
