@@ -32,9 +32,7 @@ jvm.prepare()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--leaks", action="store_true", help="fail each test that leaves something open"
-    )
+    parser.addoption("--leaks", action="store_true", help="fail each test that leaves something open")
 
 
 def pytest_configure(config: pytest.Config) -> None:
