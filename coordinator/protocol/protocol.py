@@ -19,6 +19,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
+    CorruptRecord,
     ExternalSystemBehind,
     InDoubtError,
     SourceReplaced,
@@ -33,7 +34,15 @@ from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outages import Outages
-from coordinator.protocol.records import CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
+from coordinator.protocol.records import (
+    Claim,
+    CompletedCheckpoint,
+    JobStore,
+    Listing,
+    Participant,
+    Record,
+    RecordKey,
+)
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
@@ -168,8 +177,11 @@ class CheckpointProtocol:
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def _refuse_before_claim(self, batch: MicroBatch) -> None:
-        """What it finds is looked at once more after the claim (R14): a driver that runs may change it."""
-        self.store.follow_newest_claim()
+        """What it finds is looked at once more after the claim (R14): a driver that runs may change it. If none runs,
+        the claim stops nobody, and lets `coordinator status` show the refusal."""
+        claim = self.store.follow_newest_claim()
+        if not claim.generation or self._has_ended(claim):
+            return
         newest = self.load()
         try:
             self._compare_with_spark(batch, newest)
@@ -180,6 +192,13 @@ class CheckpointProtocol:
             retained = self.store.record_keys() if newest else []
             self._compare_memories(remembered, newest, retained, batch)  # it may know the cause
             raise
+
+    def _has_ended(self, claim: Claim) -> bool:
+        """Whether the driver of a claim says so. One that cannot be understood may run."""
+        try:
+            return bool(self.store.last_sign(claim).ended)
+        except CorruptRecord:
+            return False
 
     def open_sinks(self) -> None:
         """Raises `CheckpointError` for what is no error of a sink's own: a stack would not name the sink."""

@@ -437,7 +437,7 @@ def test_options_that_cannot_be(option: str, value: object, reason: str) -> None
 
 @pytest.mark.parametrize("seconds", [0.5, 3e6, float("inf"), float("nan")])
 def test_a_timeout_that_brokers_cannot_be_told(seconds: float) -> None:
-    with pytest.raises(ConfigurationError, match="transaction_timeout must be between"):
+    with pytest.raises(ConfigurationError, match="transaction_timeout must be"):
         KafkaSink("localhost:9092", "t", transaction_timeout=seconds)
 
 
