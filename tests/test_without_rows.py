@@ -61,7 +61,7 @@ def test_postgresql(pg_database: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("COPY" in statement for statement in with_rows)
     assert not any(re.search("COPY|BEGIN|INSERT|DELETE|PREPARE", statement) for statement in without), without
     assert len(without) == 1, without
-    assert storage == {"list": 2, "put_if_absent": 1, "delete": 1}
+    assert storage == {"list": 2, "get": 2, "put_if_absent": 1, "delete": 1}
 
 
 def test_kafka(kafka: KafkaService, kafka_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +72,4 @@ def test_kafka(kafka: KafkaService, kafka_topic: str, tmp_path: Path, monkeypatc
     assert any("EndTxn" in request for request in with_rows), with_rows
     questions = {"Metadata", "ListTransactions", "OffsetFetch"}
     assert {request.removesuffix("Request") for request in without} == questions, without
-    assert storage == {"list": 2, "put_if_absent": 1, "delete": 1}
+    assert storage == {"list": 2, "get": 2, "put_if_absent": 1, "delete": 1}

@@ -145,6 +145,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         else:
             if step is Step.REPLAYING and self._current is None:  # of a checkpoint that an earlier driver completed
                 self._begin(checkpoint_id)
+            if step is Step.HALTED and not self.generation:  # a start that was refused before it claimed one
+                self._begin(checkpoint_id)
             if self._current:
                 self._go_on(self._current, step, checkpoint_id, facts)
 

@@ -693,7 +693,7 @@ class MySQLBackend(Pool, Backend):
 
     def upsert(self, move: Move) -> None:
         connection, target, last = move.connection, move.target, self.last(move)
-        longest = max([self._update(move, last), *self.detach(move, last)], key=len)
+        longest = max([self._update(move, last), *self.move_away(move, last)], key=len)
         self._require_room(move, longest, self.hands_on_unique_value(move, last) or "")
         self.delete(move, last)
         if set(move.written) == set(self.merge.keys):

@@ -679,50 +679,93 @@ class Backend(ABC):
         by = self.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
 
-    def detach(self, move: Move, last: str) -> list[str]:
-        """Statements, one for each foreign key of the table to itself: rows of the batch that refer to a row which the
-        batch deletes, and that the batch deletes too or lets refer to another row, refer to nothing until the upsert
-        comes to them. Otherwise the database would refuse the delete, or a cascade would take rows that are not in the
-        batch."""
+    def delete(self, move: Move, last: str) -> None:
+        """Delete the rows whose last change is a delete. In a table that refers to itself, the database would refuse
+        that, or a cascade would take rows, while others still refer to them: those that move away go first, and of
+        those that are deleted the ones to which none of the others refers."""
         if not self.merge.delete_marker:
-            return []
-        statements = []
-        marker = self.quote(self.merge.delete_marker)
+            return
+        for statement in self.move_away(move, last):
+            self.execute(move.connection, statement)
+        same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+        condition = f"{self._goes('last')} AND {same}"
+        target = self.quote(move.target.schema, move.target.name)
+        rows = f"({last}) AS last"
+        if free := self._referred_by_none_that_goes(move, last):
+            leaves = self.DELETE.format(target=target, rows=rows, condition=f"{condition} AND {free}")
+            while self.execute(move.connection, leaves):
+                pass
+        self.execute(move.connection, self.DELETE.format(target=target, rows=rows, condition=condition))
+
+    def move_away(self, move: Move, last: str) -> list[str]:
+        """Statements, for each foreign key of the table to itself, by which the changed rows let go of what they
+        referred to, if the batch deletes anything: they refer to their new row, or to nothing if that is yet to
+        come."""
+        statements: list[str] = []
         nullable = {column.name for column in move.target.columns if column.nullable}
         table = self.quote(move.target.schema, move.target.name)
-        for key in move.target.own_keys:
-            pairs = list(zip(key.columns, key.referred, strict=True))
-            if not pairs or not (set(key.columns) <= nullable or set(key.referred) == set(self.merge.keys)):
+        deletes = f"EXISTS (SELECT 1 FROM ({last}) AS deletion WHERE {self._goes('deletion')})"
+        for key in move.target.own_keys if self.merge.delete_marker else ():
+            if not key.columns or not set(key.columns) <= set(move.written):
                 continue
-            # of columns that take no NULL, the row refers to itself
-            values = {column: "NULL" if column in nullable else f"target.{self.quote(own)}" for column, own in pairs}
-            refers = " AND ".join(f"target.{self.quote(c)} = gone.{self.quote(r)}" for c, r in pairs)
-            moved = f"last.{marker} IS TRUE"
-            if set(key.columns) <= set(move.written):
-                moved = f"({moved} OR NOT COALESCE({self.equal('last', 'target', key.columns)}, FALSE))"
-            deleted = f"{self.equal('gone', 'deletion', self.merge.keys)} AND deletion.{marker} IS TRUE"
+            pairs = [
+                (self.quote(column), self.quote(own)) for column, own in zip(key.columns, key.referred, strict=True)
+            ]
+            given = " AND ".join(f"target.{column} IS NOT NULL" for column, _ in pairs)
+            moved = f"NOT COALESCE({self.equal('last', 'target', key.columns)}, FALSE)"
             same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+            due = f"{same} AND {self.stays('last')} AND {given} AND {moved} AND {deletes}"
+            nothing = " OR ".join(f"last.{column} IS NULL" for column, _ in pairs)
+            there = " AND ".join(f"parent.{own} = last.{column}" for column, own in pairs)
+            new_rows = f"({last}) AS last LEFT JOIN {table} AS parent ON {there}"
+            is_there = f"({nothing} OR parent.{pairs[0][1]} IS NOT NULL)"
             statements.append(
-                self.UPDATE.format(
-                    target=table,
-                    sets=", ".join(f"{self.quote(column)} = {value}" for column, value in values.items()),
-                    own_sets=", ".join(f"target.{self.quote(column)} = {value}" for column, value in values.items()),
-                    rows=f"({last}) AS last CROSS JOIN {table} AS gone CROSS JOIN ({last}) AS deletion",
-                    condition=f"{same} AND {moved} AND {refers} AND {deleted}",
-                )
+                self._set(table, {column: f"last.{column}" for column, _ in pairs}, new_rows, f"{due} AND {is_there}")
             )
+            if set(key.columns) <= nullable:
+                nothing_yet = {column: "NULL" for column, _ in pairs}
+            elif set(key.referred) == set(self.merge.keys):
+                nothing_yet = {column: f"target.{own}" for column, own in pairs}  # the row itself is there
+            else:
+                continue
+            statements.append(self._set(table, nothing_yet, f"({last}) AS last", due))
         return statements
 
-    def delete(self, move: Move, last: str) -> None:
-        """Delete the rows whose last change is a delete."""
-        for statement in self.detach(move, last):
-            self.execute(move.connection, statement)
-        if self.merge.delete_marker:
-            same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
-            condition = f"last.{self.quote(self.merge.delete_marker)} IS TRUE AND {same}"
-            target = self.quote(move.target.schema, move.target.name)
-            rows = f"({last}) AS last"
-            self.execute(move.connection, self.DELETE.format(target=target, rows=rows, condition=condition))
+    def _pairs(self, key: ForeignKey) -> list[tuple[str, str]]:
+        """Each (quoted) column, and the one that it refers to."""
+        return [(self.quote(column), self.quote(own)) for column, own in zip(key.columns, key.referred, strict=True)]
+
+    def _goes(self, rows: str) -> str:
+        """The condition for rows that delete."""
+        return f"{rows}.{self.quote(str(self.merge.delete_marker))} IS TRUE"
+
+    def _set(self, table: str, values: Mapping[str, str], rows: str, condition: str) -> str:
+        sets = ", ".join(f"{column} = {value}" for column, value in values.items())
+        own_sets = ", ".join(f"target.{column} = {value}" for column, value in values.items())
+        return self.UPDATE.format(target=table, sets=sets, own_sets=own_sets, rows=rows, condition=condition)
+
+    def _referred_by_none_that_goes(self, move: Move, last: str) -> str:
+        """The condition for rows to which no other row refers that the batch deletes; "" if the table does not refer to
+        itself."""
+        table = self.quote(move.target.schema, move.target.name)
+        conditions = []
+        for key in move.target.own_keys:
+            pairs = [
+                (self.quote(column), self.quote(own)) for column, own in zip(key.columns, key.referred, strict=True)
+            ]
+            if not pairs:
+                continue
+            columns = ", ".join(f"child.{column}" for column, _ in pairs)
+            to_itself = " AND ".join(f"child.{column} = child.{own}" for column, own in pairs)
+            # DISTINCT: MySQL reads the table that it deletes from only through a result of its own
+            children = (
+                f"SELECT DISTINCT {columns} FROM {table} AS child CROSS JOIN ({last}) AS gone"
+                f" WHERE {self.equal('child', 'gone', self.merge.keys)} AND {self._goes('gone')}"
+                f" AND NOT COALESCE({to_itself}, FALSE)"
+            )
+            refers = " AND ".join(f"held.{column} = target.{own}" for column, own in pairs)
+            conditions.append(f"NOT EXISTS (SELECT 1 FROM ({children}) AS held WHERE {refers})")
+        return " AND ".join(conditions)
 
     def takes(self, move: Move) -> list[str]:
         """Conditions, one for each other unique index, by which a change `taker` may get what the row `target` has."""

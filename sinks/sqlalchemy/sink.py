@@ -397,7 +397,11 @@ class SqlAlchemyBackend(Backend):
             for key in self.query(connection, POSTGRES_FOREIGN_KEYS, [schema, name]):
                 yield ForeignKey(*key)
             return
-        for found in sa.inspect(connection).get_foreign_keys(name, schema or None):
+        inspector = sa.inspect(connection)
+        if self.dialect == "sqlite":  # which finds a table by another spelling, and its foreign keys only by its own
+            names = inspector.get_table_names(schema or None)
+            name = next((each for each in names if each.lower() == name.lower()), name)
+        for found in inspector.get_foreign_keys(name, schema or None):
             unnamed = f"({', '.join(found['constrained_columns'])}) REFERENCES {found['referred_table']}"
             yield ForeignKey(found["name"] or unnamed, found["referred_schema"] or schema, found["referred_table"])
 

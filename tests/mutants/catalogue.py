@@ -1893,8 +1893,8 @@ MUTANTS = (
     Mutant(
         "upsert: a row that moves away from a deleted one goes with it",
         "sinks/sql",
-        "        for statement in self.detach(move, last):\n",
-        "        for statement in self.detach(move, last)[:0]:\n",
+        "        for statement in self.move_away(move, last):\n",
+        "        for statement in self.move_away(move, last)[:0]:\n",
         ("tests/postgres/test_dead_letters.py", "tests/mysql/test_dead_letters.py"),
     ),
     Mutant(

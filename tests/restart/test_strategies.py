@@ -98,7 +98,7 @@ def test_a_wall_clock_that_jumps_does_not_hide_a_failure_rate(monkeypatch: pytes
     ("make", "complaint"),
     [
         (lambda: FixedDelay(attempts=-1), r"attempts must be 0 or more, not -1"),
-        (lambda: FixedDelay(delay=float("nan")), r"delay must be 0 or more"),
+        (lambda: FixedDelay(delay=float("nan")), r"delay must be a finite number of seconds, not nan"),
         (lambda: ExponentialDelay(initial=5, max=2), r"max must be at least initial"),
         (lambda: ExponentialDelay(multiplier=0.5), r"multiplier must be 1 or more"),
         (lambda: ExponentialDelay(jitter=2), r"jitter is a share"),
