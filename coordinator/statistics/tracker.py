@@ -143,12 +143,14 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self.in_doubt = Counter()  # of the one before, which was committed again after a failed try
             self._begin(checkpoint_id, facts["offsets"])
         else:
-            if step is Step.REPLAYING and self._current is None:  # of a checkpoint that an earlier driver completed
-                self._begin(checkpoint_id)
-            if step is Step.HALTED and not self.generation:  # a start that was refused before it claimed one
+            if self._current is None and self._begins_late(step):
                 self._begin(checkpoint_id)
             if self._current:
                 self._go_on(self._current, step, checkpoint_id, facts)
+
+    def _begins_late(self, step: Step) -> bool:
+        """A replay of a checkpoint that an earlier driver completed; or a start that was refused before its claim."""
+        return step is Step.REPLAYING or (step is Step.HALTED and not self.generation)
 
     def _decide(self, transactions: Mapping[str, int]) -> None:
         self.in_doubt, self._decided = Counter(transactions), self._clock.monotonic()
