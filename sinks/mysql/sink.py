@@ -121,6 +121,8 @@ _LONGEST_NAME = 64
 _DROPPERS = 8
 _FRAME = 2**14
 """Bytes of an upsert's statement around the SELECTs from staging tables, at most."""
+_ALL = 2**64 - 1
+"""As a LIMIT: it makes the server put the rows aside before it changes the table that they were looked up in."""
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 # From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
@@ -707,7 +709,11 @@ class MySQLBackend(Pool, Backend):
             changes += f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
             newer = f" AND (target.{quoted(self.merge.keys[0])} IS NULL OR TRUE{self.not_older()})"
         ((due,),) = query(connection, f"{changes} WHERE {self.stays('last')}{newer}")
-        changed = execute(connection, self._update(move, last)) + self._insert(move, last)
+        needed = self._needed_rows_are_there(move, "last")
+        first = f"SELECT last.* FROM ({last}) AS last WHERE {needed} LIMIT {_ALL}" if needed else last
+        changed = execute(connection, self._update(move, first)) + self._insert(move, last)
+        if needed and changed != due:  # some refer to rows that were yet to come
+            changed = execute(connection, self._update(move, last))
         if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
