@@ -379,11 +379,11 @@ def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
             coordinator.process(job.query().batch(n, run_id))
             counts.append(storage.since_last())
     assert counts == [
-        {"list": 9, "get": 4, "put_if_absent": 2},
+        {"list": 8, "get": 4, "put_if_absent": 2},
         {"list": 2, "get": 2, "put_if_absent": 1},  # retention has nothing to delete yet
         {"list": 2, "get": 2, "put_if_absent": 1, "delete": 1},
         {"list": 2, "get": 2, "put_if_absent": 1, "delete": 1},
-        {"list": 12, "get": 11, "put_if_absent": 2, "delete": 1},
+        {"list": 13, "get": 11, "put_if_absent": 2, "delete": 1},
     ]
 
 
