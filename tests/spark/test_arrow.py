@@ -98,7 +98,7 @@ def test_hashes_are_those_of_earlier_versions(spark: SparkSession) -> None:
     """A replay after an upgrade compares them: these are of 0.2.1."""
 
     def hash_under_names(row: str) -> int:
-        return int(with_row_hash(spark.sql(f"SELECT {row}")).collect()[0][HASH_COLUMN])
+        return int(with_row_hash(spark.sql(f"SELECT {row}")).select(HASH_COLUMN).collect()[0][0])
 
     assert hash_under_names(ORDINARY) == 1262612638950493676
     assert hash_under_names("1 AS `user.id`, array(array(1)) AS `a``b.c`") == 4756304149877750805
