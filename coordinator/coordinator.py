@@ -136,9 +136,8 @@ class CheckpointCoordinator:
             _spool(job, storage, config),
         )
         """Use it only while no query runs: it is not for several threads."""
-        self.statistics.guaranteed(
-            self.guarantee.weaknesses, complete=False
-        )  # a recovery is over before the batch adds its own
+        # a recovery is over before the batch adds its own
+        self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, store.storage.uri, self._clock, config.min_pause)

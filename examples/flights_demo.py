@@ -47,7 +47,7 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives some seconds: 11 s of CPU to the first checkpoint instead of 18 s."""
 CACHE = ROOT / ".cache"
 CLASSES = CACHE / f"spark-{pyspark.__version__}.jsa"
-"""An archive of the classes that a driver loads (class data sharing): 20 s of CPU to the first checkpoint, not 33 s."""
+"""An archive of the classes that a driver loads (class data sharing), by which it takes less time to start."""
 CLASSES_OF_TESTS = CACHE / "spark-classes.jsa"
 JDBC_DRIVER = ("org.postgresql", "postgresql", "42.7.8")
 WRITES = ("TRIGGERED", "WRITING")

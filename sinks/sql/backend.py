@@ -701,11 +701,13 @@ class Backend(ABC):
         """Statements, for each foreign key of the table to itself, by which the changed rows let go of what they
         referred to, if the batch deletes anything: they refer to their new row, or to nothing if that is yet to
         come."""
+        if not self.merge.delete_marker:
+            return []
         statements: list[str] = []
         nullable = {column.name for column in move.target.columns if column.nullable}
         table = self.quote(move.target.schema, move.target.name)
         deletes = f"EXISTS (SELECT 1 FROM ({last}) AS deletion WHERE {self._goes('deletion')})"
-        for key in move.target.own_keys if self.merge.delete_marker else ():
+        for key in move.target.own_keys:
             if not key.columns or not set(key.columns) <= set(move.written):
                 continue
             pairs = [
