@@ -99,9 +99,15 @@ class World:
         restore_savepoint(uri, str(self.path("query")), storage=self.storage, **options)
 
     def back_up(self, to: Path) -> Path:
+        """Copy the three memories. A driver that runs renames files at any moment, for example its heartbeat, so a copy
+        that misses one of them is made again."""
         for part in PARTS:
-            if self.path(part).exists():
-                shutil.copytree(self.path(part), to / part)
+            while self.path(part).exists():
+                try:
+                    shutil.copytree(self.path(part), to / part)
+                    break
+                except (shutil.Error, FileNotFoundError):
+                    shutil.rmtree(to / part, ignore_errors=True)
         return to
 
     def query(self, text: str) -> list[Any]:
