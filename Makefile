@@ -52,7 +52,7 @@ test-matrix: $(addprefix spark-,$(SPARKS))
 spark-%: .cache/pyspark/% $(READY) | java
 	@echo "on Spark $*: $$(ls $< | sed -n 's/^pyspark-\(.*\)\.dist-info$$/\1/p')"
 	@PYTHONPATH=$(CURDIR)/$< $(BIN)/python -m pytest tests/matrix/suite.py tests/spark/test_internals.py tests/spark/test_arrow.py \
-		tests/spark/test_newer_spark.py $(if $(filter-out 4.0,$*),tests/spark/test_format.py) $(ARGS)
+		tests/spark/test_newer_spark.py $(ARGS)
 
 .PRECIOUS: .cache/pyspark/%
 .cache/pyspark/%: | $(READY)

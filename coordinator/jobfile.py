@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -60,26 +59,13 @@ def load_job(place: str) -> CheckpointCoordinator:
     return _from_python(place)
 
 
-def job_file_digest(place: str) -> str:
-    """The SHA-256 of a job file, in hexadecimal; of a module without those that it imports."""
-    file = place if place.endswith(".toml") else place.partition(":")[0]
-    if file.endswith((".toml", ".py")):
-        content = Path(file).read_bytes()
-    else:
-        with _on_path(os.getcwd()):
-            spec: Any = importlib.util.find_spec(file)
-        content = spec.loader.get_data(spec.origin)  # it may be in a zip
-    return hashlib.sha256(content).hexdigest()
-
-
 # ---------------------------------------------------------------------- TOML
 def _from_toml(path: Path) -> CheckpointCoordinator:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(
-            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE, the variable "
-            'COORDINATOR_JOB, or the option jobFile of format("exactly_once")'
+            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE or the variable COORDINATOR_JOB"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobFileError(f"{path} is not TOML: {error}") from None

@@ -1,22 +1,12 @@
-"""The hash of each row, by which a replay tells whether it writes the same rows: computed by Spark's JVM for a
-DataFrame, or here for record batches."""
+"""The hash of each row, by which a replay tells whether it writes the same rows: Spark's JVM computes it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import lru_cache
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from sinks.arrow.json import to_json
-from sinks.arrow.types import is_text
 from sinks.column_names import are_distinct, by_place, place, quoted
 from sinks.errors import SchemaMismatch
 
@@ -29,7 +19,6 @@ ROW_HASH = "xxhash64 of columns and parts"
 """How `with_row_hash` hashes rows, for `Record.row_hash`. Another way needs another name."""
 
 
-# ---------------------------------------------------------------------- in Spark's JVM
 def with_row_hash(df: DataFrame) -> DataFrame:
     """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
     take."""
@@ -55,17 +44,13 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
     apart, with a flag for each value that may be NULL, and a hash of the columns' names and types."""
     from pyspark.sql import functions
 
-    columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
-    parts = []
+    columns = [(field.name, field.dataType.simpleString()) for field in schema]
+    digest = hashlib.sha256(json.dumps(columns).encode()).digest()
+    parts = [functions.lit(int.from_bytes(digest[:8], "big", signed=True))]
     for number, field in enumerate(schema):
         value = functions.col(place(number) if placed else quoted(field.name))
         parts += _parts(value, field.dataType, field.name)
-    return functions.xxhash64(functions.lit(columns), *parts)
-
-
-def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
-    """One hash of the columns' names and types, in 64 bits."""
-    return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
+    return functions.xxhash64(*parts)
 
 
 def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
@@ -128,56 +113,3 @@ _JSON = {
 def _holds(data_type: DataType, *kinds: str) -> bool:
     text = json.dumps(data_type.jsonValue())
     return any(f'"{kind}"' in text for kind in kinds)
-
-
-# ---------------------------------------------------------------------- of record batches
-_NO_VALUE = 0x9E3779B97F4A7C15
-"""What is hashed in place of a NULL."""
-_OF_THE_SESSION = re.compile(r"large_(?=string|binary|list)|(?<=tz=)[^\]]*| not null")
-"""What differs with the session's settings in the Arrow type of one Spark type."""
-_ANY_TEXT: Callable[[Any], str] = methodcaller("decode", "utf-8", "backslashreplace")
-
-
-def row_hashes(batch: pa.RecordBatch) -> pa.Array:
-    """One int64 a row, of its columns' names and types and all its values. Equal rows have equal hashes, whatever else
-    is in their batches and the session's settings, under one version of pandas."""
-    import numpy
-    from pandas.util import hash_array
-
-    columns = columns_hash((field.name, _OF_THE_SESSION.sub("", str(field.type))) for field in batch.schema)
-    hashes = numpy.full(batch.num_rows, columns, dtype="int64").view("uint64")
-    for column in batch.columns:
-        values = numpy.where(column.is_null().to_numpy(zero_copy_only=False), _NO_VALUE, _hashes(column))
-        hashes = hash_array(hashes * numpy.uint64(31) + values.astype("uint64"))
-    return pa.array(hashes.view("int64"))
-
-
-def _hashes(column: pa.Array) -> Any:
-    from pandas.util import hash_array
-
-    kind = column.type
-    text: Callable[[Any], str] = repr
-    if pa.types.is_boolean(kind):
-        column, kind = column.cast(pa.int8()), pa.int8()
-    if pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64):
-        bits = column.view(pa.type_for_alias(f"int{kind.bit_width}"))
-        return hash_array(pc.fill_null(bits, 0).to_numpy(zero_copy_only=False).astype("uint64"))
-    if is_text(kind):
-        with suppress(pa.ArrowException):  # one that is no UTF-8
-            return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
-        column, text = pc.fill_null(column.cast(pa.large_binary()), b""), _ANY_TEXT
-    import numpy
-
-    texts = numpy.empty(len(column), dtype=object)
-    try:
-        texts[:] = list(map(text, column.to_pylist()))
-    except (ValueError, OverflowError):
-        texts[:] = [_text(column[i : i + 1]) for i in range(len(column))]
-    return hash_array(texts, categorize=False)
-
-
-def _text(value: pa.Array) -> str:
-    try:
-        return repr(value[0].as_py())
-    except (ValueError, OverflowError):  # Python has no such text or year
-        return _ANY_TEXT(to_json(value).cast(pa.binary())[0].as_py())

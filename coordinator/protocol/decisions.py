@@ -204,11 +204,11 @@ def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Co
     """A replay must be able to tell whether it writes the same rows."""
     if record.row_hash != known:
         raise _in_doubt(
-            "lost transactions cannot be replayed, because their rows were hashed differently "
-            f"({record.row_hash!r}; here: {known!r}), by another version or another way of writing:",
+            "lost transactions cannot be replayed, because another version of this library hashed their rows "
+            f"differently ({record.row_hash!r}; here: {known!r}):",
             {p: (c, "") for p, c in lost.items()},
-            "Start the query as before (foreachBatch or format) with that version until this checkpoint is visible. "
-            "Nothing was changed.",
+            "Start the query with that version, as you did before, until this checkpoint is visible. Then change to "
+            "this version. Nothing was changed. To go on without them: coordinator resolve.",
             ReplayMismatch,
         )
 

@@ -17,10 +17,8 @@ from coordinator.errors import UnsupportedSpark
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark import TaskContext
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
 READ_IN = "4.0.5, 4.1.4, 4.2.0, 4.2.1 and 4.3.0"
 """Unless a function says otherwise."""
@@ -86,14 +84,6 @@ def hadoop_conf(session: SparkSession) -> Any:
 # ---------------------------------------------------------------------- the streaming query of a classic session
 QUERY_ID = "sql.streaming.queryId"
 """A local property that StreamExecution sets on the thread that calls foreachBatch."""
-
-BATCH_ID = "streaming.sql.batchId"
-"""Another one, that tasks see too."""
-
-
-def task_of_query(task: TaskContext) -> tuple[str | None, int]:
-    """The query that a task belongs to, and the batch."""
-    return task.getLocalProperty(QUERY_ID), int(task.getLocalProperty(BATCH_ID) or -1)
 
 
 class StreamExecution:
@@ -241,16 +231,11 @@ def executed_plan(df: DataFrame) -> str:
 
 
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
-def to_arrow(schema: StructType, time_zone: str | None) -> pa.Schema:
-    """Of the record batches that a Python worker gets in a session of that time zone."""
+def arrow_schema(df: DataFrame) -> pa.Schema:
+    """Of the record batches that a Python worker gets of `df`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options: Any = {}
     if "timezone" in inspect.signature(to_arrow_schema).parameters:  # read in 4.2.0, 4.2.1 and 4.3.0
-        options["timezone"] = time_zone
-    return to_arrow_schema(schema, **options)
-
-
-def arrow_schema(df: DataFrame) -> pa.Schema:
-    """Of the record batches that a Python worker gets of `df`."""
-    return to_arrow(df.schema, df.sparkSession.conf.get("spark.sql.session.timeZone"))
+        options["timezone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    return to_arrow_schema(df.schema, **options)

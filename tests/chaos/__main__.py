@@ -23,7 +23,7 @@ from tests.chaos.faults import KINDS
 from tests.chaos.rigs import EVOLUTION, MODES, Services, targets
 from tests.chaos.supervisor import LOCAL, Result, Round, Tier
 
-TIERS = ("local", "spark", "local-cluster", "standalone", spark.CONNECT, spark.FORMAT)
+TIERS = ("local", "spark", "local-cluster", "standalone", spark.CONNECT)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(ledger.report([line for file in options.report for line in ledger.load(file)]))
         return 0
     rigs = [(s, m) for s in options.sink or MODES for m in MODES[s] if not options.mode or m in options.mode]
-    if options.tier == spark.FORMAT:  # takes one sink, without dead letters
-        rigs = [(sink, mode) for sink, mode in rigs if sink != "all" and mode != "dead-letters"]
     if options.tier != "local":  # a query of Spark has one schema
         rigs = [(sink, mode) for sink, mode in rigs if mode != EVOLUTION]
     if not rigs:
@@ -131,7 +129,6 @@ def _tier(kind: str) -> Iterator[Tier]:
             limit=900.0,
             quiet=300.0,
             victims=lambda driver: spark.victims([driver, *daemons]),
-            spools=kind != spark.FORMAT,
         )
 
 

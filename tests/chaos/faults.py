@@ -150,8 +150,7 @@ class Injector:
         self._connection, self._faults, self._group = connection, list(faults), group
         self._lock = threading.Lock()
         self._times: Counter[str] = Counter()
-        self.unfaithful = self.through = self.told = False
-        """`through`: the input has come to its end."""
+        self.unfaithful = self.told = False
         self.world = World()
 
     def at(self, point: str) -> None:
@@ -184,9 +183,6 @@ class Injector:
             self.world.set_clock()
         elif fault.kind == "source":
             self.unfaithful = True
-
-    def ended(self) -> None:
-        self.through = True
 
     def failed(self, error: str, text: str) -> None:
         self.told = True
@@ -232,9 +228,6 @@ class Remote:
 
     def at(self, point: str) -> None:
         self._ask("at", point)
-
-    def ended(self) -> None:
-        self._ask("ended")
 
     def failed(self, error: str, text: str) -> None:
         self._ask("failed", error, text)
@@ -291,17 +284,11 @@ def failed(error: BaseException) -> None:
         injector.failed(type(error).__name__, str(error))
 
 
-@dataclass
 class Steps(CheckpointListener):
-    """Says where the driver is after each step. Where Spark hands batches over without end, `batches` are taken."""
-
-    batches: int | None = None
+    """Says where the driver is after each step."""
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         at(step.name)
-        if step is Step.TRIGGERED and checkpoint_id == self.batches and (injector := _injector()):
-            injector.ended()
-            os._exit(0)
 
 
 def watched(sink: Any) -> Any:

@@ -30,8 +30,8 @@ from tests.chaos.faults import Injector, Steps, watched, watched_storage
 from tests.spark.cluster import standalone_cluster
 from tests.spark.connect import ConnectServer, started
 
-LOCAL_THREADS, CONNECT, FORMAT = "local[2,10]", "connect", "format"
-"""Masters, and two other ways to run."""
+LOCAL_THREADS, CONNECT = "local[2,10]", "connect"
+"""A master, and another way to run."""
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 
 _CONF = {
@@ -107,12 +107,10 @@ def live(life: Life, connection: Connection, master: str) -> None:
     try:
         if master == CONNECT:
             _over_connect(life, here)
-        elif master == FORMAT:
-            _without_foreach_batch(life, here)
         else:
             _classic(life, master)
     except Exception as error:
-        if here.through or _AT_THE_END in str(error):
+        if _AT_THE_END in str(error):
             os._exit(0)
         logging.exception("the driver fails")
         if not here.told:
@@ -155,17 +153,16 @@ def _session(life: Life, master: str) -> Any:
 
 def _coordinator(life: Life, **config: Any) -> CheckpointCoordinator:
     sinks = [watched(sink) for sink in life.sinks]
-    steps = Steps(len(life.input))
-    return CheckpointCoordinator(
-        life.job, sinks, watched_storage(life.storage), replace(life.config, **config), [steps]
-    )
+    storage = watched_storage(life.storage)
+    return CheckpointCoordinator(life.job, sinks, storage, replace(life.config, **config), [Steps()])
 
 
 def _over_connect(life: Life, here: Injector) -> None:
     """The server is a process of this group; the coordinator runs in a Python process of the server."""
     from pyspark.sql import SparkSession
 
-    _listen(life, here)
+    os.environ[faults.REMOTE] = address = str(life.folder.parent / f"{os.getpid()}.driver")
+    here.listen(address)
     folder = Path(tempfile.mkdtemp(dir=life.folder.parent))
     server = ConnectServer(folder, new_session=False)
     server.start()
@@ -173,28 +170,6 @@ def _over_connect(life: Life, here: Injector) -> None:
     with _coordinator(life, checkpoint_location=str(life.folder)) as coordinator:
         writer = coordinator.write_stream(_stream(spark, life.input))
         started(writer.foreachBatch(_until(coordinator, len(life.input)))).awaitTermination()
-
-
-def _without_foreach_batch(life: Life, here: Injector) -> None:
-    from coordinator.spark.source import register
-
-    _listen(life, here)
-    spark = _session(life, LOCAL_THREADS)
-    register(spark)
-    pickled, job = Path(sys.argv[1]), life.folder.parent / f"{random.getrandbits(64):x}.py"
-    job.write_text(f"from tests.chaos.spark import job_of\ncoordinator = job_of({str(pickled)!r})\n")
-    writer = _stream(spark, life.input).writeStream.format("exactly_once").option("jobFile", str(job))
-    writer.option("checkpointLocation", str(life.folder)).start().awaitTermination()
-
-
-def job_of(pickled: str) -> CheckpointCoordinator:
-    life, _ = pickle.loads(Path(pickled).read_bytes())
-    return _coordinator(life)
-
-
-def _listen(life: Life, here: Injector) -> None:
-    os.environ[faults.REMOTE] = address = str(life.folder.parent / f"{os.getpid()}.driver")
-    here.listen(address)
 
 
 def _stream(spark: Any, input: Input) -> Any:

@@ -103,8 +103,7 @@ class Tier:
     `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a sign of life
     for `patience` seconds is taken for hung, and killed. One that is stopped until another comes to a point goes on
     after `longest_stop` seconds. Faults end after `limit` seconds of a round; if the rest takes more than `quiet`
-    seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id. `spools`: rows can
-    be kept for a replay.
+    seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.
     """
 
     name: str = "local"
@@ -115,7 +114,6 @@ class Tier:
     limit: float = 150.0
     quiet: float = 300.0
     victims: Callable[[int], list[tuple[str, psutil.Process]]] | None = None
-    spools: bool = True
 
 
 LOCAL = Tier()
@@ -183,7 +181,7 @@ class Round:
         self._worlds, self._only = rigs.worlds(sink), only
         if tier.victims:
             del self._worlds["source"]  # what their tasks read is Spark's affair
-        spool = tier.spools and not bug and not peer and self._rng.random() < 0.4
+        spool = not bug and not peer and self._rng.random() < 0.4
         self._life = Life(
             job=f"chaos {folder.name}",
             sinks=[],

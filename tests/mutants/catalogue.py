@@ -44,14 +44,6 @@ SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 VERIFY = ("tests/cli/test_verify.py",)
 IN_DOUBT = ("tests/cli/test_in_doubt.py",)
 KILLED = ("tests/spark/test_killed.py",)
-FORMAT = tuple(
-    f"tests/spark/test_format.py::test_{name}"
-    for name in (
-        "it_is_offered_twice",
-        "a_superseded_driver_decides_nothing",
-        "a_lost_transaction_is_not_replaced_by_other_rows",
-    )
-)
 LAKES = ("tests/lakes/test_lakes.py",)
 FILE_SINK = ("tests/test_custom_sink.py",)
 KAFKA_CRASHES = ("tests/kafka/test_crashes.py",)
@@ -406,7 +398,7 @@ MUTANTS = (
         MEMORIES,
     ),
     Mutant(
-        "the process that decides sweeps what it is to decide",
+        "a driver sweeps what a put of its own may yet decide",
         "coordinator",
         "return self.may_abort and not self._undecided and not self.fence.displaced",
         "return self.may_abort and not self.fence.displaced",
@@ -1446,53 +1438,6 @@ MUTANTS = (
         "marked = self.remember",
         KAFKA_MEMORY,
     ),
-    # ------------------------------------------------------------------ format("exactly_once")
-    Mutant(
-        "format: who decides claims a generation of its own",
-        "coordinator",
-        "Fence(self.store, prepared.claim)",
-        "Fence(self.store, self.store.claim_generation())",
-        FORMAT,
-    ),
-    Mutant(
-        "format: who decides sweeps before",
-        "coordinator",
-        "self._write_or_finish(self._choose_action(batch), batch)",
-        "self._sweeper.sweep(self.fence, records_exist=True)\n"
-        "        self._write_or_finish(self._choose_action(batch), batch)",
-        FORMAT,
-    ),
-    Mutant(
-        "format: what is visible is written again",
-        "coordinator",
-        "return replace(prepared, needed=False)",
-        "return prepared",
-        FORMAT,
-    ),
-    Mutant(
-        "format: what a record may name is aborted", "coordinator", "if mine and None in messages:", "if mine:", FORMAT
-    ),
-    Mutant(
-        "format: all rows have the same hash",
-        "sinks",
-        'pa.array(hashes.view("int64"))',
-        'pa.array(0 * hashes.view("int64"))',
-        FORMAT,
-    ),
-    Mutant(
-        "format: a job file that is changed while a batch runs",
-        "coordinator",
-        "if (now := self._setup()) != prepared.setup:",
-        "if (now := self._setup()) is None:",
-        ("tests/spark/test_format.py::test_a_job_file_that_is_changed_while_a_batch_runs",),
-    ),
-    Mutant(
-        "format: what tasks of the last batch have left stays",
-        "coordinator",
-        "self.sweep()  # what tasks that died have left: another batch may not come",
-        "pass",
-        ("tests/spark/test_format.py::test_what_the_first_try_of_a_task_has_left_is_aborted_with_its_batch",),
-    ),
     # ------------------------------------------------------------------ rows that are written again
     Mutant(
         "row hash: NULLs are passed over",
@@ -1833,20 +1778,6 @@ MUTANTS = (
         "target=self._serve, args=asked,",
         "target=self._serve, args=asked[:1],",
         ("tests/requests/test_requests.py",),
-    ),
-    Mutant(
-        'format("exactly_once"): a job file that was changed in what a sink does not show',
-        "coordinator",
-        "protocol.job_file_digest = digest",
-        'protocol.job_file_digest = ""',
-        ("tests/spark/test_format.py",),
-    ),
-    Mutant(
-        'format("exactly_once"): a process that is used again has the job module of before',
-        "coordinator",
-        "if _digests.setdefault(job_file, digest) != digest:",
-        "if False:",
-        ("tests/spark/test_format.py",),
     ),
     Mutant(
         "a folder of the checkpointLocation that cannot be listed is left out of a savepoint",

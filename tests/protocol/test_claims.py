@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +16,6 @@ from coordinator.operate.in_doubt import look
 from coordinator.protocol import operators
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import JobStore
-from coordinator.protocol.two_processes import TwoProcessProtocol
 from coordinator.storage import CheckpointStorage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
@@ -177,27 +175,6 @@ def test_a_storage_that_is_back_at_its_place_lets_nobody_sweep_again(job: Job) -
     put_back(job.storage, values)
     coordinator.close()
     assert len(list(job.sink.in_doubt("job"))) == 3
-
-
-def test_the_process_that_decides_knows_the_claim_of_the_one_that_prepared(job: Job) -> None:
-    """`format("exactly_once")`: the storage is emptied between the two, and another query prepares there."""
-    query = job.query()
-
-    def protocol() -> TwoProcessProtocol:
-        of = job.coordinator()
-        return TwoProcessProtocol("job", of.sinks, of.protocol.store, of.config, of.protocol.listeners, job.clock)
-
-    batch, handed_over = query.batch(0, "one run"), query.batch(0, "one run")
-    prepared = protocol().prepare(batch)
-    acks = batch.run({job.sink.name: prepared.task(job.sink, "job")}, lambda name: None)
-    handed_over.run = Mock(return_value=acks)  # type: ignore[method-assign]
-    put_back(job.storage, {})
-    protocol().prepare(query.batch(0, "another run"))
-    with pytest.raises(Superseded, match="another driver of job 'job' has claimed generation 1"):
-        protocol().conclude(prepared, handed_over)
-    assert not job.visible()
-    job.run()
-    job.assert_exactly_once()
 
 
 def test_a_restore_notices_that_another_driver_has_its_number(job: Job) -> None:

@@ -26,7 +26,6 @@ from coordinator.protocol import protocol
 from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import JobStore
-from coordinator.protocol.two_processes import TwoProcessProtocol
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from examples.custom_sink import FileSink
@@ -255,37 +254,6 @@ def test_a_closed_coordinator_holds_no_dataframe(job: Job) -> None:
     assert len(_CALLS) == before - 1
 
 
-class FirstUnanswered(FileSink):
-    asked = 0
-
-    def commit_all(self, checkpoint, committables):
-        self.asked += 1
-        if self.asked == 1:
-            raise ConnectionError("no answer")
-        return super().commit_all(checkpoint, committables)
-
-
-def test_the_process_that_decides_does_not_sweep_what_it_is_to_decide(job: Job) -> None:
-    """It asks for the earlier checkpoint's commit again, and an orphan may be in the way of that."""
-    query = job.query()
-
-    def protocol(sink: FileSink) -> TwoProcessProtocol:
-        of = job.coordinator(sink)
-        return TwoProcessProtocol("job", of.sinks, of.protocol.store, of.config, of.protocol.listeners, job.clock)
-
-    for n in range(len(job.input)):
-        batch, handed_over = query.batch(n, "one run"), query.batch(n, "one run")
-        prepared = protocol(FirstUnanswered(job.sink.folder)).prepare(batch)
-        acks = batch.run({job.sink.name: prepared.task(job.sink, "job")}, nothing)
-        handed_over.run = Mock(return_value=acks)  # type: ignore[method-assign]
-        protocol(FirstUnanswered(job.sink.folder)).conclude(prepared, handed_over)
-    job.assert_exactly_once()
-
-
-def nothing(*_: object) -> None:
-    pass
-
-
 def fail_replay(*_: object) -> NoReturn:
     raise CheckpointError("an executor was lost")
 
@@ -368,7 +336,7 @@ def test_a_replay_that_hashes_rows_in_another_way_is_refused_before_it_writes(
     Recording.names.clear()
     with monkeypatch.context() as patch:
         patch.setattr(LocalBatch, "row_hash", "new")
-        with pytest.raises(ReplayMismatch, match=r"hashed differently .*'local'; here: 'new'"):
+        with pytest.raises(ReplayMismatch, match=r"hashed their rows differently \('local'; here: 'new'\)"):
             job.run(sink=Recording(job.sink.folder))
     assert Recording.names == []
     job.run(batches=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession, functions
 
 from coordinator import CheckpointCoordinator, Step
-from coordinator.errors import CheckpointGap, UnsupportedSpark
+from coordinator.errors import CheckpointGap
 from coordinator.spark.batch import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
@@ -122,12 +121,6 @@ def test_observed_metrics_count_each_row_once(spark: SparkSession, tmp_path: Pat
     progress = query.lastProgress
     assert progress is not None
     assert progress["observedMetrics"]["seen"]["rows"] == len(ids), progress["observedMetrics"]
-
-
-@pytest.mark.skipif(VERSION >= (4, 1), reason="later ones: test_format.py")
-def test_format_exactly_once_is_refused() -> None:
-    with pytest.raises(UnsupportedSpark, match="needs Spark 4"):
-        importlib.import_module("coordinator.spark.source")
 
 
 @pytest.mark.parametrize(
