@@ -1,5 +1,5 @@
-"""The two-phase-commit protocol on the driver. `process` and `_write_or_finish` show it as a whole; its steps follow in
-order. docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
+"""The two-phase-commit protocol on the driver. `process` shows it as a whole; its steps follow in order.
+docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
 
 from __future__ import annotations
 
@@ -116,24 +116,21 @@ class CheckpointProtocol:
             action = self._start_run(batch) if starts else self._choose_action(batch)
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
-            self._write_or_finish(action, batch)
+            if action is Action.WRITE:
+                self._topic_ids = self._topic_ids_now(batch)
+                record = self._pre_commit(batch)  # 4.-5. phase one
+                permit = self.decide(record)  # 6.-7. THE COMMIT POINT
+                decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
+                committed = self.commit(permit, batch)  # 8. phase two
+                self._purge(self._replay_lost(committed, batch))
+            else:
+                if action is Action.FINISH and self.newest:
+                    self._purge(self._replay_lost(self.newest, batch))
+                batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
+            self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
-
-    def _write_or_finish(self, action: Action, batch: MicroBatch) -> None:
-        if action is Action.WRITE:
-            self._topic_ids = self._topic_ids_now(batch)
-            record = self._pre_commit(batch)  # 4.-5. phase one
-            permit = self.decide(record)  # 6.-7. THE COMMIT POINT
-            decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
-            committed = self.commit(permit, batch)  # 8. phase two
-            self._purge(self._replay_lost(committed, batch))
-        else:
-            if action is Action.FINISH and self.newest:
-                self._purge(self._replay_lost(self.newest, batch))
-            batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
-        self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
 
     def _purge(self, visible: CompletedCheckpoint) -> None:
         """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled rows. A sink without
