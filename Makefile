@@ -6,7 +6,7 @@ PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
 # Test processes at once; some have the processors while the others wait for their servers.
-PROCESSES ?= 6
+PROCESSES ?= 4
 PYTEST := -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
 DEMO := .venv/.demo
@@ -32,14 +32,15 @@ demo: java $(DEMO)
 # For the other examples.
 setup: java $(READY)
 
-# The short loop; .ci/run gives another one. A TESTS in the environment does not count.
-TESTS := not large and not ci
+# The short loop, or, where ARGS names tests, all of those that are not further cases. .ci/run gives its own TESTS; one in
+# the environment does not count.
+TESTS := $(if $(filter tests%,$(ARGS)),not large,short)
 
 test: java $(READY) $(CLASSES)
 	@$(BIN)/python $(PYTEST) -m "$(TESTS)" $(ARGS)
 
 test-all: java $(READY) $(CLASSES)
-	@$(BIN)/python $(PYTEST) -m "large or ci" $(ARGS)
+	@$(BIN)/python $(PYTEST) $(ARGS)
 
 mutants: java $(READY) $(CLASSES)
 	@$(BIN)/python -u -m tests.mutants $(ARGS)

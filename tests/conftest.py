@@ -41,11 +41,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leaks.Leaks(strict=config.getoption("--leaks")))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the short loop the files that it runs nothing of: to import them takes longer than some of its tests."""
+    if config.option.markexpr != "short" or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    return None if str(collection_path.relative_to(Path(__file__).parent)) in short_loop.FILES else True
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if marker := short_loop.marker(item):
             item.add_marker(marker)
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and (unknown := short_loop.unknown(items)):
+        raise pytest.UsageError(f"tests/short_loop.py names what is no test: {', '.join(unknown)}")
     _in_turn(items)
 
 

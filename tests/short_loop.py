@@ -1,14 +1,134 @@
-"""Which cases of the kit `make test` leaves to `.ci/run` or `make test-all`: further ones of a failure that it has."""
+"""Which tests run where: `make test` runs `SHORT`, `.ci/run` what is not `large`, and `make test-all` everything."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from coordinator import Step
 from sinks.testing import SinkContract
+
+KIT = (
+    "test_another_process_sees_and_commits_what_a_dead_one_pre_committed",
+    "test_commit_is_idempotent",
+    "test_commit_makes_all_rows_visible_once",
+    "test_killed_again_and_again",
+    "test_two_drivers_commit_the_same",
+)
+"""What the short loop runs of the conformance kit for a sink of a real system."""
+
+CRASHES = ("test_driver_killed_in_the_middle_of_the_commits", "test_server_killed_while_tasks_write")
+
+SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
+    "a wrong decision: gap, wiped storage, other offsets, query, rows, or layout": {
+        "protocol/test_decisions.py": (),
+        "protocol/test_protocol.py": (),
+    },
+    "a broken rule": {"protocol/test_rules.py": (), "protocol/test_claims.py": ()},
+    "an interleaving that nobody thought of": {"test_model.py": (), "protocol/test_sweeps.py": ()},
+    "a sink that breaks the contract": {
+        "test_custom_sink.py": (),
+        "postgres/test_conformance.py": [f"TestPrepared::{test}" for test in KIT],
+        "mysql/test_conformance.py": [f"TestXA::{test}" for test in KIT],
+        "kafka/test_conformance.py": [f"TestRows::{test}" for test in KIT],
+        "delta/test_conformance.py": [f"TestDeltaSink::{test}" for test in KIT],
+        "iceberg/test_conformance.py": [f"TestIcebergSink::{test}" for test in KIT[1:3]],
+        "sqlalchemy_sink/test_conformance.py": [f"TestSQLite::{test}" for test in KIT[1:4]],
+    },
+    "a driver or task that dies at any step": {"test_custom_sink.py": (), "test_task.py": ()},
+    "a second driver, a zombie": {
+        "test_custom_sink.py": (),
+        "postgres/test_faults.py": ("test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor",),
+    },
+    "a server that dies or cuts connections": {
+        "postgres/test_crashes.py": [f"TestCrashes::{test}[prepared]" for test in CRASHES],
+        "mysql/test_crashes.py": [f"TestCrashes::{test}" for test in CRASHES],
+        "kafka/test_crashes.py": ("test_broker_killed_between_steps",),
+    },
+    "a table that is not written once": {
+        "postgres/test_sink.py": (
+            "TestTable::test_rows_are_invisible_until_committed_and_then_there_once",
+            "TestTable::test_the_last_change_of_a_key_wins_over_all_partitions",
+        ),
+        "mysql/test_sink.py": (
+            "TestTable::test_rows_are_invisible_until_committed_and_then_there_once",
+            "TestTable::test_the_last_change_of_a_key_wins_over_all_partitions",
+        ),
+    },
+    "a table that is altered wrongly": {
+        "postgres/test_evolution.py": ("TestEvolution::test_driver_killed_between_the_alter_and_the_rows",),
+    },
+    "a transaction that is lost, or whose outcome is unknown": {
+        "postgres/test_proofs.py": (),
+        "postgres/test_crashes.py": ("test_an_operator_rolls_back_a_decided_prepared_transaction",),
+        "kafka/test_crashes.py": ("test_time_is_up_after_the_decision",),
+    },
+    "a value that is altered, cut off, or rejected": {
+        "postgres/test_encode.py": (),
+        "kafka/test_record_batch.py": (),
+        "mysql/test_types.py": ("test_values_that_are_read_by_other_means",),
+    },
+    "a bad row": {"postgres/test_dead_letters.py": ("TestPostgres::test_the_driver_is_killed",)},
+    "a memory that is restored to an older state, or deleted": {
+        "protocol/test_memories.py": ("test_storage_of_before_a_restore", "test_storage_of_before_a_replay"),
+        "postgres/test_set_back.py": ("test_a_server_set_back_behind_sparks_back",),
+    },
+    "several sinks that disagree": {"test_several_sinks.py": ()},
+    "a lake table that is not written once, or that another engine reads wrongly": {
+        "lakes/test_lakes.py": (
+            "test_another_writer_commits_amid_ours",
+            "test_a_file_that_somebody_deleted_before_the_commit_is_lost",
+            "test_delta_readers_skip_files_by_bounds_and_miss_no_row",
+        ),
+    },
+    "a storage that tears, overwrites, or loses a value": {
+        "storage/test_conformance.py": ("TestFile", "TestSqlite", "TestObjectsInFiles"),
+    },
+    "Spark: the driver, the JVM, and the workers die": {"spark/test_killed.py": ("test_killed_and_restarted",)},
+    "Spark: retries, lost executors, workers, and shuffle files, speculation": {
+        "spark/test_spark.py": ("test_python_worker_killed", "test_task_that_fails_and_succeeds_on_retry"),
+    },
+    "Spark Connect: the server, a worker, or the client dies": {"spark/test_connect.py": ()},
+    "a savepoint or restore that is interrupted": {"savepoint/test_crashes.py": ()},
+    "an operator's request that is lost, or done twice": {"requests/test_requests.py": ()},
+    "a web page, command, metric, or row count that is wrong": {
+        "cli/test_checkpoints.py": (),
+        "cli/test_in_doubt.py": ("test_decided_transactions_in_postgres_are_listed_and_committed",),
+        "cli/test_jobfile.py": (),
+        "cli/test_killed.py": (),
+        "cli/test_resolve.py": ("test_the_job_goes_on_without_what_was_accepted",),
+        "cli/test_savepoint.py": ("test_of_a_stopped_query_and_back",),
+        "cli/test_verify.py": ("test_a_table_of_postgres", "test_a_topic"),
+        "protocol/test_statistics.py": (),
+        "ui/test_page.py": (),
+    },
+    "a failed query that is not restarted": {
+        "restart/test_strategies.py": (),
+        "restart/test_stopped.py": (),
+    },
+    "all at once, at random": {"chaos/test_chaos.py": ("test_every_row_once_whatever_fails",)},
+    "documentation, a demo, or an example that does not run": {
+        "test_config.py": (),
+        "test_docs.py": (),
+        "test_tutorial.py": (),
+        "install/test_wheel.py": ("test_the_first_pipeline",),
+    },
+    "a job of an older version that cannot go on": {"formats/test_formats.py": ()},
+    "servers of the tests that misbehave": {"test_leaks.py": (), "test_make.py": ()},
+}
+"""By kind of failure, files below `tests` and what the short loop runs of each: the tests whose names begin so after
+the file's, or all of it that is not `large`. docs/testing.md has the same kinds in the same order."""
+
+FILES: Mapping[str, frozenset[str]] = {
+    file: frozenset(test for of in SHORT.values() if file in of for test in of[file])
+    if all(of[file] for of in SHORT.values() if file in of)
+    else frozenset()
+    for files in SHORT.values()
+    for file in files
+}
+"""The same without the kinds."""
 
 EVERY_CASE = ("test_custom_sink.py", "test_shelf.py")
 """Run every case of the kit, or of the contract, at little cost, since their sinks write files."""
@@ -71,13 +191,6 @@ SECOND_VARIANTS = (
 )
 """The code of another variant over other files or another database: it runs only `RISKIEST`, in `.ci/run`."""
 
-WHOLE_IN_CI = (
-    "iceberg/test_conformance.py::TestIcebergSink",
-    "postgres/test_conformance.py::TestStaged",
-    "sqlalchemy_sink/test_conformance.py::TestSQLite",
-)
-"""`make test` runs `RISKIEST` of these, and all of sinks that share most of their code; the rest is of `.ci/run`."""
-
 RISKIEST = (
     "test_abort_after_commit_raises_and_changes_nothing",
     "test_abort_leaves_nothing_and_may_be_repeated",
@@ -110,17 +223,39 @@ PREPARED_HAS_IT = ("mysql/test_crashes.py", "postgres/test_set_back.py")
 
 
 def marker(item: pytest.Item) -> str:
-    """`large`, `ci`, or "" for what `make test` runs."""
+    """Return `short`, `large`, or "" for what only `.ci/run` and `make test-all` run."""
+    if item.get_closest_marker("large") or _is_large(item):
+        return "large"
+    file, _, test = item.nodeid.removeprefix("tests/").partition("::")
+    if file not in FILES:
+        return ""
+    return "short" if not FILES[file] or any(_begins(test, name) for name in FILES[file]) else ""
+
+
+def unknown(items: Iterable[pytest.Item]) -> list[str]:
+    """Return what `SHORT` names and no collected test is, for example because a test has got another name."""
+    tests = [item.nodeid.removeprefix("tests/") for item in items]
+    named = [f"{file}::{test}" for file, some in FILES.items() for test in some] + [f"{file}::" for file in FILES]
+    return [name for name in named if not any(_begins(test, name) for test in tests)]
+
+
+def _begins(test: str, name: str) -> bool:
+    """Return whether a test is the one of that name, one of its cases, or in the class or file of that name."""
+    return test == name or (test.startswith(name) and (name.endswith("::") or test[len(name)] in "[:"))
+
+
+def _is_large(item: pytest.Item) -> bool:
+    """Return whether it is one of the further cases of the conformance kit."""
     name = getattr(item, "originalname", "")
     if name == "test_over_a_local_spark":
-        return "large"  # jobs of Spark are killed in tests/spark, for all sinks
+        return True  # jobs of Spark are killed in tests/spark, for all sinks
     cases: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     if str(item.path).endswith(PREPARED_HAS_IT) and "staged" in cases.values():
-        return "large"
+        return True
     if name == "test_server_goes_down_between_pre_commit_and_commit" and cases["how"] == "restart":
-        return "large"  # one that is killed has more to lose
+        return True  # one that is killed has more to lose
     if item.path.name in EVERY_CASE or not issubclass(getattr(item, "cls", None) or object, SinkContract):
-        return ""
+        return False
     kit, riskiest = "::".join(item.nodeid.split("::")[:2]), name in RISKIEST
     second_variant = kit.endswith(SECOND_VARIANTS)
     every_test = item.nodeid.startswith(f"tests/{EVERY_TEST}")
@@ -128,7 +263,4 @@ def marker(item: pytest.Item) -> str:
     def left_out(kept: Mapping[str, Collection[Any]]) -> bool:
         return name in kept and not any(case in kept[name] for case in cases.values())
 
-    left_out_elsewhere = left_out(KEPT_ELSEWHERE)
-    if (second_variant and not riskiest) or left_out(KEPT) or (left_out_elsewhere and not every_test):
-        return "large"
-    return "ci" if second_variant or left_out_elsewhere or (kit.endswith(WHOLE_IN_CI) and not riskiest) else ""
+    return (second_variant and not riskiest) or left_out(KEPT) or (left_out(KEPT_ELSEWHERE) and not every_test)

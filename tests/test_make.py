@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.short_loop import FILES, SHORT
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +71,15 @@ def test_the_demo_has_what_it_needs_where_the_tests_have(tmp_path: Path) -> None
     ]
     assert "installs" in first
     assert "up to date" in again
+
+
+def test_the_short_loop_has_a_test_for_each_kind_of_failure() -> None:
+    """The page about tests has the same kinds."""
+    rows = re.findall(r"^\| (.+?) \| .* \|$", (ROOT / "docs" / "testing.md").read_text(), re.MULTILINE)
+    kinds = [re.sub(r"\[(.+?)\]\(.+?\)", r"\1", row) for row in rows[rows.index("failure") + 1 :]]
+    assert kinds == list(SHORT)
+    for file in FILES:
+        assert (ROOT / "tests" / file).exists()
 
 
 def program(file: Path, script: str) -> None:

@@ -66,7 +66,7 @@ def jars_of(version: str) -> tuple[str, ...]:
 
 JARS = jars_of(VERSION)
 
-STOP_TIMEOUT = 30.0
+STOP_TIMEOUT = 120.0
 """Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several waits in vain for a
 controller to hand its partitions to."""
 
