@@ -66,22 +66,31 @@ class TestClock(Clock):
     """Goes on when somebody sleeps by it, and a little whenever it is looked at. Nobody waits."""
 
     __test__ = False
+    _lock = threading.Lock()  # of the class, since hooks of sinks are pickled with their job
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def monotonic(self) -> float:
-        self._now += 1e-6
-        return self._now
+        return self._go_on(1e-6)
 
     def sleep(self, seconds: float) -> None:
-        self._now += seconds
+        self._go_on(seconds)
+
+    def _go_on(self, seconds: float) -> float:
+        with self._lock:  # threads of the coordinator look at it, too
+            self._now += seconds
+            return self._now
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         end = self._now + seconds
         while self._now < end and not event.wait(0.001):
             pass
         return event.is_set()
+
+
+QUIET = {"commit_timeout": 2, "heartbeat_interval": 600, "request_poll_interval": 0, "verify_interval": 0}
+"""No thread of the driver does anything between its steps, however long the machine takes for them."""
 
 
 class QuietQuery(LocalQuery):
@@ -110,7 +119,8 @@ class Job:
         """What brokers would tell of its source."""
 
     def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
-        config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
+        defaults = {"retained_checkpoints": 2} | (QUIET if isinstance(self.clock, TestClock) else {})
+        config = CheckpointConfig(**(defaults | options.pop("config", {})))
         storage = storage or self.storage
         return CheckpointCoordinator("job", [sink or self.sink], storage, config, clock=self.clock, **options)
 
@@ -148,10 +158,21 @@ def crash() -> None:
     raise CrashError
 
 
-def crash_at(step: Step, checkpoint_id: int) -> CheckpointListener:
+class Gone:
+    """In place of what a thread uses, which ends there, as all threads do by a SIGKILL."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise SystemExit
+
+
+def crash_at(step: Step, checkpoint_id: int, of: CheckpointCoordinator | None = None) -> CheckpointListener:
+    """`of`: whose signs of life end, too. Else there is a last one, by a thread that finds the query at its end."""
+
     class Crash(CheckpointListener):
         def on_step(self, at, id, facts) -> None:
             if (at, id) == (step, checkpoint_id):
+                if of:
+                    of._heartbeat._store = Gone()  # type: ignore[assignment]
                 raise CrashError
 
     return Crash()

@@ -41,6 +41,7 @@ from tests.protocol.job import (
     Locking,
     Recording,
     Steps,
+    TestClock,
     complete_but_one_lost,
     crash_at,
     fail,
@@ -370,7 +371,7 @@ class CountedStorage(WrappedStorage):
 
 def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
     """Each call is a request that an object store bills; docs/storage.md tells how many."""
-    job = Job(tmp_path, batches=5)
+    job = Job(tmp_path, batches=5, clock=TestClock())
     storage = CountedStorage(job.storage)
     counts = []
     for run_id, batches in (("first", range(4)), ("second", [4])):

@@ -25,6 +25,7 @@ from sinks import Checkpoint, CommitOutcome, Committable
 from sinks.errors import SinkError, TransactionBlocked
 from sinks.task import Ack
 from sinks.testing import Hooked
+from sinks.testing.table import eventually
 from sinks.transaction import TransactionId
 from tests.protocol.job import (
     CheckedThenPut,
@@ -309,9 +310,11 @@ RUNNING: list[Any] = []  # coordinator, then the thread that closes it. Global: 
 
 
 def close_meanwhile() -> None:
-    RUNNING.append(threading.Thread(target=RUNNING[0].close))
-    RUNNING[1].start()
-    RUNNING[1].join(1)
+    """Returns when the close waits for the batch, or has ended because it does not."""
+    coordinator, closing = RUNNING[0], threading.Thread(target=RUNNING[0].close)
+    RUNNING.append(closing)
+    closing.start()
+    eventually(lambda: len(coordinator._one_at_a_time._queue) == 2 or not closing.is_alive())
 
 
 def test_close_while_a_batch_is_between_pre_commit_and_complete(job: Job) -> None:
@@ -320,7 +323,7 @@ def test_close_while_a_batch_is_between_pre_commit_and_complete(job: Job) -> Non
     coordinator = job.coordinator(sink=Hooked(job.sink, "validate_all", hook=close_meanwhile), listeners=[steps])
     RUNNING[:] = [coordinator]
     job.query(1).run(coordinator)
-    RUNNING[1].join(10)
+    RUNNING[1].join(300)
     job.assert_exactly_once(batches=1)
     assert Step.REPLAYING not in [step for step, _ in steps.seen], "close() aborted the running batch's transactions"
 
