@@ -9,7 +9,6 @@ import os
 import re
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +41,7 @@ from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from coordinator.storage.files import FileStorage
 from examples.custom_sink import FileSink
-from sinks.testing import LocalQuery
+from sinks.testing import LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.table import eventually
 from tests.protocol.job import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at, newest_record
@@ -254,11 +253,23 @@ def test_files_that_maintenance_replaces_are_saved_in_their_new_form(job: Job, t
 
 
 # ---------------------------------------------------------------------- while it runs
-class Running:
-    """A query that runs in a thread, batch by batch as the test allows."""
+class Allowed(LocalQuery):
+    """Begins each batch when it is allowed."""
 
-    def __init__(self, job: Job, coordinator: CheckpointCoordinator, batches: int | None = None) -> None:
-        self.query = job.query(batches)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.folder / "query", job.input)
+        self.allowed = threading.Semaphore(0)
+
+    def batch(self, n: int, run_id: str) -> LocalBatch:
+        assert self.allowed.acquire(timeout=120)
+        return super().batch(n, run_id)
+
+
+class Running:
+    """A query that runs in a thread."""
+
+    def __init__(self, query: LocalQuery, coordinator: CheckpointCoordinator) -> None:
+        self.query = query
         self.coordinator = coordinator
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
@@ -277,20 +288,21 @@ class Running:
             raise self.error
 
 
-def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, target: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.5})
-    running = Running(job, coordinator)
+def wait_for_commit(job: Job, n: int) -> None:
+    eventually((job.folder / "query/commits" / str(n)).exists)
+
+
+def test_savepoints_of_a_running_query_hold_no_batch_up(job: Job, target: str) -> None:
+    coordinator, query = job.coordinator(), Allowed(job)
+    running = Running(query, coordinator)
     savepoints = []
-    while running.thread.is_alive():
-        try:
-            savepoints.append(coordinator.trigger_savepoint(target))
-        except SavepointError:
-            time.sleep(0.02)
+    for n in range(len(job.input)):
+        query.allowed.release()
+        wait_for_commit(job, n)
+        savepoints += [coordinator.trigger_savepoint(target) for _ in range(2)]
     running.join()
     job.assert_exactly_once()
-    ids = [savepoint.checkpoint_id for savepoint in savepoints]
-    assert ids == sorted(ids)
-    assert len(set(ids)) >= 2
+    assert [savepoint.checkpoint_id for savepoint in savepoints] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_savepoint_comes_before_the_next_batch_however_soon_that_follows(job: Job, target: str) -> None:
@@ -311,15 +323,13 @@ def test_a_savepoint_comes_before_the_next_batch_however_soon_that_follows(job: 
 
 
 def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, target: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 1})
-    running = Running(job, coordinator)
-    while len(list((job.folder / "query/commits").iterdir())) < 2:
-        time.sleep(0.01)
+    coordinator = job.coordinator(config={"min_pause": 600})
+    running = Running(job.query(), coordinator)
+    wait_for_commit(job, 0)
     savepoint = coordinator.stop_with_savepoint(running.query, target)
     running.join()
-    n = savepoint.checkpoint_id
-    assert newest_record(job.storage).checkpoint_id == n < 3
-    job.assert_exactly_once(batches=n + 1)
+    assert newest_record(job.storage).checkpoint_id == savepoint.checkpoint_id == 0
+    job.assert_exactly_once(batches=1)
     restored(job, savepoint).run(job.coordinator())
     job.assert_exactly_once()
 
@@ -341,14 +351,15 @@ def test_a_run_that_has_ended_is_not_taken_for_the_one_that_runs(job: Job, targe
 
 
 def test_a_query_whose_savepoint_fails_goes_on(job: Job, tmp_path: Path) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.5})
-    running = Running(job, coordinator)
-    while not (job.folder / "query/commits/0").exists():
-        time.sleep(0.01)
+    coordinator, query = job.coordinator(), Allowed(job)
+    running = Running(query, coordinator)
+    query.allowed.release()
+    wait_for_commit(job, 0)
     broken = HookedStorage(open_storage(f"memory:{uuid.uuid4().hex}"), "put_if_absent", "_metadata", crash)
     with pytest.raises(CrashError):
         coordinator.stop_with_savepoint(running.query, broken)
     assert broken.list("") == []
+    query.allowed.release(len(job.input) - 1)
     running.join()
     job.assert_exactly_once()
 
@@ -388,10 +399,9 @@ def test_a_query_is_stopped_though_the_target_of_its_savepoint_cannot_be_closed(
     job: Job, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would wait for ever, held back before its next batch."""
-    coordinator = job.coordinator(config={"min_pause": 0.5})
-    running = Running(job, coordinator)
-    while not (job.folder / "query/commits/0").exists():
-        time.sleep(0.01)
+    coordinator = job.coordinator(config={"min_pause": 600})
+    running = Running(job.query(), coordinator)
+    wait_for_commit(job, 0)
     monkeypatch.setattr(FileStorage, "close", lambda _: crash())
     with pytest.raises(CrashError):
         coordinator.stop_with_savepoint(running.query, target)

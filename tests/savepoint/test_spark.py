@@ -143,8 +143,8 @@ def test_asked_for_through_storage(spark: SparkSession, pg_database: str, tmp_pa
         query = play.start(play.numbers(), coordinator)
         wait_for(lambda: batches(query) >= 1)
         asked = operator.submit(ask_driver, JobStore(open_storage(place), "job"), how)
-        assert query.awaitTermination(120)
-    taken = asked.result(120)
+        assert query.awaitTermination(300)
+    taken = asked.result(300)
     assert query.exception() is None
     assert play.values() == list(range(10 * (taken["checkpoint"] + 1)))
     assert [one.uri for one in list_savepoints(play.target)] == [taken["uri"]]
