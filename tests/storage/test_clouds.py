@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,11 @@ from obstore.store import S3Store
 
 from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.objects import _RACERS, ObjectStorage, open_bucket
-from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import PAGE, S3Server
 from sinks.testing.storage import ProcessConformance
 from sinks.testing.table import eventually
 from tests.storage.lost_puts import LostPuts
+from tests.storage.patience import patiently
 from tests.storage.proxy import Proxy
 
 pytestmark = pytest.mark.ci
@@ -89,7 +88,7 @@ class TestUris:
     def test_google_that_cannot_be_reached(self, monkeypatch, tmp_path):
         account = tmp_path / "account.json"
         account.write_text(
-            f'{{"gcs_base_url": "http://127.0.0.1:{free_port()}", "disable_oauth": true,'
+            '{"gcs_base_url": "http://127.0.0.1:1", "disable_oauth": true,'
             ' "client_email": "", "private_key": "", "private_key_id": ""}'
         )
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
@@ -130,17 +129,15 @@ class TestFailures(LostPuts):
         """The same as `direct`, through the proxy."""
         return open_bucket(direct.uri, retry_seconds=120.0)
 
-    def assert_all_fail(self, storage: CheckpointStorage, says: str, seconds: float) -> None:
+    def assert_all_fail(self, storage: CheckpointStorage, says: str) -> None:
         for action, call in {
             "write 1 bytes": lambda: storage.put_if_absent("a", b"1"),
             "read": lambda: storage.get("a"),
             "list 'a/'": lambda: storage.list("a"),
             "delete": lambda: storage.delete("a"),
         }.items():
-            started = time.monotonic()
             with pytest.raises(StorageError, match=rf"cannot {action}: .*{says}"):
                 call()
-            assert time.monotonic() - started < seconds
 
     # ------------------------------------------------------------------ the store as it is set up
     def test_no_bucket(self, bucket):
@@ -180,7 +177,7 @@ class TestFailures(LostPuts):
         with pytest.raises(StorageError, match=r"Missing AccessKeyId\. No usable credentials were found"):
             open_storage(f"s3://{bucket}/x")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
         with pytest.raises(
             StorageError, match=r"No usable credentials were found: set the environment variables AWS_\*"
         ):
@@ -300,7 +297,7 @@ class TestFailures(LostPuts):
 
     def test_a_server_that_was_killed_and_one_that_lost_the_bucket(self, server, direct):
         server.kill()
-        self.assert_all_fail(direct, r"Check that the store, or the endpoint in AWS_\*, can be reached", 25)
+        self.assert_all_fail(direct, r"Check that the store, or the endpoint in AWS_\*, can be reached")
         server.start()
         for call in (lambda: direct.put_if_absent("a", b"1"), lambda: direct.get("a"), lambda: direct.list("")):
             with pytest.raises(StorageError, match=r"NoSuchBucket.*Create the bucket"):
@@ -308,10 +305,10 @@ class TestFailures(LostPuts):
 
     def test_a_frozen_server(self, server, direct, monkeypatch):
         monkeypatch.setenv("AWS_TIMEOUT", "1s")
-        impatient = open_bucket(direct.uri, retry_seconds=1.0)
+        impatient = patiently(lambda: open_bucket(direct.uri, retry_seconds=1.0))
         server.pause()
         try:
-            self.assert_all_fail(impatient, r"Check that the store, or the endpoint in AWS_\*, can be reached", 25)
+            self.assert_all_fail(impatient, r"Check that the store, or the endpoint in AWS_\*, can be reached")
         finally:
             server.resume()
         direct.put_if_absent("a", b"1")
