@@ -41,7 +41,7 @@ from sinks.testing import Hooked
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
 from tests.protocol.job import fail
-from tests.spark.job import Once, write_input
+from tests.spark.job import Once, wait_for, write_input
 
 SOON = FixedDelay(attempts=3, delay=0.1)
 
@@ -244,7 +244,7 @@ def test_postgres_is_killed_and_comes_back(job: Job, postgres: PostgresService) 
         eventually(lambda: job.starts > 1)
         postgres.start()
 
-    summary = job.run(job.coordinator(None, At(Step.TRIGGERED, 1, kill)), FixedDelay(60, 1))
+    summary = job.run(job.coordinator(None, At(Step.TRIGGERED, 1, kill)), FixedDelay(600, 1))
     back[0].join()
     assert len(summary.attempts) > 1
     assert job.written() == job.ids
@@ -254,8 +254,8 @@ def test_postgres_is_killed_and_comes_back(job: Job, postgres: PostgresService) 
 class Signals:
     """SIGTERM to the driver, again and again while it stops, from whatever process this is called in."""
 
-    def __init__(self, armed: Path) -> None:
-        self.armed, self.driver = armed, os.getpid()
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.armed, self.driver = folder, folder / "armed", os.getpid()
 
     def __call__(self) -> None:
         for _ in range(3):
@@ -269,6 +269,8 @@ class TermAfterPreCommit(PostgresSink):
     def pre_commit(self, transaction: Any) -> Any:
         identity = super().pre_commit(transaction)
         if self.term.armed.exists():
+            (self.term.folder / f"worker-{os.getpid()}").touch()
+            wait_for(lambda: len(list(self.term.folder.glob("worker-*"))) == 2)  # else one might pre-commit too late
             self.term()
             time.sleep(1000)  # Spark ends this worker
         return identity
@@ -282,7 +284,7 @@ def test_sigterm_leaves_nothing_in_doubt(
     """With a batch that does not end within the time that a stop waits for it."""
     monkeypatch.setattr("coordinator.lifecycle._BATCH_GRACE_PERIOD", 0.3)
     job.sink = PostgresSink(job.dsn, "orders", create_table=True, strategy=strategy)
-    term = Signals(tmp_path / "armed")
+    term = Signals(tmp_path)
     sink = TermAfterPreCommit(job.dsn, "orders", create_table=True, strategy=strategy)
     sink.term = term
     summary = job.run(job.coordinator(sink, At(Step.TRIGGERED, 1, term.armed.touch)))
@@ -310,10 +312,9 @@ def test_a_stop_ends_the_restart_delay(job: Job, tmp_path: Path, caplog: pytest.
     waiter = threading.Thread(target=stop_when_waiting, daemon=True)
     waiter.start()
     with caplog.at_level(logging.INFO, "coordinator.restart"):
-        summary = job.run(job.coordinator(), FixedDelay(1, 500), shape=failing(1, tmp_path / "failed"))
+        summary = job.run(job.coordinator(), FixedDelay(1, 86_400), shape=failing(1, tmp_path / "failed"))
     assert summary.stopped_by == "SIGTERM"
     assert len(summary.attempts) == job.starts == 1
-    assert time.time() - summary.attempts[0].ended < 300
     assert job.in_doubt() == []
     assert job.run(job.coordinator()).attempts[0].error is None
     assert job.written() == job.ids

@@ -159,5 +159,5 @@ def test_a_job_goes_on_in_a_thread_when_the_main_thread_has_ended(tmp_path: Path
         threading.Thread(target=job).start()
         """
     command = [sys.executable, "-c", dedent(program), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert done.stdout == "done\n", done.stderr
