@@ -7,7 +7,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from coordinator.cli import output
 from tests.cli.jobs import Job
+from tests.ui.conftest import patient as patient
 
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)"
 
@@ -17,6 +19,12 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colours in what commands print, which some CI systems ask for."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, a command waits for a sink's answer."""
+    monkeypatch.setattr(output, "_PATIENCE", 300)
 
 
 @pytest.fixture

@@ -11,9 +11,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
+from coordinator.heartbeat import look_for_driver
 from coordinator.jobfile import load_job
+from coordinator.storage import existing_storages
 from sinks.testing import LocalQuery
 from sinks.testing.local import Partitions
+from sinks.testing.table import eventually
 
 
 @dataclass
@@ -30,15 +33,18 @@ class Halt(CheckpointListener):
 
 @dataclass
 class DiesOfACommit(CheckpointListener):
-    """Is killed as soon as a checkpoint is complete, some signs of life after it was begun."""
+    """Is killed as soon as a checkpoint is complete, after a sign of life that told of its begin."""
 
     checkpoint: int
     begun: Connection
+    file: str
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if (step, checkpoint_id) == (Step.TRIGGERED, self.checkpoint):
             self.begun.send("halted")
-            time.sleep(1)
+            with existing_storages():
+                store = load_job(self.file).protocol.store
+            eventually(lambda: (driver := look_for_driver(store)) is not None and "checkpoint" in driver.sign.now)
         if (step, checkpoint_id) == (Step.COMPLETE, self.checkpoint):
             os.kill(os.getpid(), signal.SIGKILL)
 

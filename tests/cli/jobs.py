@@ -54,7 +54,7 @@ class Job:
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
             coordinator.close()
             return
-        coordinator.protocol.listeners.add(crash_at(*crash))
+        coordinator.protocol.listeners.add(crash_at(*crash, of=coordinator))
         with pytest.raises(CrashError):
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
         for sink in coordinator.sinks.values():
@@ -71,7 +71,7 @@ class Job:
 
     def wait_until(self, state: str) -> Any:
         """Until `coordinator status` tells so of the driver; what it says then."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             told = self.cli("status", "--json", code=None)
             about = json.loads(told.stdout)
@@ -91,7 +91,7 @@ class Job:
         return self._driven(driver.Slow)
 
     def dies_of_a_commit(self, checkpoint: int) -> None:
-        with self._driven(partial(driver.DiesOfACommit, checkpoint)) as process:
+        with self._driven(partial(driver.DiesOfACommit, checkpoint, file=str(self.file))) as process:
             process.join()
 
     @contextmanager

@@ -27,13 +27,13 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
 ) -> None:
     pg_job.beat_fast()
     with monkeypatch.context() as patient, pg_job.halted(Step.PRE_COMMITTED, 1) as process:
-        patient.setattr("coordinator.heartbeat._MISSED", 300)  # of a busy machine
+        patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
         assert pg_job.wait_until("running")["newest_checkpoint"]["checkpoint"] == 0
         told = pg_job.json("in-doubt", "list")
         assert [one["decision"] for one in told["transactions"]] == ["open"] * 3
         assert f"process {process.pid}" in told["driver"]["who"]
         assert told["driver"]["last_sign"].startswith("20")
-        assert told["driver"]["age"] < 90
+        assert told["driver"]["age"] < 600
         assert told["newest_checkpoint"]["age"] > 0
         left = pg_job.cli("in-doubt", "abort", "--all-orphans").stdout
         assert "There is no orphan" in left
@@ -70,33 +70,34 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
 
 def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
     """Nobody can tell it from one that runs, so nothing says that it does."""
+    text = pg_job.file.read_text()
+    pg_job.file.write_text(text.replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 400"))
     pg_job.kill(Step.PRE_COMMITTED, 0)
     unsure = (
-        r"runs, or has died since its last sign of life: that was 20\S+, \d+\.\d s ago by .* clock\. "
-        r"It is taken for dead after 1\.5 min "
+        r"runs, or has died since its last sign of life: that was 20\S+, \d+\.\d (s|min) ago by .* clock\. "
+        r"It is taken for dead after 20\.0 min "
     )
     assert re.search(unsure, pg_job.cli("status").stdout)
     told = pg_job.cli("in-doubt", "list").stdout
     assert re.search(unsure, told)
     assert re.search(
-        r"3 open: of the newest driver, whose last sign of life came \d+\.\d s ago: .* unless it has died", told
+        r"3 open: of the newest driver, whose last sign of life came \d+\.\d (s|min) ago: .* unless it has died", told
     )
 
 
-def test_what_was_in_progress_when_a_driver_died(file_job: Job) -> None:
+def test_what_was_in_progress_when_a_driver_died(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     file_job.beat_fast()
     with file_job.halted(Step.PRE_COMMITTED, 1) as process:
-        eventually(
-            lambda: (
-                "In progress by the last sign of life: checkpoint 1, for" in file_job.cli("status", code=None).stdout
-            )
-        )
+        with monkeypatch.context() as patient:
+            patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
+            doing = "In progress by the last sign of life: checkpoint 1, for"
+            eventually(lambda: doing in file_job.cli("status", code=None).stdout)
         process.kill()
         file_job.wait_until("silent")
     told = file_job.cli("status", code=1).stdout
     assert re.search(
-        r"In progress when the driver died or fell silent: checkpoint 1, for \d+\.\d s then\. Done: prepare \d.*; "
-        r"rows: files \d+\. The next start settles it\.\nNewest checkpoint: 0, complete",
+        r"In progress when the driver died or fell silent: checkpoint 1, for \d+\.\d (s|min) then\. "
+        r"Done: prepare \d.*; rows: files \d+\. The next start settles it\.\nNewest checkpoint: 0, complete",
         told,
     )
     with load_job(str(file_job.file)) as coordinator:
@@ -125,7 +126,7 @@ def test_a_checkpoint_that_a_driver_died_of_just_after_it_was_complete_is_not_in
 
 def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:
     """Its checkpoints follow one another, so that each look meets another one."""
-    pg_job.input = example_input(200)
+    pg_job.input = example_input(50) * 1000  # more than it comes to
     with pg_job.at_work() as process:
         looks = [pg_job.json("in-doubt", "list")["transactions"] for _ in range(10)]
         assert process.is_alive()

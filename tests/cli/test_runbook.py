@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import coordinator.errors
 import coordinator.jobfile
 import coordinator.storage
 import sinks.errors
+from coordinator.cli import output
 from coordinator.errors import CheckpointError, CheckpointFailed, CheckpointLocationMismatch
 from coordinator.jobfile import load_job
 from coordinator.listener import CheckpointListener, Step
@@ -203,16 +204,16 @@ def test_open(target: Target) -> None:
         assert "Not touched: 3 open" in target.run_command(row("DROP or ALTER hangs", "`orphan`"))
 
 
-def test_the_brokers_are_down(tmp_path: Path) -> None:
-    job = Job(tmp_path, 'type = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopic = "events"')
-    began = time.monotonic()
+def test_the_brokers_are_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands ask the brokers. Neither goes by the limit that the sink has for a question of its driver."""
+    monkeypatch.setattr(output, "_PATIENCE", 1)
+    job = Job(tmp_path, 'type = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopic = "events"\ntimeout = 3600')
     told = job.cli("in-doubt", "list", code=1).output
     assert "sink 'events' cannot tell: KafkaTimeoutError: Unable to bootstrap" in told
     assert "Nothing of job" not in told
     assert "has no checkpoint" in job.cli("resolve", code=1).stderr
     told = job.cli("doctor", code=1).stdout
     assert "the brokers at 127.0.0.1:1 cannot be asked" in told
-    assert time.monotonic() - began < 60, "two commands that ask the brokers, 30 s a question without a bound"
     assert told.count("error ") == 2, "one of the sink, one of its memory"
     assert "restore a newer state" not in told
 
@@ -221,9 +222,13 @@ def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
     """After transaction_timeout readers go on, and the next start writes again what was decided."""
     job = on_kafka.job
     assert "transaction_timeout" in section("Consumers get nothing")
-    job.file.write_text(job.file.read_text() + "transaction_timeout = 6\n")
-    job.kill(Step.COMPLETE, 1)
-    eventually(lambda: not on_kafka.decisions())
+    text = job.file.read_text()
+    for seconds in (6, 60):  # a busy machine may not come to the decision in the first
+        job.file.write_text(f"{text}transaction_timeout = {seconds}\n")
+        with suppress(EOFError):
+            job.kill(Step.COMPLETE, 1)
+            break
+    eventually(lambda: not on_kafka.decisions(), 300)
     told = on_kafka.run_command("resolve", code=1)
     assert told.count("lost") >= 3, told
     assert "Start the query again" in told
@@ -231,20 +236,26 @@ def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
     assert on_kafka.visible() == on_kafka.expected(3)
 
 
-def test_the_database_is_down(tmp_path: Path, own_postgres: PostgresService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_is_down(
+    tmp_path: Path, own_postgres: PostgresService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Amid a batch the query stops at once. A start waits, and goes on."""
+
+    def come_back() -> None:
+        eventually(lambda: "sink 'orders' fails to" in caplog.text)
+        own_postgres.start()
+
     told = section("The database is down")
     assert "in its first batch, the newest one with rows for this sink | asks for `commit_timeout`" in told
     assert "stops (`CheckpointFailed`, or the sink's error) within seconds" in told
     with own_postgres.database() as dsn:
         monkeypatch.setenv("ORDERS_DSN", dsn)
         job = Job(tmp_path, 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\ncreate_table = true')
-        job.file.write_text(job.file.read_text().replace("commit_timeout = 2", "commit_timeout = 300"))
-        began = time.monotonic()
+        job.file.write_text(job.file.read_text().replace("commit_timeout = 2", "commit_timeout = 3600"))
         with pytest.raises((CheckpointFailed, SinkError)):
             start(job, listeners=[At(Step.TRIGGERED, own_postgres.stop)])
-        assert time.monotonic() - began < 60
-        back = threading.Timer(3, own_postgres.start)
+        caplog.clear()
+        back = threading.Thread(target=come_back)
         back.start()
         start(job)
         back.join()
@@ -300,7 +311,7 @@ def test_the_machine_is_gone(on_postgres: Target, pg_database: str, decided: boo
         assert on_postgres.visible() == on_postgres.expected(2 if decided else 1)
         assert on_postgres.decisions() == set()
         assert not (job.folder / "checkpoints").exists(), "a fence shuts nobody out in a storage that is not there"
-        connection.execute("SET lock_timeout = '1s'")
+        connection.execute("SET lock_timeout = '60s'")
         connection.execute("DROP TABLE orders")
 
 

@@ -131,13 +131,15 @@ def test_a_checkpoint_location_that_cannot_be_reached_or_written_is_told(file_jo
 def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(file_job, f'savepoint_dir = "file://{file_job.folder}/savepoints"')
     file_job.beat_fast()
-    with file_job.halted(Step.PRE_COMMITTED, 1) as process:
+    with monkeypatch.context() as patient, file_job.halted(Step.PRE_COMMITTED, 1) as process:
+        patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
         file_job.wait_until("running")
 
         def kill_when_asked() -> None:
             store = JobStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
             eventually(lambda: bool(store.notes("request")))
             process.kill()
+            patient.undo()
 
         threading.Thread(target=kill_when_asked).start()
         told = file_job.cli("savepoint", "trigger", "--stop", code=1).stderr

@@ -158,21 +158,24 @@ def crash() -> None:
     raise CrashError
 
 
-class Gone:
-    """In place of what a thread uses, which ends there, as all threads do by a SIGKILL."""
+class OutOfReach:
+    """In place of the store for the signs of life of a driver that was killed."""
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise SystemExit
+    job = ""
+
+    def sign(self, *_: Any) -> None:
+        """The last one, of a thread that finds the query at its end."""
 
 
 def crash_at(step: Step, checkpoint_id: int, of: CheckpointCoordinator | None = None) -> CheckpointListener:
-    """`of`: whose signs of life end, too. Else there is a last one, by a thread that finds the query at its end."""
+    """`of`: whose signs of life end, too, and its history. Else there is a last one when the query is at its end."""
 
     class Crash(CheckpointListener):
         def on_step(self, at, id, facts) -> None:
             if (at, id) == (step, checkpoint_id):
                 if of:
-                    of._heartbeat._store = Gone()  # type: ignore[assignment]
+                    of._heartbeat._store = OutOfReach()  # type: ignore[assignment]
+                    of._heartbeat._flush = lambda: None
                 raise CrashError
 
     return Crash()
