@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
     program, environment = chromium()
     with api.sync_playwright() as running:
         browser = running.chromium.launch(
-            executable_path=str(program), env=environment, args=["--no-sandbox"], timeout=60_000
+            executable_path=str(program), env=environment, args=["--no-sandbox"], timeout=300_000
         )
         yield browser
         browser.close()
@@ -52,6 +52,7 @@ class Watched:
         threading.Thread(target=self._server.serve_forever, args=[0.1]).start()
         self.home = f"http://127.0.0.1:{self._server.server_port}"
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
+        self.context.set_default_timeout(300_000)
         self.window = self.context.new_page()
         self.told: list[str] = []
         self.window.on("console", lambda message: self.told.append(message.text))
@@ -115,10 +116,10 @@ def test_it_follows_the_job_and_runs_nothing_else(browser: Any, driver: Checkpoi
     window.click("nav >> text='Overview'")
     window.evaluate("document.stayed = true")
     QuietQuery(job.folder / "query", job.input).run(driver)
-    window.locator(".cards div", has_text="completed").locator("b", has_text="40").wait_for(timeout=60_000)
+    window.locator(".cards div", has_text="completed").locator("b", has_text="40").wait_for(timeout=300_000)
     assert window.evaluate("document.stayed"), "it was changed in place"
     watched.end()
-    window.locator("#live.lost").wait_for(timeout=60_000)
+    window.locator("#live.lost").wait_for(timeout=300_000)
     watched.told = [line for line in watched.told if "ERR_CONNECTION_REFUSED" not in line]
     watched.close()
 
