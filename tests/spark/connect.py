@@ -25,11 +25,21 @@ class ConnectServer:
 
     def __init__(self, folder: Path, new_session: bool = True) -> None:
         self.folder, self._new_session = folder, new_session
-        self.port = free_port()
-        self.url = f"sc://127.0.0.1:{self.port}"
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"sc://127.0.0.1:{self.port}"
 
     def __enter__(self) -> ConnectServer:
-        self.start()
+        for attempts in range(4, -1, -1):
+            self.port = free_port()
+            try:
+                self.start()
+                break
+            except TimeoutError as error:
+                if not attempts or "Address already in use" not in str(error):  # nobody took the port in between
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +120,7 @@ class ConnectJob(SparkJob):
         spark.stop()
 
 
-def started(writer: Any, seconds: float = 240) -> Any:
+def started(writer: Any, seconds: float = 300) -> Any:
     """The query. Spark gives a worker of its server ten seconds to start, too few where the machine is busy."""
     from pyspark.errors import PySparkException
 

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.protocol.clock import Clock
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import rows
 from sinks.testing.driver import redirect_output
@@ -135,7 +136,8 @@ class SparkJob:
     job: str = "spark-job"
     master: str = "local[2,4]"
     listeners: Sequence[CheckpointListener] = ()
-    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
+    config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    clock: Clock | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     source: Callable[[Any], Any] | None = None
     """SparkSession -> streaming DataFrame."""
@@ -163,7 +165,9 @@ class SparkJob:
         storage = f"file://{self.folder / 'storage'}"
         for sink in self.sinks:
             sink.transform = self.transforms.get(sink.name)
-        coordinator = CheckpointCoordinator(self.job, self.sinks, storage, self.config, self.listeners)
+        coordinator = CheckpointCoordinator(
+            self.job, self.sinks, storage, self.config, self.listeners, clock=self.clock
+        )
         return (
             df.writeStream.foreachBatch(stack.enter_context(coordinator))
             .outputMode(self.output_mode)
@@ -197,7 +201,7 @@ class SparkJob:
         host.last()
         return host.process
 
-    def run(self, timeout: float = 300, meanwhile: Callable[[], object] = lambda: None) -> int:
+    def run(self, timeout: float = 500, meanwhile: Callable[[], object] = lambda: None) -> int:
         """Its exit code: 0, 1 if it failed, `KILLED`. While it runs, `meanwhile` is called again and again."""
         host, code = Host.warm(self.kind()), None
         try:
@@ -223,7 +227,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the process group, and wait until nothing of it runs."""
     if process.stdin:
         process.stdin.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         process.poll()
         try:

@@ -185,7 +185,7 @@ def spooled(place: Place) -> Query:
     kills = Kill(Step.COMPLETE, 1, 3, 150), Kill(Step.REPLAY_COMPLETE, 1, 1, 250)
     options = {
         "transforms": {sink.name: with_random_id},
-        "config": CheckpointConfig(commit_timeout=30, replay=Replay.SPOOL),
+        "config": CheckpointConfig(replay=Replay.SPOOL),
     }
 
     def withdraw() -> None:

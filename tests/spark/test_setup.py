@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, lifecycle
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -231,7 +231,7 @@ def test_a_function_that_would_end_the_program_fails_the_query(spark: SparkSessi
     [sink] = coordinator.sinks.values()
     sink.transform = lambda df: sys.exit("no more")
     query = start(files.df.writeStream.foreachBatch(coordinator), tmp_path)
-    wait_for(lambda: not query.isActive, 60)
+    wait_for(lambda: not query.isActive)
     assert isinstance(coordinator.last_error, CheckpointError)
     assert "SystemExit('no more') was raised in a batch" in str(query.exception())
     coordinator.close()
@@ -338,9 +338,11 @@ def test_the_end_of_the_block_ends_the_query_well(
     postgres: PostgresService,
     pg_database: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     batches: int,
 ) -> None:
     """Mostly amid a batch: this source always has another one."""
+    monkeypatch.setattr(lifecycle, "_BATCH_GRACE_PERIOD", 300)
     caplog.set_level(logging.INFO, "coordinator")
     with into(pg_database, tmp_path) as coordinator:
         query = start(coordinator.write_stream(numbers(spark)), tmp_path)
@@ -370,6 +372,11 @@ class Stopped(SparkJob):
     """Many a query, each stopped right when Spark gets to write into its own log that a batch is through."""
 
     def run_here(self) -> None:
+        with pytest.MonkeyPatch.context() as patient:
+            patient.setattr(lifecycle, "_BATCH_GRACE_PERIOD", 300)
+            self._run()
+
+    def _run(self) -> None:
         spark = self.session()
         spark.sparkContext.setLogLevel("WARN")
         with open(f"/proc/{spark._sc._gateway.proc.pid}/fd/2", errors="replace") as log_of_the_jvm:
