@@ -41,7 +41,7 @@ def run_example(module: str, tmp_path: Path, *options: str, **environment: str) 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

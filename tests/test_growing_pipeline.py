@@ -71,7 +71,7 @@ class Tutorial:
         return rows
 
     def wait_for_more_than(self, rows: int, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 400
         while True:
             try:
                 if self.one("SELECT count(*) FROM readings") > (rows,):
@@ -98,7 +98,7 @@ def test_the_pipeline_that_grows(tmp_path: Path, pg_database: str) -> None:
     tutorial.wait_for_more_than(written, growing)
     stopped = tutorial.command("savepoint", "trigger", "--stop")
     assert stopped.returncode == 0, stopped.stderr
-    assert growing.wait(300) == 0, tutorial.told()
+    assert growing.wait(400) == 0, tutorial.told()
     written = tutorial.rows()
     assert tutorial.one("SELECT count(*), min(id), max(id) FROM latest") == (100, written - 100, written - 1)
 

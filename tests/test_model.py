@@ -16,6 +16,6 @@ CHECK = Path(__file__).parents[1] / "docs" / "model" / "check.py"
     not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc (apt install spin gcc)"
 )
 def test_the_protocol_holds_and_fails_without_a_rule() -> None:
-    done = subprocess.run([sys.executable, CHECK, "quick"], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, CHECK, "quick"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 variants, 0 surprises" in done.stdout

@@ -24,7 +24,7 @@ def texts(kind: str) -> list[str]:
 def test_the_notebook(tmp_path: Path, pg_database: str) -> None:
     environment = os.environ | {"HOME": str(tmp_path), "DSN": pg_database, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(texts("code"))], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", "\n".join(texts("code"))], env=environment, capture_output=True, text=True, timeout=500
     )
     assert ran.returncode == 0, ran.stderr
     first, last = re.findall(r"^([\d,]+) rows, \1 different$", ran.stdout, re.M)

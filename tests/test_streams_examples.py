@@ -59,7 +59,7 @@ def test_words_are_counted_once_over_three_attempts(kafka: KafkaService, pg_data
     """In a process of its own, since its session has other jars than the tests' session."""
     options = ["--bootstrap", kafka.bootstrap, "--dsn", pg_database, "--lines", "1500", "--delay", "0.5"]
     command = [sys.executable, "-m", "examples.word_count", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 words counted wrongly" in done.stdout
     attempts = [line.split() for line in done.stdout.split("ended\n")[1].split("\n\n")[0].splitlines()]
@@ -181,9 +181,9 @@ def test_sigterm_ends_the_job_too(
     jobs = process.children()
     process.terminate()
     try:
-        assert process.wait(60) == -signal.SIGINT
+        assert process.wait(300) == -signal.SIGINT
         assert len(jobs) == 1
-        assert psutil.wait_procs(jobs, timeout=20)[1] == []
+        assert psutil.wait_procs(jobs, timeout=300)[1] == []
         assert list(tmp_path.iterdir()) == []
     finally:
         for left in (process, *jobs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,24 @@ from sinks.threads import ThreadPool, side_by_side
 
 def test_an_interrupt_is_raised_whatever_failed_before() -> None:
     """Of a delete that fails a warning is made, and the command would go on."""
-    begun, failed = threading.Event(), threading.Event()
+    begun, others = threading.Event(), list[threading.Thread]()
+
+    def thread(**options: Any) -> threading.Thread:
+        others.append(threading.Thread(**options))
+        return others[-1]
 
     def call(number: int) -> None:
         if threading.current_thread() is threading.main_thread():
             begun.set()
-            assert failed.wait(60)
+            others[0].join(300)  # it has failed
             signal.raise_signal(signal.SIGINT)
-        assert begun.wait(60)
-        threading.Timer(0.2, failed.set).start()
+        assert begun.wait(300)
         raise OSError(f"{number} cannot be deleted")
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without
     try:
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(call, range(2))
+            side_by_side(call, range(2), thread=thread)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -17,7 +17,7 @@ from tests.chaos.rigs import UNREADABLE, Row, Target
 T = TypeVar("T")
 
 _PAUSE = 0.05
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 
 
 class Reader(threading.Thread):

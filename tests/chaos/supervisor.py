@@ -109,7 +109,7 @@ class Tier:
     name: str = "local"
     launch: Callable[[Life], Any] = LocalProcess
     pace: float = 1.0
-    patience: float = 20.0
+    patience: float = 60.0
     longest_stop: float = 4.0
     limit: float = 150.0
     quiet: float = 300.0
