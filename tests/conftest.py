@@ -21,7 +21,7 @@ from sinks.testing.servers.mysql import MySQLService, mysql_can_be_had, mysql_se
 from sinks.testing.servers.postgres import PostgresServer, PostgresService, postgres_service
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
-from tests import jvm, leaks, reaper, short_loop, signals, temporary
+from tests import jvm, leaks, reaper, servers, short_loop, signals, temporary
 from tests.spark.workers import FILES, WORKERS
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
@@ -35,12 +35,14 @@ heartbeat._LAST_WORD = 300.0  # tests look at once at what a driver has said las
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--leaks", action="store_true", help="fail each test that leaves something open")
+    parser.addoption("--require-servers", action="store_true", help="fail each test whose server cannot be had")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
     config.pluginmanager.register(leaks.Leaks(strict=config.getoption("--leaks")))
+    config.pluginmanager.register(servers.Servers(required=config.getoption("--require-servers")))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -252,12 +254,7 @@ def kafka_topic(kafka: KafkaService) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[MySQLService]:
     """MySQL, or the server of TEST_MYSQL_DSN."""
-    try:
-        server = mysql_service()
-        server.start()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with server:
+    with mysql_service() as server:
         yield server
 
 

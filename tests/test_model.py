@@ -13,7 +13,7 @@ CHECK = Path(__file__).parents[1] / "docs" / "model" / "check.py"
 
 
 @pytest.mark.skipif(
-    not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc (apt install spin gcc)"
+    not (shutil.which("spin") and shutil.which("gcc")), reason="the model checker cannot be had: apt install spin gcc"
 )
 def test_the_protocol_holds_and_fails_without_a_rule() -> None:
     done = subprocess.run([sys.executable, CHECK, "quick"], capture_output=True, text=True, timeout=500)

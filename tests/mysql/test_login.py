@@ -21,7 +21,7 @@ from sinks.testing.servers.mysql import MySQLServer
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
 from tests.mysql.observer import Observer
 
-pytestmark = pytest.mark.skipif(not debian.available(), reason="MySQL is fetched from Debian's archive")
+pytestmark = pytest.mark.skipif(not debian.available(), reason="MySQL cannot be had: this machine is no Debian")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,11 @@ from tests.mysql.observer import Observer
 
 pytestmark = pytest.mark.ci
 
-MYSQL = pytest.param(MySQLServer, id="MySQL", marks=pytest.mark.skipif(not debian.available(), reason="no Debian"))
+MYSQL = pytest.param(
+    MySQLServer,
+    id="MySQL",
+    marks=pytest.mark.skipif(not debian.available(), reason="MySQL cannot be had: this machine is no Debian"),
+)
 EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB", marks=REPEATED)])
 
 

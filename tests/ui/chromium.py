@@ -27,7 +27,7 @@ def playwright() -> Any:
             part = folder.with_suffix(f".{os.getpid()}")
             done = subprocess.run([*pip, "--target", part, "playwright"], capture_output=True, text=True, timeout=180)
             if done.returncode:
-                pytest.skip(f"Playwright cannot be installed: {done.stderr.strip()[-200:]}")
+                pytest.skip(f"Playwright cannot be had: {done.stderr.strip()[-200:]}")
             part.rename(folder)
         sys.path.append(str(folder))
         import playwright.sync_api as found
@@ -41,7 +41,7 @@ def chromium() -> tuple[Path, dict[str, str]]:
     folder = cache_folder() / "chromium"
     if not folder.exists():
         if not (shutil.which("apt-get") and shutil.which("dpkg")):
-            pytest.skip("there is no Chromium, and no apt-get to fetch it")
+            pytest.skip("Chromium cannot be had: there is no apt-get to fetch it")
         part = folder.with_suffix(f".{os.getpid()}")
         part.mkdir(parents=True)
         planned = _apt(["install", "--simulate", "--no-install-recommends", "chromium-headless-shell"], part)
@@ -60,5 +60,5 @@ def _apt(arguments: list[str], folder: Path) -> str:
     done = subprocess.run(["apt-get", "-q", *arguments], cwd=folder, capture_output=True, text=True, timeout=240)
     if done.returncode:
         shutil.rmtree(folder, ignore_errors=True)
-        pytest.skip(f"apt-get has no Chromium: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"Chromium cannot be had: apt-get says {done.stderr.strip()[-200:]}")
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pwd
@@ -14,12 +15,14 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
 from typing_extensions import Self
+
+from sinks.progress import progress, shown_by
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,26 @@ if [ -n "$servers" ]; then
 fi
 rm -rf "$0" || { sleep 2; rm -rf "$0"; }
 """
+
+
+class CannotBeHad(RuntimeError):
+    """A server, or a part of one, is not on this machine and cannot be fetched. The first line is a sentence."""
+
+
+@contextlib.contextmanager
+def waiting_for(doing: str) -> Iterator[None]:
+    """Log every few seconds that this still takes place."""
+    with shown_by(logger.info), progress(doing):
+        yield
+
+
+@contextlib.contextmanager
+def named(server: str) -> Iterator[None]:
+    """Name the server in the error that it cannot be had."""
+    try:
+        yield
+    except CannotBeHad as error:
+        raise CannotBeHad(f"{server} cannot be had: {error}") from None
 
 
 class Startable(ABC):
@@ -72,7 +95,7 @@ class OneProcess:
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """What errors and log lines call it."""
         return type(self).__name__
 
     @property
@@ -230,6 +253,10 @@ class ServerProcess(OneProcess, Startable):
             self.resume()
             return
         self._forget()  # it may have died by itself
+        with named(self.label):
+            self._start()
+
+    def _start(self) -> None:
         if self._home is None:
             prefix = f"{type(self).__name__.lower()}-"
             self._home = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_folder(self._account)))
@@ -275,13 +302,18 @@ class ServerProcess(OneProcess, Startable):
         assert self._watchdog is not None
         self._process = spawn(self._command(), self.home, **self._as_account())
         self._watchdog.watch(self._process.pid)
+        with waiting_for(f"starting {self.label}"):
+            self._await_answer()
+        logger.info("%s runs on port %d as pid %d", self.label, self.port, self._process.pid)
+
+    def _await_answer(self) -> None:
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"{self.label} did not start; the end of its log:\n{self.log[-3000:]}")
             time.sleep(0.02)
-        logger.info("%s runs on port %d as pid %d", self.label, self.port, self._process.pid)
 
     def _forget(self) -> None:
         """The server is gone."""
@@ -351,17 +383,20 @@ def log_in(home: Path | None) -> str:
 def run(
     command: Sequence[str], *, timeout: float = START_TIMEOUT, input: str = "", cwd: Path | str = "/", **account: Any
 ) -> str:
-    """What a program writes to its end. Raises RuntimeError, with the end of that, when it fails."""
-    done = subprocess.run(
-        command,
-        input=input,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-        **account,
-    )
+    """What a program writes to its end. Raises RuntimeError, with the end of that, when it fails or does not end."""
+    try:
+        done = subprocess.run(
+            command,
+            input=input,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            **account,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{command[0]} did not end within {timeout:.0f} s") from None
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed with status {done.returncode}:\n{done.stdout[-3000:]}")
     return str(done.stdout)

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sinks.testing.servers.common import run
-from sinks.testing.servers.maven import FETCH_TIMEOUT, cache_folder, lock
+from sinks.testing.servers.common import CannotBeHad, run
+from sinks.testing.servers.maven import FETCH_TIMEOUT, cache_folder, fetched_once
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,10 @@ def program(package: str, suite: str, binary: str, files: Sequence[str]) -> Path
     """The folder with `bin/` (the binary), `lib/` (its loader and libraries) and `files` (their paths in the packages).
 
     Downloaded at the first call, and checked by apt against the signed index of the archive. Processes that ask at the
-    same time wait for the first. Raises RuntimeError where there is no Debian, or no archive that answers.
+    same time wait for the first. Raises CannotBeHad where there is no Debian, or no archive that answers.
     """
     folder = cache_folder() / "debian" / package
-    if not folder.is_dir():
-        folder.parent.mkdir(exist_ok=True)
-        with lock(folder.with_name(f"{package}.lock")):
-            if not folder.is_dir():
-                _fetch(package, suite, binary, files, folder)
+    fetched_once(folder, f"{package} from Debian's archive", lambda: _fetch(package, suite, binary, files, folder))
     return folder
 
 
@@ -51,10 +47,13 @@ def command(folder: Path, binary: str) -> list[str]:
 
 def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: Path) -> None:
     archive = _archive()
-    logger.info("apt fetches %s of %s into %s", package, suite, folder)
+    logger.debug("apt fetches %s of %s into %s", package, suite, folder)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
         work = Path(temporary)
-        _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
+        try:
+            _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
+        except RuntimeError as error:
+            raise CannotBeHad(f"apt could not fetch {package} from {archive}.\n{error}") from None
         root, installation = work / "root", work / "installation"
         for deb in sorted((work / "archives").glob("*.deb")):
             run(["dpkg-deb", "--extract", str(deb), str(root)])
@@ -85,7 +84,10 @@ def _download(work: Path, source: str, package: str) -> None:
         "Dir::Cache": work,
         "Dir::Cache::archives": work / "archives",
         "Acquire::Languages": "none",
-        "Acquire::Retries": 3,
+        "Acquire::Retries": 2,
+        "Acquire::http::Timeout": 20,
+        "Acquire::https::Timeout": 20,
+        "APT::Update::Error-Mode": "any",  # else an archive that does not answer is a warning
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "",
         "Debug::NoLocking": "true",
@@ -99,15 +101,15 @@ def _archive() -> str:
     """The address of Debian's archive, or its mirror, that this machine is set up for."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     if release.get("ID") != "debian" or not shutil.which("apt-get"):
-        raise RuntimeError("it is fetched from Debian's archive by apt, and this machine is no Debian")
+        raise CannotBeHad("it is fetched from Debian's archive by apt, and this machine is no Debian")
     if platform.machine() != "x86_64":
-        raise RuntimeError("it is fetched for x86-64 only")
+        raise CannotBeHad("it is fetched for x86-64 only")
     form = ["--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
     for line in run(["apt-get", "indextargets", *form]).splitlines():
         suite, component, address = line.split(" ", 2)
         if suite in {release.get("VERSION_CODENAME"), "stable", "testing", "unstable", "sid"} and component == "main":
             return address
-    raise RuntimeError("apt of this machine names no archive of Debian")
+    raise CannotBeHad("apt of this machine names no archive of Debian")
 
 
 def _libraries(root: Path, binary: Path) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sinks.testing.servers.common import ServerProcess, small_jvm
+from sinks.testing.servers.common import CannotBeHad, ServerProcess, small_jvm
 from sinks.testing.servers.maven import maven_jars
 
 JUNIT = "org.junit.jupiter:junit-jupiter-api:5.13.4"
@@ -55,7 +55,7 @@ class HdfsServer(ServerProcess):
 def _jars() -> list[Path]:
     spec = find_spec("pyspark")  # not imported: that takes a second
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("the mini cluster runs on the Hadoop client that pyspark ships: pip install pyspark")
+        raise CannotBeHad("the mini cluster runs on the Hadoop client that pyspark ships: pip install pyspark")
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     client = next(folder.glob("hadoop-client-api-*.jar"))
     version = re.sub(r"hadoop-client-api-(.*)\.jar", r"\1", client.name)

@@ -49,9 +49,11 @@ from sinks.testing.servers.common import (
     free_port,
     java,
     log_in,
+    named,
     run,
     spawn,
     temporary_folder,
+    waiting_for,
 )
 from sinks.testing.servers.maven import cache_folder, maven_jars
 
@@ -172,16 +174,21 @@ class KafkaServer(KafkaService):
         return bool(self._brokers) and all(broker.running for broker in self._brokers)
 
     def start(self) -> None:
+        with named("Kafka"):
+            self._start()
+
+    def _start(self) -> None:
         attempts = 1 if self._brokers else 5
         while True:
             attempts -= 1
             if not self._brokers:
                 self._initialise()
             try:
-                for broker in self._brokers:
-                    broker.launch()
-                for broker in self._brokers:
-                    broker.await_ready()
+                with waiting_for("starting Kafka"):
+                    for broker in self._brokers:
+                        broker.launch()
+                    for broker in self._brokers:
+                        broker.await_ready()
                 return
             except RuntimeError:
                 # somebody else took a port in between

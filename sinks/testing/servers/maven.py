@@ -13,13 +13,16 @@ import logging
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 from xml.sax.saxutils import quoteattr
 
-from sinks.testing.servers.common import java, run
+import psutil
+
+from sinks.testing.servers.common import CannotBeHad, java, run, waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:
     """The jars of these artifacts ("group:artifact:version"), `transitive` with all that they need at run time.
 
     Downloaded at the first call. Processes that ask at the same time wait for one of them; one that dies leaves no
-    half of a download behind. Raises RuntimeError, with what Ivy said, when an artifact cannot be had.
+    half of a download behind. Raises CannotBeHad, with what Ivy said, when an artifact cannot be fetched.
     """
     what = "\n".join([*sorted(coordinates), f"transitive={transitive}"])
     _, artifact, version = coordinates[0].split(":")
@@ -56,15 +59,38 @@ def maven_archive(coordinate: str, classifier: str) -> Path:
 
 
 def _once(folder: Path, coordinates: tuple[str, ...], module: str, *, unpack: bool = False) -> None:
-    if not folder.is_dir():
-        folder.parent.mkdir(exist_ok=True)
-        with lock(folder.with_name(f"{folder.name}.lock")):
-            if not folder.is_dir():
-                _fetch(coordinates, module, folder, unpack=unpack)
+    _, artifact, version = coordinates[0].split(":")
+    fetched_once(
+        folder, f"{artifact} {version} from Maven Central", lambda: _fetch(coordinates, module, folder, unpack=unpack)
+    )
+
+
+def fetched_once(folder: Path, what: str, fetch: Callable[[], None]) -> None:
+    """Call `fetch`, which makes the folder, unless the folder is there.
+
+    Processes that ask at the same time wait for one of them. If that one fails, the others fail with the same error,
+    so that a network that does not answer is waited for once.
+    """
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(exist_ok=True)
+    with lock(folder.with_name(f"{folder.name}.lock")) as file:
+        if folder.is_dir():
+            return
+        if os.fstat(file.fileno()).st_mtime > psutil.Process().create_time() and (failed := file.read()):
+            raise CannotBeHad(failed)
+        logger.info("fetching %s", what)
+        try:
+            with waiting_for(f"fetching {what}"):
+                fetch()
+        except CannotBeHad as error:
+            file.truncate(0)
+            file.write(str(error))
+            raise
 
 
 def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: bool) -> None:
-    logger.info("Ivy fetches %s into %s", ", ".join(coordinates), folder)
+    logger.debug("Ivy fetches %s into %s", ", ".join(coordinates), folder)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
         work = Path(temporary)
         module = work / "ivy.xml"
@@ -80,9 +106,9 @@ def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: boo
             if not any(jars.iterdir()):
                 raise RuntimeError(said[-3000:])
         except RuntimeError as error:
-            raise RuntimeError(
-                f"{', '.join(coordinates)} could not be fetched; a mirror can be set in the ivysettings.xml that "
-                f"IVY_SETTINGS names. The end of what Ivy said:\n{error}"
+            raise CannotBeHad(
+                f"{', '.join(coordinates)} could not be fetched from Maven Central; IVY_SETTINGS may name an "
+                f"ivysettings.xml with a mirror.\nThe end of what Ivy said:\n{error}"
             ) from None
         for file in jars.iterdir():
             _require_pinned(file)
@@ -125,13 +151,14 @@ def _module(coordinates: tuple[str, ...], scope: str, classifier: str = "") -> s
 def _ivy() -> Path:
     spec = find_spec("pyspark")  # not imported: that takes a second
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("jars are fetched by the Ivy that pyspark ships: pip install pyspark")
+        raise CannotBeHad("jars are fetched by the Ivy that pyspark ships: pip install pyspark")
     return next(Path(spec.submodule_search_locations[0]).glob("jars/ivy-*.jar"))
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """One process at a time; let go by the system when the process dies."""
-    with path.open("w") as file:
+def lock(path: Path) -> Iterator[TextIO]:
+    """One process at a time; let go by the system when the process dies. Yields the open file, at its begin."""
+    with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        file.seek(0)
+        yield file

@@ -25,7 +25,15 @@ import pymysql
 from sinks.mysql import xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query, quoted
 from sinks.testing.servers import debian
-from sinks.testing.servers.common import DatabaseServer, InContainer, Service, Unmanaged, docker_answers, run
+from sinks.testing.servers.common import (
+    CannotBeHad,
+    DatabaseServer,
+    InContainer,
+    Service,
+    Unmanaged,
+    docker_answers,
+    run,
+)
 from sinks.testing.servers.maven import lock
 
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
@@ -146,13 +154,14 @@ class MySQLServer(EmbeddedMySQL):
 
 
 def mysql_installation() -> Path:
-    """The folder of MySQL's binary, messages and plugins, unpacked once into the cache. Raises RuntimeError where it
-    cannot be had."""
+    """The folder of MySQL's binary, messages and plugins, unpacked once into the cache. Raises CannotBeHad where they
+    cannot be fetched."""
     try:
         files = [f"{_SHARE}/english", f"{_SHARE}/charsets", f"{_PLUGINS}/semisync_source.so"]
         return debian.program(_PACKAGE, _SUITE, _BINARY, files)
-    except RuntimeError as error:
-        raise RuntimeError(f"MySQL cannot be had here, {error}; TEST_MYSQL_DSN may name one that runs") from None
+    except CannotBeHad as error:
+        why, _, more = str(error).partition("\n")
+        raise CannotBeHad(f"{why.rstrip('.')}; TEST_MYSQL_DSN may name a server that runs.\n{more}") from None
 
 
 def _program(install: Path) -> list[str]:
@@ -215,7 +224,7 @@ def mysql_can_be_had() -> bool:
 
 def mysql_service(settings: Mapping[str, str] | None = None) -> MySQLService:
     """The server that TEST_MYSQL_DSN names, else MySQL with these settings: from Debian's package, or in a container.
-    Raises RuntimeError where there is none of them."""
+    Where there is none of them, its start raises CannotBeHad."""
     if dsn := os.environ.get("TEST_MYSQL_DSN"):
         return ExternalMySQL(dsn)
     if not debian.available() and docker_answers():

