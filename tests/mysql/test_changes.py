@@ -44,7 +44,7 @@ def table(db: Observer, kind: str, value: Any, arrow: pa.DataType, **options: An
 
 
 def again(db: Observer, **options: Any) -> MySQLSink:
-    sink = MySQLSink(db.dsn, "t", **{"lock_timeout": 2, **options})
+    sink = MySQLSink(db.dsn, "t", **{"lock_timeout": 60, **options})
     _made.append(sink)
     return sink
 
@@ -267,7 +267,7 @@ def test_after_a_kill_and_the_mend_the_next_start_moves_every_row_once(
     db.run("ALTER TABLE orders ADD amount double")
     input = example_input(3)
     sink = MySQLSink(db.dsn, "orders", strategy="staged")
-    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=5)
+    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
     driver = Driver("job", sink, storage, tmp_path / "query", input, [KillAt(Step.COMPLETE, checkpoint_id=1)])
     assert driver.run() == KILLED
     db.run(change)

@@ -48,7 +48,7 @@ def test_an_orphan_that_holds_the_key_of_its_own_retry_is_swept(tmp_path: Path, 
     with closing(Observer(dsn)) as observer:
         observer.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
     input = example_input()
-    sink = MySQLSink(dsn, "orders", strategy="xa", lock_timeout=1)
+    sink = MySQLSink(dsn, "orders", strategy="xa", lock_timeout=60)
 
     def fail() -> None:
         raise RuntimeError("the executor is gone")

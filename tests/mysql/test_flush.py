@@ -47,7 +47,7 @@ def test_a_backup_blocks_tasks_for_a_bounded_time_and_commits_until_its_end(
 def test_other_kinds_of_flush_stop_nothing(server: EmbeddedMySQL, strategy: Strategy, kind: str) -> None:
     with server.database() as dsn, server.connect() as admin, server.connect(dsn) as connection:
         execute(connection, "CREATE TABLE orders (id bigint, name text)")
-        with contextlib.closing(MySQLSink(dsn, "orders", strategy=strategy, lock_timeout=1)) as sink:
+        with contextlib.closing(MySQLSink(dsn, "orders", strategy=strategy)) as sink:
             sink.check(SCHEMA)
             execute(admin, f"FLUSH {kind}")
             committable = pre_commit(sink, rows_of(1))

@@ -3,7 +3,6 @@ that together with other things, or not at all."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pymysql
 import pytest
 
-from sinks import CommitOutcome
+from sinks import CommitOutcome, idle_connections
 from sinks.errors import ConfigurationError, TransactionEnded
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query
+from sinks.sql import server as of_sinks
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService
-from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of, why_unknown
+from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.amid import WHEN, nothing, write
 from tests.mysql.observer import ON_MARIADB, Observer
@@ -42,8 +42,7 @@ def cut(db: Observer) -> None:
         "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
     ):
         db.run(f"KILL {session}")
-    while db.sessions():
-        time.sleep(0.01)
+    eventually(lambda: not db.sessions())
 
 
 def test_messages_of_a_checkpoint(db: Observer, sink: MySQLSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +53,8 @@ def test_messages_of_a_checkpoint(db: Observer, sink: MySQLSink, monkeypatch: py
         sent.append(statement)
         send(self, command, statement)
 
+    monkeypatch.setattr(of_sinks, "_TRUSTED_SECONDS", 600)  # after which a connection is asked whether it still works
+    monkeypatch.setattr(idle_connections, "IDLE_SECONDS", 120.0)
     assert write(sink, 0) == COMMITTED
     monkeypatch.setattr(Connection, "_execute_command", counting)
     assert write(sink, 1) == COMMITTED
@@ -117,6 +118,7 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
             with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):  # the branch keeps it as it is
                 db.run(changes[0])
             return
+        db.run("SET SESSION lock_wait_timeout = 120")  # until a session that was closed has ended
         for change in changes:
             db.run(change)
 

@@ -7,7 +7,6 @@ import logging
 import pickle
 import re
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -20,7 +19,7 @@ import pytest
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, catalog, xa
-from sinks.mysql.connection import execute, is_mariadb, parameters
+from sinks.mysql.connection import execute, is_mariadb, parameters, query
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import (
@@ -149,8 +148,11 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
 
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
 @pytest.mark.parametrize("mysql", ["mysql_server", "mariadb"], indirect=True, ids=["MySQL", "MariaDB"])
-def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mysql: MySQLService) -> None:
+def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(
+    db: Observer, mysql: MySQLService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
+    monkeypatch.setattr(xa, "_DETACH_TIMEOUT", 1.0)
     sink = make(db, strategy="xa", lock_timeout=1)
     transaction: Any = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
@@ -206,7 +208,7 @@ def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: My
 
 
 def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
-    sink = make(db, strategy="staged", lock_timeout=30)
+    sink = make(db, strategy="staged", lock_timeout=300)
     committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
     answers: list[Any] = []
     waiting = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for%lock'"
@@ -345,12 +347,13 @@ def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
     ((before,),) = admin.run("SELECT @@global.wait_timeout")
     try:
         for limit in ("wait_timeout", *idle):
-            admin.run(f"SET GLOBAL {limit} = 1")
+            admin.run(f"SET GLOBAL {limit} = 300")
         sink = make(db, strategy=strategy)
-        transaction = sink.begin_transaction(context(sink))
-        sink.write(transaction, rows_of(1))
-        time.sleep(2)
-        sink.write(transaction, rows_of(2))
+        transaction: Any = sink.begin_transaction(context(sink))
+        limits = ", ".join(f"@@session.{limit}" for limit in ("wait_timeout", *idle))
+        assert query(transaction.connection, f"SELECT {limits}") == [(28800, *(0 for _ in idle))]
+        for n in (1, 2):
+            sink.write(transaction, rows_of(n))
         committable = sink.pre_commit(transaction).of("orders", 0, Fingerprint(2))
     finally:
         for limit in idle:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # the last would leave a file in /tmp
 
-START_TIMEOUT = 180.0
+START_TIMEOUT = 300.0
 """Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
 # Outlives its parent. Each line it reads is the whole list of the servers that run now, or "done" for nothing to clean
@@ -309,7 +309,7 @@ class ServerProcess(OneProcess, Startable):
     def _await_answer(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
-        while not self._answers():
+        while not (listens(self._process.pid, self.port) and self._answers()):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"{self.label} did not start; the end of its log:\n{self.log[-3000:]}")
@@ -445,6 +445,16 @@ def free_port() -> int:
                 continue
             return port
     raise RuntimeError("no free port on 127.0.0.1 between 15000 and 32000")
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether this process has the port. Two that chose the same one may both find that a server answers there."""
+    try:
+        process = psutil.Process(pid)
+        connections = process.net_connections if hasattr(process, "net_connections") else process.connections
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections("tcp"))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def alive(process: psutil.Process) -> bool:

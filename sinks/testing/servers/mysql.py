@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from sinks.mysql import xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query, quoted
 from sinks.testing.servers import debian
 from sinks.testing.servers.common import (
+    START_TIMEOUT,
     CannotBeHad,
     DatabaseServer,
     InContainer,
@@ -74,13 +76,11 @@ class MySQLService(Service):
             self.start()
             with self.connect() as admin:
                 execute(admin, f"DROP USER IF EXISTS '{name}'@'%', '{name}_admin'@'%'")
-                for (session,) in query(admin, "SELECT id FROM information_schema.processlist WHERE db = %s", [name]):
-                    with contextlib.suppress(pymysql.OperationalError):  # it may have gone by itself
-                        execute(admin, f"KILL {session}")
+                _end_sessions(admin, name)
                 for identity in xa.prepared(admin, name):
                     with contextlib.suppress(pymysql.OperationalError):  # its session was killed and still ends it
                         execute(admin, f"XA ROLLBACK {xa.xid(identity, name)}")
-                execute(admin, "SET SESSION lock_wait_timeout = 10")
+                execute(admin, "SET SESSION lock_wait_timeout = 120")
                 execute(admin, f"DROP DATABASE {quoted(name)}")
 
     def add_user(self, admin: Connection, user: str, rights: str, database: str) -> str:
@@ -98,6 +98,17 @@ class MySQLService(Service):
         return urlunsplit(
             ("mysql", f"{account}@{parts['host']}:{parts['port']}", quote(database, safe=""), url.query, "")
         )
+
+
+def _end_sessions(admin: Connection, database: str) -> None:
+    """End all sessions of a database, and return when they are gone, with their locks."""
+    deadline = time.monotonic() + START_TIMEOUT
+    sessions = "SELECT id FROM information_schema.processlist WHERE db = %s"
+    while (left := query(admin, sessions, [database])) and time.monotonic() < deadline:
+        for (session,) in left:
+            with contextlib.suppress(pymysql.OperationalError):  # it may have gone by itself
+                execute(admin, f"KILL {session}")
+        time.sleep(0.01)
 
 
 class EmbeddedMySQL(MySQLService, DatabaseServer):

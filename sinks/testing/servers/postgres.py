@@ -84,7 +84,7 @@ class PostgresService(Service):
             self.start()
             with self.connect() as admin:
                 admin.execute(
-                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [name]
+                    "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE datname = %s", [name]
                 )
                 leftovers = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]).fetchall()
                 if leftovers:
