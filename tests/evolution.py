@@ -145,7 +145,7 @@ class Evolution:
         self, orders: Database, tmp_path: Path, step: Step
     ) -> None:
         """What locks the table is committed, or swept, before the next program alters it."""
-        sink = self.make(orders.dsn, "orders", strategy=self.TWO_PHASE, schema_evolution="add", lock_timeout=1)
+        sink = self.make(orders.dsn, "orders", strategy=self.TWO_PHASE, schema_evolution="add", lock_timeout=60)
         self.killed(tmp_path, sink, OLD_BATCH, listeners=[KillAt(step, checkpoint_id=0)])
         decided = step is Step.COMPLETE
         self.start(tmp_path, sink, *[OLD_BATCH] * decided, NEW_BATCH)
@@ -230,7 +230,7 @@ class Evolution:
                 self.start(tmp_path, sink, NEW_BATCH)
             assert "note" not in self.columns(orders)
             other.commit(committable)
-        self.start(tmp_path, sink, NEW_BATCH)
+        self.start(tmp_path, self.make(orders.dsn, "orders", schema_evolution="add"), NEW_BATCH)
         assert orders.visible() == AFTER_BOTH
 
     # ------------------------------------------------------------------ what is never done

@@ -38,7 +38,7 @@ class Database:
         self.path = path
 
     def run(self, statement: str) -> list[Any]:
-        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=30)) as connection:
+        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=300)) as connection:
             connection.row_factory = sqlite3.Row
             return connection.execute(statement).fetchall()
 
@@ -244,7 +244,7 @@ def test_two_first_starts_at_once(db: Database) -> None:
 
     def begin(number: int) -> None:
         try:
-            sink = SqliteSink(db.path, "orders", create_table=True, name=f"sink-{number}")
+            sink = SqliteSink(db.path, "orders", create_table=True, name=f"sink-{number}", lock_timeout=300)
             start.wait()
             sink.check(rows_of().schema)
             committed(sink, 0, rows_of(number))

@@ -296,7 +296,7 @@ def test_a_job_in_a_thread_when_the_main_thread_has_ended(kind: Any, tmp_path: P
         threading.Thread(target=job).start()
         """
     command = [sys.executable, "-c", dedent(program), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2])
     assert done.stdout == "3\n", done.stderr
 
 

@@ -22,7 +22,7 @@ EXPECTED = {"ids": [0, 1, 10, 11, 20, 21], "by bounds": [11, 20], "by partition"
 
 def read_by_spark(kind: str, place: str) -> Any:
     command = [sys.executable, "-m", "tests.lakes.spark_reader", kind, place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

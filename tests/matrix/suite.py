@@ -84,7 +84,7 @@ def as_event(df: Any) -> Any:
     return df.select(functions.to_json(functions.struct("id")).alias("value"))
 
 
-PATIENCE = 300
+PATIENCE = 600
 """Seconds for one job into seven sinks, when two Sparks and more share the machine."""
 
 

@@ -4,8 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from sinks.sql import dialects
 from sinks.testing.servers.postgres import PostgresService
 from tests.postgres.observer import Observer
+
+
+@pytest.fixture(autouse=True)
+def patient_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No busy machine takes ten minutes from one statement of a transaction to the next."""
+    monkeypatch.setattr(dialects, "_IDLE_LIMIT", 600)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ NUMBERS = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
 @pytest.fixture
 def sink(db: Observer) -> Iterator[PostgresSink]:
     db.run("ALTER TABLE orders DROP name, ADD amount double precision")
-    sink = PostgresSink(db.dsn, "orders", strategy="prepared", lock_timeout=5)
+    sink = PostgresSink(db.dsn, "orders", strategy="prepared", lock_timeout=300)
     sink.check(NUMBERS)
     yield sink
     sink.close()
@@ -429,7 +429,7 @@ def test_a_locked_ledger_or_table_holds_up_nothing_for_longer_than_the_limit(db:
 
 
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])
-@pytest.mark.parametrize("setting", ["default_transaction_read_only = on", "transaction_timeout = 400"])
+@pytest.mark.parametrize("setting", ["default_transaction_read_only = on", "transaction_timeout = 2000"])
 def test_settings_of_the_database_that_do_not_hold_for_the_sink(db: Observer, strategy: Any, setting: str) -> None:
     if "timeout" in setting and db.connection.info.server_version < 170000:
         pytest.skip("transaction_timeout came with PostgreSQL 17")
@@ -439,7 +439,8 @@ def test_settings_of_the_database_that_do_not_hold_for_the_sink(db: Observer, st
     sink.check(SCHEMA)
     transaction = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
-    time.sleep(0.6)
+    if "timeout" in setting:
+        time.sleep(2.5)
     committable = sink.pre_commit(transaction).of("orders", 0, Fingerprint(1, 0))
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     sink.close()

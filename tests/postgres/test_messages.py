@@ -3,7 +3,6 @@ that together with other things, or not at all."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -12,8 +11,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from sinks import idle_connections
 from sinks.errors import ConfigurationError, TransactionEnded
 from sinks.postgres import PostgresSink
+from sinks.sql import server
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import COMMITTED, SCHEMA
 from tests.amid import WHEN, nothing, write
@@ -38,6 +39,8 @@ def test_messages_of_a_checkpoint(sink: PostgresSink, monkeypatch: pytest.Monkey
 
         return call
 
+    monkeypatch.setattr(server, "_TRUSTED_SECONDS", 600)  # after which a connection is asked whether it still works
+    monkeypatch.setattr(idle_connections, "IDLE_SECONDS", 120.0)
     assert write(sink, 0) == COMMITTED
     monkeypatch.setattr(psycopg.ClientCursor, "execute", counting(psycopg.ClientCursor.execute))
     monkeypatch.setattr(psycopg.ClientCursor, "copy", counting(psycopg.ClientCursor.copy))
@@ -48,11 +51,11 @@ def test_messages_of_a_checkpoint(sink: PostgresSink, monkeypatch: pytest.Monkey
 def test_connections_that_the_server_has_closed_are_not_used(db: Observer, sink: PostgresSink) -> None:
     for n in range(2):
         assert write(sink, n) == COMMITTED
-        db.run(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        ended = db.run(
+            "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE 'tpc %'"
         )
-        time.sleep(0.1)
+        assert {*ended} == {(True,)}
     assert write(sink, 2) == COMMITTED
     assert db.ids() == [0, 1, 2]
 
@@ -177,7 +180,7 @@ def test_another_database_behind_the_same_address(
         assert write(there, 0) == write(sink, 0) == COMMITTED
 
         def swap() -> None:
-            db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
+            db.run("SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
             sink._backend._parameters["dbname"] = conninfo_to_dict(dsn)["dbname"]
 
         if when == "between":

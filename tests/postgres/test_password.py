@@ -23,7 +23,8 @@ class Rogue:
     """Speaks as much of PostgreSQL's protocol as it takes to be given a password."""
 
     def __init__(self) -> None:
-        self.heard = b""
+        self._heard = b""
+        self._done = threading.Event()
         self._place = socket.create_server(("127.0.0.1", 0))
         self.port = self._place.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -33,8 +34,9 @@ class Rogue:
             while True:
                 connection, _ = self._place.accept()
                 with connection, suppress(OSError, struct.error):
-                    connection.settimeout(5)
+                    connection.settimeout(120)
                     self._ask(connection)
+                self._done.set()
 
     def _ask(self, connection: socket.socket) -> None:
         while True:
@@ -44,7 +46,13 @@ class Rogue:
                 break
             connection.sendall(b"N")
         connection.sendall(_ASK_IN_CLEAR)
-        self.heard += connection.recv(1000)
+        self._heard += connection.recv(1000)
+
+    @property
+    def heard(self) -> bytes:
+        """What the client has sent before it went, or until it was left."""
+        assert self._done.wait(120)
+        return self._heard
 
     def close(self) -> None:
         self._place.close()

@@ -104,11 +104,11 @@ def test_limits_of_the_database_do_not_hold_for_a_task(pg: Server, setting: str)
     pg.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
     if not pg.run(f"SELECT 1 WHERE current_setting('{setting}', true) IS NOT NULL"):
         pytest.skip("transaction_timeout came with PostgreSQL 17")
-    pg.run(f"ALTER DATABASE {make_url(pg.url).database} SET {setting} = 300")
+    pg.run(f"ALTER DATABASE {make_url(pg.url).database} SET {setting} = 2000")
     sink = pg.sink()
     sink.check(ORDERS)
     transaction = sink.begin_transaction(context(sink, schema=ORDERS))
-    time.sleep(0.6)
+    time.sleep(2.5)
     sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], ORDERS))
     assert pg.commit(sink, sink.pre_commit(transaction).of("orders", 0, Fingerprint(1))) == [CommitOutcome.COMMITTED]
 
@@ -376,7 +376,12 @@ def commit_while(
 ) -> CommitOutcome | Exception:
     """The statement's transaction ends as soon as the sink waits for it."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with psycopg.connect(pg.dsn) as other, ThreadPoolExecutor(1) as pool:
+    with (
+        psycopg.connect(pg.dsn) as other,
+        ThreadPoolExecutor(1) as pool,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setattr("sinks.sqlalchemy.sink.LOCK_SECONDS", 300)
         other.execute(statement)
         outcomes = pool.submit(sink.commit_all, Checkpoint("job", "l1", 0), [committable])
         while not pg.run(waiting) and not outcomes.done():
