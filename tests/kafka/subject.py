@@ -45,7 +45,7 @@ class Subject(ABC):
     @property
     def client(self) -> SchemaRegistryClient:
         """A new one, since it caches."""
-        return SchemaRegistryClient({"url": self.url, "timeout": 10})
+        return SchemaRegistryClient({"url": self.url, "timeout": 120})
 
     def register(self, text: str) -> int:
         return self.client.register_schema(self.name, Schema(text, self.value_format.upper()))

@@ -128,18 +128,18 @@ def _crash() -> None:
 def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
     """The broker aborts what the record names: it is proven lost, and written again."""
     sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=6)
-    replays: list[Mapping[str, Any]] = []
+    lost: dict[int, int] = {}
 
     class Watch(CheckpointListener):
         def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-            if step is Step.REPLAYING:
-                replays.append(facts)
+            if step is Step.REPLAYING:  # on a machine that stands still, that of another one, too
+                lost.setdefault(checkpoint_id, len(facts["lost"]))
 
     def wait_until_aborted() -> None:
         eventually(lambda: not list(sink.in_doubt("crashes")))
 
     run(sink, tmp_path, example_input(), At(Step.COMPLETE, 1, wait_until_aborted), Watch())
-    assert [len(facts["lost"]) for facts in replays] == [3]
+    assert lost[1] == 3
     every_row_once(kafka, sink, example_input())
 
 
@@ -155,7 +155,7 @@ def test_time_is_up_before_the_decision(kafka: KafkaService, kafka_topic: str, t
     run(sink, tmp_path, example_input(), At(Step.PRE_COMMITTED, 0, wait_until_aborted), seen)
     every_row_once(kafka, sink, example_input())
     assert (Step.FAILED, 0) in seen.seen
-    assert Step.REPLAYING not in [step for step, _ in seen.seen]
+    assert (Step.REPLAYING, 0) not in seen.seen
 
 
 @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])

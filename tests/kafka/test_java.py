@@ -28,13 +28,13 @@ def console_consumer(kafka: KafkaService, topic: str, count: int) -> list[str]:
         [
             *(java(), "-cp", os.pathsep.join(map(str, jars)), "org.apache.kafka.tools.consumer.ConsoleConsumer"),
             *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--from-beginning"),
-            *("--max-messages", str(count), "--timeout-ms", "60000", "--isolation-level", "read_committed"),
+            *("--max-messages", str(count), "--timeout-ms", "240000", "--isolation-level", "read_committed"),
             *(option for setting in [*shown, "null.literal=NULL"] for option in ("--formatter-property", setting)),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()

@@ -234,10 +234,8 @@ def test_a_flush_ends_when_nobody_answers() -> None:
     producer = made(brokers)
     brokers.produce = lambda *_, **__: None  # type: ignore[method-assign]
     producer.write(rows(1, 2))
-    began = time.monotonic()
     with pytest.raises(KafkaTimeoutError, match="2 of 2 records were not acknowledged in time"):
         producer.flush(0.3)
-    assert time.monotonic() - began < 60
 
 
 def test_a_mark_that_nobody_takes_fails_the_task() -> None:

@@ -289,6 +289,9 @@ def move(server: KafkaServer, topic: str, away_from: int) -> None:
     admin.close()
 
 
+HANG = 240.0
+"""Seconds of a request to a frozen broker. A test in which none may be sent takes less than half of it."""
+
 Change = Callable[[KafkaServer, KafkaSink, Committable], Any]
 
 
@@ -321,7 +324,7 @@ def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committ
 )
 def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:
     three.start()
-    timeout = 5 if change is _coordinator_freezes else 30
+    timeout = 10 if change is _coordinator_freezes else 30
     with (
         three.topic() as topic,
         closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}", timeout=timeout)) as sink,
@@ -359,7 +362,7 @@ def test_a_leader_that_freezes_is_not_asked_any_more_once_it_is_replaced(three: 
     three.start()
     with (
         three.topic() as topic,
-        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}")) as sink,
+        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}", timeout=HANG)) as sink,
     ):
         _, committable = in_a_task(sink, "1")
         name = committable.transaction["transactional_id"]
@@ -372,7 +375,7 @@ def test_a_leader_that_freezes_is_not_asked_any_more_once_it_is_replaced(three: 
         sink._brokers._manager.close(leader)  # or it may be asked who leads
         began = time.monotonic()
         sink.validate_all(Checkpoint("job", "l", 0), [committable])
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < HANG / 2
         three.start()
         assert committed(sink, committable)
 
@@ -400,7 +403,7 @@ def test_a_broker_that_joins_while_a_driver_is_connected(three: KafkaServer) -> 
 @pytest.mark.slow
 def test_a_broker_that_freezes_fails_no_checkpoint(three: KafkaServer) -> None:
     three.start()
-    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=8)) as sink:
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=15)) as sink:
         assert sink.commit(pre_commit(sink, texts("1"), checkpoint=1)) == COMMITTED
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
         three.broker(3).pause()
@@ -412,14 +415,16 @@ def test_a_broker_that_freezes_fails_no_checkpoint(three: KafkaServer) -> None:
 def test_what_any_broker_can_tell_is_not_asked_of_one_that_has_failed_to_answer(three: KafkaServer) -> None:
     """It had the fewest requests, and took the time of the second try as well: the checkpoint failed."""
     three.start()
-    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=5)) as sink:
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=HANG)) as sink:
         assert sink.commit(pre_commit(sink, texts("1"), checkpoint=1)) == COMMITTED
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
         three.broker(3).pause()
         eventually(lambda: 3 not in three.admin().list_topics(timeout=120).brokers)
         group = _group("job", sink.name)
         sink._brokers._manager.close(3)  # as when it has not answered; the client's list of brokers still has it
-        assert patiently(lambda: sink._brokers.settled_offsets(group, "tpc."), 3)  # less than the time of a request
+        began = time.monotonic()
+        assert patiently(lambda: sink._brokers.settled_offsets(group, "tpc."), HANG / 2)
+        assert time.monotonic() - began < HANG / 2
         three.start()
 
 
@@ -427,7 +432,7 @@ def test_what_any_broker_can_tell_is_not_asked_of_one_that_has_failed_to_answer(
 def test_a_transaction_begins_without_a_broker_that_is_frozen_and_does_not_matter(three: KafkaServer) -> None:
     """It had the fewest requests, as above."""
     three.start()
-    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=20)) as sink:
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, timeout=HANG)) as sink:
         names = (f"tpc.{uuid.uuid4().hex}" for _ in iter(int, 1))
         name = next(name for name in names if coordinator_of(sink, name) in (1, 2))
         again(lambda: sink._brokers.begin(name, 60_000))
@@ -436,7 +441,7 @@ def test_a_transaction_begins_without_a_broker_that_is_frozen_and_does_not_matte
         sink._brokers._manager.close(3)
         began = time.monotonic()
         sink._brokers.begin(name, 60_000, topic)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < HANG / 2
         three.start()
 
 

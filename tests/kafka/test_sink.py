@@ -30,10 +30,11 @@ from kafka.errors import (
 )
 from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest
+from tenacity import Retrying, stop_after_delay
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, commit, producer
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.cluster import Cluster, _Client
 from sinks.kafka.errors import NotYetKnown, is_passing
 from sinks.kafka.options import client_options
 from sinks.kafka.producer import TransactionalProducer
@@ -369,11 +370,19 @@ def test_a_timeout_above_the_brokers_limit(kafka: KafkaService, kafka_topic: str
     sink.close()
 
 
-def test_nobody_listens_at_the_address() -> None:
-    sink, began = KafkaSink("127.0.0.1:9", "t", timeout=2), time.monotonic()
+def test_nobody_listens_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = list[object]()
+
+    class Counted(_Client):
+        def __init__(self, **options: Any) -> None:
+            clients.append(self)
+            super().__init__(**options)
+
+    monkeypatch.setattr("sinks.kafka.cluster._Client", Counted)
+    sink = KafkaSink("127.0.0.1:9", "t", timeout=2)
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9 cannot be asked: .*does not answer: check that all"):
         sink.check(TEXTS)
-    assert time.monotonic() - began < 3.5, "one timeout, not two"
+    assert len(clients) == 1, "each of them tries for one timeout"
     sink.close()
 
 
@@ -390,7 +399,7 @@ def test_brokers_that_are_not_reached_leave_no_thread_and_no_open_file(caplog: p
         with pytest.raises(ConfigurationError, match="cannot be asked"):
             sink.check(TEXTS)
         sink.close()
-    assert left() <= before
+    eventually(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
 
 
 @pytest.mark.ci
@@ -754,7 +763,8 @@ def test_what_was_lost_is_not_written_again_to_another_topic(kafka: KafkaService
 
 def test_a_transaction_whose_time_is_up_is_lost(kafka: KafkaService, kafka_topic: str) -> None:
     sink = sink_of(kafka, kafka_topic, transaction_timeout=5)
-    committable = pre_commit(sink, texts("a"))
+    again = Retrying(stop=stop_after_delay(120), reraise=True)  # on a busy machine it may be up before
+    committable = again(lambda: pre_commit(sink, texts("a")))
     eventually(lambda: not list(sink.in_doubt("job")))
     assert outcome(sink, committable).state is CommitState.LOST
     sink.close()
@@ -1018,12 +1028,16 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
 
 def test_a_begin_that_failed_does_not_fence_the_one_after_it(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator is told late, when a broker that was asked beside it has failed, and all was asked again."""
-    find, fences, tries = Cluster._coordinators_of, Cluster._fences, itertools.count()
+    find, fences, tries, told = Cluster._coordinators_of, Cluster._fences, itertools.count(), threading.Event()
 
     async def late(self: Cluster, *about: Any) -> Any:
-        if next(tries) == 0:
+        if next(tries):
+            return await find(self, *about)
+        try:
             await self._manager._net.sleep(0.5)
-        return await find(self, *about)
+            return await find(self, *about)
+        finally:
+            told.set()
 
     async def failing(self: Cluster) -> bool:
         monkeypatch.setattr(Cluster, "_fences", fences)
@@ -1032,7 +1046,7 @@ def test_a_begin_that_failed_does_not_fence_the_one_after_it(sink: KafkaSink, mo
     monkeypatch.setattr(Cluster, "_coordinators_of", late)
     monkeypatch.setattr(Cluster, "_fences", failing)
     committable = pre_commit(sink, texts("a"))
-    time.sleep(1)
+    assert told.wait(120)
     assert sink.commit(committable) == CommitOutcome.COMMITTED
 
 
