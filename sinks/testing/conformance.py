@@ -30,7 +30,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, Step
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
+from sinks.testing.driver import COMMIT_TIMEOUT, KILLED, Driver, Hooked, KillAt, die, in_process
 from sinks.testing.faults import Faults, meet, together
 from sinks.testing.kit import LINEAGE, copy_of, rows
 from sinks.testing.lines import Stop, at, lines, watched
@@ -100,6 +100,14 @@ def _call(sink: Sink, stop: Stop | None, method: str, *arguments: Any) -> None:
     with watched(sink, at(stop, die)):
         getattr(sink, method)(*arguments)
     die()
+
+
+def _tell_start(started: Path, work: Callable[[], object]) -> None:
+    """In a process: writes its number into the file, and then does the work."""
+    new = started.with_suffix(".new")
+    new.write_text(f"{os.getpid()}")
+    new.rename(started)
+    work()
 
 
 def _ask(sink: Sink, job: str, committables: Sequence[Committable], reply: Path) -> None:
@@ -217,8 +225,9 @@ class SinkConformance(SinkContract):
         for stop, tables, made in self.attempts(sink, 1, done, self.stops):
             driver, when = self.elsewhere(sink), f"by drivers in two processes, one stopped at {stop}"
             commit = partial(_call, sink, None, "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made)
-            other = partial(in_process, commit, tmp_path, type(sink))
-            answers, _ = meet(driver, stop, partial(self.ask, driver, *made), other, blocked=1)
+            started = tmp_path / f"{stop.number}.started"
+            other = partial(in_process, partial(_tell_start, started, commit), tmp_path, type(sink))
+            answers, _ = meet(driver, stop, partial(self.ask, driver, *made), other, started=started)
             self.close(driver)
             self._all_committed(sink, answers, made, when)
             done += tables
@@ -323,7 +332,7 @@ class SinkConformance(SinkContract):
         """Nor does it leave anything in doubt; and exactly-once can take over from it."""
         input = example_input()
         self.needs(Ability.DIRECTLY)
-        careless = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, commit_timeout=30)
+        careless = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, commit_timeout=COMMIT_TIMEOUT)
         clause = Clause.AT_LEAST_ONCE
         in_write = self.driver(Hooked(sink, "write", nth=2), tmp_path, input[:2], config=careless)
         self.killed(in_write, "in its second write, at least once", clause)
@@ -336,7 +345,7 @@ class SinkConformance(SinkContract):
         ]:
             driver = self.driver(sink, tmp_path, input[:2], listeners=[kill], config=careless)
             self.killed(driver, f"at step {kill.step.name}, at least once", clause)
-        then = careless if Ability.TWO_PHASE in self.cannot else CheckpointConfig(commit_timeout=30)
+        then = careless if Ability.TWO_PHASE in self.cannot else CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
         self.ended(self.driver(sink, tmp_path, input, config=then), "that takes over from at-least-once", clause)
         seen, expected = self.seen(sink), self.counted(*(table for batch in input for table in batch))
         lost, strange = expected - seen, [row for row in seen if row not in expected]
@@ -375,7 +384,8 @@ class SinkConformance(SinkContract):
         zombie = Hooked(sink, until, hook=self.driver(sink, tmp_path, input).run_here)
         words = "Two drivers" if until == "validate_all" else ""
         error: Exception | None = None
-        with CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30)) as coordinator:
+        config = CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
+        with CheckpointCoordinator(self.job, [zombie], storage, config) as coordinator:
             try:
                 LocalQuery(folder, input).run(coordinator)
             except Exception as raised:

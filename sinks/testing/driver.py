@@ -33,6 +33,10 @@ NOT_UNPICKLED = 97
 """The exit code of a process that could not unpickle its work."""
 
 
+COMMIT_TIMEOUT = 120.0
+"""Seconds in which a commit is tried again after an error. A slow machine does not take as long, and a sink that never
+commits is told of after them."""
+
 _CALLS: Counter[str] = Counter()
 
 
@@ -143,7 +147,7 @@ class Driver:
     """Of the query, as its checkpointLocation; what the driver writes to its output goes there, too."""
     input: Sequence[Partitions]
     listeners: Sequence[CheckpointListener] = ()
-    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
+    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=COMMIT_TIMEOUT))
     others: Sequence[Sink] = ()
     """Sinks of the same job beside `sink`."""
     kill_after: float | None = None

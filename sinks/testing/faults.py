@@ -7,8 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +24,8 @@ from sinks.testing.lines import Stop, at, failing, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
-_BLOCKED = 0.1  # seconds until one that waits for the other is let wait
+_LOOK = 0.005  # seconds between two looks at a thread
+_BLOCKED = 20  # looks in a row at a thread that stands still, after which it seems to wait for the other
 
 
 def meet(
@@ -33,10 +36,11 @@ def meet(
     *,
     ended: list[Stop] | None = None,
     fails: Exception | None = None,
-    blocked: float = _BLOCKED,
+    started: Path | None = None,
 ) -> tuple[Any, Any]:
     """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, or `fails`, when the
-    other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then."""
+    other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then. If the
+    other waits for a process, this writes its number into `started` when it begins."""
     answers: list[Any] = [None, None]
 
     def run(number: int, of: Callable[[], Any]) -> None:
@@ -50,7 +54,8 @@ def meet(
 
     def begin() -> None:
         thread.start()
-        thread.join(blocked if stop.number else 10 * _BLOCKED)  # before the first line little is locked
+        looks = _BLOCKED if stop.number and not started else 10 * _BLOCKED  # before the first line little is locked
+        _await_end_or_standstill(thread, looks, started)
         if ended is not None and not thread.is_alive():
             ended.append(stop)
 
@@ -67,6 +72,40 @@ def meet(
         thread.start()
     thread.join()
     return answers[0], answers[1]
+
+
+def _await_end_or_standstill(thread: threading.Thread, looks: int, started: Path | None) -> None:
+    """Return when the thread has ended, or seems to wait for another one: it stands still at so many looks in a row, or
+    sleeps at three times as many, as one does that looks again and again whether a lock is free. On a busy machine a
+    thread that is ready to run does not sleep, however long it has to wait for a processor. If the thread waits for a
+    process that writes its number into the file `started`, that process is looked at in its place."""
+    before, still, asleep = "", 0, 0
+    while thread.is_alive() and still < looks and asleep < 3 * looks:
+        thread.join(_LOOK)
+        task = _text_of(started) if started else f"self/task/{thread.native_id}"
+        switches = _asleep(task) if task else ""
+        asleep += bool(switches)
+        still = still + 1 if switches and switches == before else 0
+        before = switches
+
+
+def _text_of(file: Path) -> str:
+    with suppress(FileNotFoundError):
+        return file.read_text()
+    return ""
+
+
+def _asleep(task: str) -> str:
+    """How often a task of the system has been switched; "" if it has ended, runs, is ready to run, or waits for a
+    disk."""
+    try:
+        status = Path("/proc", task, "status").read_text()
+    except OSError:
+        return ""
+    facts = dict(line.split(":", 1) for line in status.splitlines())
+    if facts["State"].strip()[0] in "RD":
+        return ""
+    return facts["voluntary_ctxt_switches"] + facts["nonvoluntary_ctxt_switches"]
 
 
 def together(test: Any) -> Any:

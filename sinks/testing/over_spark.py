@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import Sink
 from sinks.testing.clauses import Clause
-from sinks.testing.driver import KILLED, KillAt, in_process
+from sinks.testing.driver import COMMIT_TIMEOUT, KILLED, KillAt, in_process
 from sinks.testing.kit import SinkTests, rows
 
-_TIMEOUT = 180  # seconds for a driver
+_TIMEOUT = 600  # seconds for a driver, which takes 20 on a laptop
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Query:
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
         spark = builder.config("spark.local.dir", str(self.folder / "local")).getOrCreate()
         reader = spark.readStream.schema("id long, name string, amount double").option("maxFilesPerTrigger", 2)
-        storage, config = f"file://{self.folder / 'storage'}", CheckpointConfig(commit_timeout=30)
+        storage, config = f"file://{self.folder / 'storage'}", CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
         with CheckpointCoordinator(self.job, [self.sink], storage, config, self.listeners) as coordinator:
             writer = coordinator.write_stream(reader.parquet(str(self.folder / "input")))
             writer = writer.option("checkpointLocation", str(self.folder / "query")).trigger(availableNow=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
@@ -50,19 +49,12 @@ def _work(environment: Mapping[str, str], work: Callable[..., None], *arguments:
     work(*arguments)
 
 
-def race(connection: Connection, uri: str, writer: str, keys: int) -> None:
-    """Put a value under every key, and tell the keys that were won. Starts at the moment that it is told."""
+def race(connection: Connection, uri: str, writer: str) -> None:
+    """Put a value under each key that it is told, and answer whether the key was won."""
     storage = open_here(uri)
     connection.send("ready")
-    moment = connection.recv()
-    while time.time() < moment:
-        time.sleep(0.001)
-    for key in (f"race/{number}" for number in range(keys)):
-        started = time.monotonic()
-        if storage.put_if_absent(key, value_of(writer, key, 2_000)):
-            connection.send(key)
-            # A turn for the others: SQLite's lock lets whoever has it have it again, and with S3 losing takes longer
-            time.sleep(0.002 + 2 * (time.monotonic() - started))
+    while key := connection.recv():
+        connection.send(storage.put_if_absent(key, value_of(writer, key, 2_000)))
     storage.close()
 
 

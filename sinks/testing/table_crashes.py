@@ -19,7 +19,7 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.conformance import example_input, ids
-from sinks.testing.driver import KillAt, die
+from sinks.testing.driver import COMMIT_TIMEOUT, KillAt, die
 from sinks.testing.kit import rows
 from sinks.testing.table import Database
 
@@ -42,6 +42,19 @@ class At(CheckpointListener):
             self.hook()
 
 
+class AskedAgain(CheckpointListener):
+    """Calls `hook` when the commit of checkpoint 1 has failed so many times."""
+
+    def __init__(self, times: int, hook: Callable[[], object]) -> None:
+        self.times, self.hook = times, hook
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Any) -> None:
+        if (step, checkpoint_id) == (Step.ASKING_AGAIN, 1):
+            self.times -= 1
+            if self.times == 0:
+                self.hook()
+
+
 class DieAfter(CheckpointListener):
     """SIGKILL some milliseconds into the commit of checkpoint 1."""
 
@@ -53,7 +66,9 @@ class DieAfter(CheckpointListener):
             threading.Timer(self.delay, die).start()
 
 
-def run(folder: Path, sink: Any, input: Any, *listeners: CheckpointListener, commit_timeout: float = 30) -> None:
+def run(
+    folder: Path, sink: Any, input: Any, *listeners: CheckpointListener, commit_timeout: float = COMMIT_TIMEOUT
+) -> None:
     config = CheckpointConfig(commit_timeout=commit_timeout)
     with CheckpointCoordinator("job", [sink], f"file://{folder / 'storage'}", config, listeners) as coordinator:
         LocalQuery(folder / "query", input).run(coordinator)
@@ -129,15 +144,10 @@ class TableCrashes:
     def test_commit_keeps_asking_until_the_server_is_back(
         self, tmp_path: Path, server: Killable, dsn: str, strategy: str
     ) -> None:
-        back = threading.Timer(1, server.start)
-
-        def down() -> None:
-            server.kill()
-            back.start()
-
         input = example_input()
-        run(tmp_path, self.make(dsn, "orders", strategy=strategy), input, At(Step.COMPLETE, down))
-        back.join()
+        down, up = At(Step.COMPLETE, server.kill), AskedAgain(3, server.start)
+        run(tmp_path, self.make(dsn, "orders", strategy=strategy), input, down, up)
+        assert up.times == 0
         assert_exactly_once(self.observe(dsn), input)
 
     def test_commit_gives_up_after_its_timeout_and_the_next_start_goes_on(
@@ -183,13 +193,15 @@ class TableCrashes:
     def test_driver_killed_in_the_middle_of_the_commits(self, tmp_path: Path, dsn: str, strategy: str) -> None:
         input = [[rows(10_000 * n + 100 * p, 5) for p in range(40)] for n in range(3)]
         sink = self.make(dsn, "orders", strategy=strategy)
-        killed = 0
+        at_the_latest = KillAt(Step.COMMITTED, checkpoint_id=1)
+        ended = []
         for delay in (0.002, 0.005, 0.01, 0.02):
             driver = Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input)
-            driver.listeners = [DieAfter(delay)]
-            killed += driver.run() == KILLED
+            driver.listeners = [DieAfter(delay), at_the_latest]
+            ended.append(driver.run())
+        assert ended[0] == KILLED
+        assert {*ended} <= {0, KILLED}
         run(tmp_path, sink, input)
-        assert killed
         assert_exactly_once(self.observe(dsn), input)
 
     def test_an_operator_drops_a_staging_table_before_the_decision(self, tmp_path: Path, dsn: str) -> None:
