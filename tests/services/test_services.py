@@ -13,7 +13,9 @@ import psutil
 import psycopg
 import pytest
 
+from sinks.testing.servers import common
 from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
+from sinks.testing.servers.s3 import S3Server
 
 pytestmark = pytest.mark.ci
 
@@ -194,3 +196,12 @@ def test_jdbc_url_holds_no_password(server: PostgresServer) -> None:
     with server.database() as dsn:
         assert server.password in dsn
         assert server.password not in jdbc_url(dsn)
+
+
+def test_a_port_that_another_server_has_taken_meanwhile(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another test process had chosen the same one. That server answers, too."""
+    chosen = iter([s3.port, common.free_port()])
+    monkeypatch.setattr(common, "free_port", lambda: next(chosen))
+    with S3Server() as other:
+        assert other.port != s3.port
+        assert other.running
