@@ -183,8 +183,11 @@ def _all(connection: psycopg.Connection[Any], query: str | sql.Composed) -> list
 class Job:
     """One start of the streaming job: a process with a session of its own, and the channel it reports on."""
 
-    def __init__(self, log: Path, arguments: Sequence[str], dsn: str, java: str = "") -> None:
-        """`java`: options of the driver's JVM, in place of those for the archive of classes."""
+    def __init__(
+        self, log: Path, arguments: Sequence[str], dsn: str, java: str = "", every_java: str = JAVA_OPTIONS
+    ) -> None:
+        """`java`: options of the driver's JVM, in place of those for the archive of classes. `every_java`: options of
+        each Java process of the job."""
         java = java or f"-XX:SharedArchiveFile={_classes()}"
         java = f"{java} -Xlog:disable -Xlog:all=off"  # of an archive that does not fit this Java, too
         self._log = log
@@ -203,7 +206,7 @@ class Job:
                 env=os.environ
                 | {"FLIGHTS_DSN": dsn, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
                 | {"PYSPARK_SUBMIT_ARGS": f"--conf 'spark.driver.defaultJavaOptions={java}' pyspark-shell"}
-                | {"JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {JAVA_OPTIONS}".strip()},
+                | {"JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {every_java}".strip()},
             )
 
     def steps(self) -> Iterator[tuple[str, int]]:
@@ -226,7 +229,7 @@ class Job:
         """Until the JVM has ended too."""
         self.wait()
         deadline = time.monotonic() + SILENCE
-        while self._family() and time.monotonic() < deadline:
+        while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
 
     @property
@@ -238,7 +241,7 @@ class Job:
         Returns how many there were, when none of them runs any more. Some end before it is their turn: the workers'
         parent ends them when the JVM is gone."""
         met: set[int] = set()
-        while family := self._family():
+        while family := self.processes():
             met.update(process.pid for process in family)
             for process in family:
                 with suppress(psutil.NoSuchProcess):
@@ -246,7 +249,8 @@ class Job:
             time.sleep(0.01)
         return len(met)
 
-    def _family(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Those of the session that run."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
@@ -273,27 +277,32 @@ def _classes() -> Path:
 
 
 def archive_classes(clock: Clock, folder: Path, dsn: str) -> None:
-    """Run the job over one micro-batch to its end, at which the JVM writes the archive. Without it, all goes slower."""
+    """Write the archive of classes unless there is one. Without it, each start takes longer, and the demo goes on."""
     if _classes().exists():
         return
     clock.say("archiving the classes of Spark, once, so that each start of the job takes less time")
-    few = folder / "few"
-    few.mkdir()
-    for file in sorted((folder / "input").iterdir())[:FILES_PER_BATCH]:
-        shutil.copy(file, few)
     CACHE.mkdir(exist_ok=True)
     new = CLASSES.with_suffix(f".{os.getpid()}")
-    arguments = ["--input", str(few), "--folder", str(folder / "archiving"), "--table", "flights_archiving"]
     try:
-        with Job(folder / "archiving.log", arguments, dsn, f"-XX:ArchiveClassesAtExit={new}") as job:
-            for _ in job.steps():
-                job.go_on()
-            job.wait_for_all()
+        write_archive(new, folder, dsn)
         new.replace(CLASSES)
     except (DemoError, OSError) as error:
         clock.say(f"that failed, and the demo goes on without it: {error}")
     finally:
         new.unlink(missing_ok=True)
+
+
+def write_archive(archive: Path, folder: Path, dsn: str) -> None:
+    """Run the job over one micro-batch to its end, at which the JVM writes the archive."""
+    few = folder / "few"
+    few.mkdir()
+    for file in sorted((folder / "input").iterdir())[:FILES_PER_BATCH]:
+        shutil.copy(file, few)
+    arguments = ["--input", str(few), "--folder", str(folder / "archiving"), "--table", "flights_archiving"]
+    with Job(folder / "archiving.log", arguments, dsn, f"-XX:ArchiveClassesAtExit={archive}") as job:
+        for _ in job.steps():
+            job.go_on()
+        job.wait_for_all()
 
 
 class Pipeline:
