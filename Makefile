@@ -13,6 +13,8 @@ DEMO := .venv/.demo
 READY := .venv/.ready
 UV := $(shell command -v uv)
 CLASSES := .cache/spark-classes.jsa
+# What Spark's Python workers import: each start of a job would compile it again.
+COMPILE := $(BIN)/python -c 'from tests.jvm import compile_modules; compile_modules()'
 
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -61,7 +63,7 @@ spark-%: .cache/pyspark/% $(READY) | java
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --timeout 20 --retries 2 \
 		--target $@.part 'pyspark==$*.*' || \
 		{ echo "Spark $* was not tested: it could not be installed, see above. Does the package index answer?" >&2; exit 1; }
-	@PYTHONPATH=$@.part $(BIN)/python -c 'from tests.jvm import compile_modules; compile_modules()'
+	@PYTHONPATH=$@.part $(COMPILE)
 	@mv $@.part $@
 
 # On each of these Pythons that is on the PATH: what needs no Spark, and one job of Spark that is killed.
@@ -111,6 +113,7 @@ clean:
 $(DEMO): pyproject.toml
 	@echo "installing Spark, PostgreSQL and its driver into .venv, once: 1.0 GB, one or two minutes"
 	$(call install,demo)
+	@$(COMPILE)
 	@touch $@
 
 $(READY): pyproject.toml

@@ -11,15 +11,17 @@ from __future__ import annotations
 import compileall
 import os
 import py_compile
+import re
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
-
-from sinks.testing.servers.kafka import archive_classes
 
 CLASSES = Path(__file__).parents[1] / ".cache" / "spark-classes.jsa"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUIET = "-Xlog:disable -Xlog:all=off"
+NOT_IMPORTED = re.compile("/tests/|pyspark/(ml|mllib|pandas)/")
+"""Modules that no worker of a streaming query imports: most of pyspark, which would take most of the time."""
 
 
 def prepare() -> None:
@@ -69,11 +71,15 @@ def compile_modules() -> None:
     import pyspark
 
     for archive in (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"):
+        with zipfile.ZipFile(archive) as file:
+            if any(name.endswith(".pyc") for name in file.namelist()):
+                continue
         with tempfile.TemporaryDirectory(dir=archive.parent) as name:
             modules = Path(name) / "modules"
             shutil.unpack_archive(archive, modules)
             compileall.compile_dir(
                 modules,
+                rx=NOT_IMPORTED,
                 quiet=1,
                 legacy=True,
                 stripdir=str(modules),
@@ -90,6 +96,8 @@ def _set(options: str) -> None:
 
 
 if __name__ == "__main__":
+    from sinks.testing.servers.kafka import archive_classes  # of packages that the demo does without
+
     archive_classes()
     archive()
     compile_modules()

@@ -82,6 +82,14 @@ def test_the_short_loop_has_a_test_for_each_kind_of_failure() -> None:
         assert (ROOT / "tests" / file).exists()
 
 
+def test_the_demo_has_the_modules_of_sparks_workers_compiled(tmp_path: Path) -> None:
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *compile_modules*) echo compiled;; esac')
+    told = subprocess.run(["make", ".venv/.demo"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "compiled"
+
+
 def program(file: Path, script: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{script}\n")
