@@ -132,7 +132,6 @@ def api(objects: dict[str, Any]) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.ci
 def test_the_role_allows_what_the_driver_asks_for_in_any_namespace(submit_args: str, api: str, tmp_path: Path) -> None:
     here = submit_args.replace("https://kubernetes.default.svc", api).replace("=orders-driver ", "=127.0.0.1 ")
     with (tmp_path / "log").open("w") as log:

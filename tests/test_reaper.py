@@ -15,8 +15,6 @@ from tests.reaper import marked
 from tests.signals import in_foreground
 from tests.spark.job import wait_for
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.mark.parametrize(
     ("test", "processes", "how"),

@@ -30,8 +30,6 @@ from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer, MySQLService
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.table import eventually
 
-pytestmark = pytest.mark.ci
-
 
 def sinks(dsn: str, table: str) -> Iterator[Diagnosable[Any]]:
     """All that write to such a table."""

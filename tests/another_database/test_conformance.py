@@ -284,7 +284,6 @@ def test_a_commit_that_a_reader_keeps_out_is_asked_for_again(db: Database) -> No
     assert db.visible() == [(1, "row 1")]
 
 
-@pytest.mark.ci
 def test_more_partitions_than_a_compound_select_may_have(db: Database) -> None:
     committed(upserting(db, create_table=True), 0, *(batch([change(n, "a", 1)], CHANGES) for n in range(600)))
     assert len(db.visible()) == 600

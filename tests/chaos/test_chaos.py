@@ -43,7 +43,7 @@ def test_every_row_once_whatever_fails(services: Services, sink: str, mode: str)
 
 
 @pytest.mark.parametrize(("bug", "mode", "faults"), [
-    pytest.param("commit-before-complete", "prepared", (), marks=pytest.mark.ci),
+    ("commit-before-complete", "prepared", ()),
     pytest.param("recovery-without-sweep", "prepared", ("kill",), marks=pytest.mark.large),
     pytest.param("put-without-if-absent", "prepared", ("stop",), marks=pytest.mark.large),
     pytest.param("replay-without-fingerprint", "staged", ("source", "kill"), marks=pytest.mark.large),

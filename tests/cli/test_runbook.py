@@ -34,8 +34,6 @@ from sinks.transaction import TransactionId
 from tests.cli.jobs import INPUT, Job, ids
 from tests.kafka.reading import read, settled
 
-pytestmark = pytest.mark.ci
-
 DOCS = Path(__file__).parents[2] / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text()
 

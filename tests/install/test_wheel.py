@@ -15,8 +15,6 @@ import pytest
 import coordinator
 from tests.install.conftest import ENVIRONMENT, ROOT, SPARK, Environment, empty, run, with_extra
 
-pytestmark = pytest.mark.ci
-
 README = (ROOT / "README.md").read_text()
 
 

@@ -39,8 +39,6 @@ from tests.kafka.subject import AnyRegistry, Subject, rows
 from tests.kafka.tasks import pre_commit
 from tests.kafka.test_crashes import At, run
 
-pytestmark = pytest.mark.ci
-
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}
 ID, WIDE_ID, NAME = (
     {"name": n, "type": ["null", t], "default": None} for n, t in (("id", "int"), ("id", "long"), ("name", "string"))

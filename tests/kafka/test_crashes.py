@@ -81,7 +81,7 @@ def crash(kafka: KafkaService) -> Callable[[], None]:
     "step",
     [
         Step.PRE_COMMITTED,
-        pytest.param(Step.COMPLETE, marks=pytest.mark.ci),
+        Step.COMPLETE,
         *(pytest.param(step, marks=pytest.mark.large) for step in (Step.TRIGGERED, Step.COMMITTED)),
     ],
 )
@@ -199,7 +199,7 @@ def test_somebody_deletes_records_of_open_transactions(kafka: KafkaService, tmp_
     assert ((Step.REPLAYING, 0) in seen.seen) is (step is Step.COMPLETE)
 
 
-@pytest.mark.parametrize("step", [pytest.param(Step.PRE_COMMITTED, marks=pytest.mark.ci), Step.COMPLETE])
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
 def test_a_machine_loses_what_its_broker_had_acknowledged(kafka: KafkaService, tmp_path: Path, step: Step) -> None:
     """A broker writes to the page cache. With the power go the last records, and the coordinator does not know."""
     if not isinstance(kafka, KafkaServer):
@@ -222,7 +222,6 @@ def test_a_machine_loses_what_its_broker_had_acknowledged(kafka: KafkaService, t
     assert ((Step.REPLAYING, 1) in seen.seen) is (step is Step.COMPLETE)
 
 
-@pytest.mark.ci
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
     """Four participants pre-commit and the driver dies; the next start has one partition, and uses one id only."""
     sink = AsRecords(kafka.bootstrap, kafka_topic)

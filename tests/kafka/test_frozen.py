@@ -26,8 +26,6 @@ from sinks.testing.servers.kafka import KafkaServer
 from sinks.transaction import Fingerprint, TransactionContext, TransactionId
 from tests.kafka.tasks import LINEAGE, TEXTS, begun, sink_of
 
-pytestmark = pytest.mark.ci
-
 Answer = TypeVar("Answer")
 ROW = pa.RecordBatch.from_pylist([{"key": "a", "value": "b"}], TEXTS)
 

@@ -279,7 +279,6 @@ def test_what_is_under_way_is_bounded() -> None:
     assert brokers.log["topic", 0][:39_000] == [f"{n:06d}".encode() for n in range(39_000)]
 
 
-@pytest.mark.ci
 def test_a_rare_partition_keeps_no_more_than_its_rows_in_memory() -> None:
     producer = made(Brokers(0), queue_buffering_max_kbytes=4096)
     before = pa.total_allocated_bytes()

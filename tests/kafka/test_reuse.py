@@ -38,8 +38,6 @@ from tests.kafka.tasks import LINEAGE, AsRecords, anew, begun, pre_commit, sink_
 from tests.kafka.test_crashes import At, every_row_once, run
 from tests.kafka.test_sink import values
 
-pytestmark = pytest.mark.ci
-
 COMMITTED = CommitOutcome.COMMITTED
 Answer = TypeVar("Answer")
 

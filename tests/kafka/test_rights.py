@@ -26,8 +26,6 @@ from sinks.transaction import CommitOutcome, CommitState
 from tests.kafka.tasks import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.test_sink import outcome
 
-pytestmark = pytest.mark.ci
-
 USERS = ("ann", "bob", "cid")
 
 

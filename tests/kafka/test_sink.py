@@ -402,7 +402,6 @@ def test_brokers_that_are_not_reached_leave_no_thread_and_no_open_file(caplog: p
     eventually(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
 
 
-@pytest.mark.ci
 def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
     with KafkaServer() as server:
         sink = sink_of(server, "orders", create_topic=True)
@@ -643,7 +642,6 @@ def upgraded(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
         yield server
 
 
-@pytest.mark.ci
 def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) -> None:
     with upgraded.topic(partitions=3) as topic:
         sink = sink_of(upgraded, topic, transaction_timeout=20)
@@ -907,7 +905,6 @@ def test_r5_a_pooled_id_names_each_transaction_by_its_epoch(
     assert values(kafka, kafka_topic) == ["now"]
 
 
-@pytest.mark.ci
 def test_an_epoch_that_runs_over(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     """Each checkpoint raises the epoch of a pooled id twice; near 32,767 the broker hands out another producer id."""
     if kafka.unmanaged:
@@ -1073,7 +1070,6 @@ def test_a_partition_that_cannot_be_is_refused_as_in_sparks_sink(sink: KafkaSink
         pre_commit(sink, rows)
 
 
-@pytest.mark.ci
 def test_a_leader_that_has_lost_what_a_task_has_written_fails_it(upgraded: KafkaServer) -> None:
     """With the power, or to a replica that lagged behind. Such a leader does not know the producer, and takes what
     comes next for the first."""

@@ -272,7 +272,6 @@ def test_compaction_neither_doubles_nor_forgets(lake: Lake) -> None:
     assert "compacted" in holding.remarks[0]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("kind", LAKES)
 def test_a_job_in_a_thread_when_the_main_thread_has_ended(kind: Any, tmp_path: Path) -> None:
     """The pool of threads that pyiceberg has takes nothing more then."""

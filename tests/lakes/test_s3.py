@@ -19,8 +19,6 @@ from sinks.testing import SCHEMA, rows
 from sinks.testing.servers.s3 import S3Server
 from tests.lakes.test_lakes import COMMITTED, JOB, LOST, committed, pre_committed
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:

@@ -22,7 +22,7 @@ from tests.amid import WHEN, nothing, write
 from tests.mysql.observer import ON_MARIADB, Observer
 
 
-@pytest.fixture(params=["xa", pytest.param("staged", marks=pytest.mark.ci)])
+@pytest.fixture(params=["xa", "staged"])
 def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[MySQLSink]:
     sink = MySQLSink(db.dsn, "orders", strategy=request.param, lock_timeout=1)
     sink.check(SCHEMA)

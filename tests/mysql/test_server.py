@@ -20,8 +20,6 @@ from sinks.testing.table import eventually
 from tests.mysql.conftest import REPEATED
 from tests.mysql.observer import Observer
 
-pytestmark = pytest.mark.ci
-
 MYSQL = pytest.param(
     MySQLServer,
     id="MySQL",

@@ -188,7 +188,6 @@ def put_together(world: World, **moments: Path | None) -> None:
         world.restore(part, moments[part])
 
 
-@pytest.mark.ci
 def test_one_moment_in_all_three_goes_on(world: World, moments: dict[tuple[int, Step], Path]) -> None:
     for moment in moments.values():
         put_together(world, storage=moment, query=moment, db=moment)
@@ -204,7 +203,7 @@ def combinations(seed: int, moments: int, count: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2, 3))])
-@pytest.mark.parametrize("life", ["moments", pytest.param("eras", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("life", ["moments", "eras"])
 def test_any_three_moments_are_right_or_refused(
     world: World, request: pytest.FixtureRequest, life: str, seed: int
 ) -> None:

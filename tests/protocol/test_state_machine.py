@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -270,7 +269,7 @@ class AtomicHistories(Histories):
     atomic = True
 
 
-TestHistories = pytest.mark.ci(Histories.TestCase)
+TestHistories = Histories.TestCase
 TestAtomicHistories = AtomicHistories.TestCase
 TestHistories.settings = TestAtomicHistories.settings = settings(
     max_examples=80, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)

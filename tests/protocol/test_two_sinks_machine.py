@@ -185,7 +185,7 @@ def machine(histories: type[More], examples: int) -> Any:
     return case
 
 
-TestMore, TestMoreAtomic = (pytest.mark.ci(machine(histories, 8)) for histories in (More, MoreAtomic))
+TestMore, TestMoreAtomic = (machine(histories, 8) for histories in (More, MoreAtomic))
 TestMuchMore, TestMuchMoreAtomic = (
     pytest.mark.large(machine(histories, 60)) for histories in (MuchMore, MuchMoreAtomic)
 )

@@ -276,7 +276,6 @@ class TermAfterPreCommit(PostgresSink):
         return identity
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["prepared", pytest.param("staged", marks=pytest.mark.large)])
 def test_sigterm_leaves_nothing_in_doubt(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any
@@ -302,7 +301,6 @@ def test_sigterm_leaves_nothing_in_doubt(
     assert job.in_doubt() == []
 
 
-@pytest.mark.ci
 def test_a_stop_ends_the_restart_delay(job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def stop_when_waiting() -> None:
         while "attempt 2 starts in" not in caplog.text:

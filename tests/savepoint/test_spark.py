@@ -178,7 +178,6 @@ def test_taken_of_a_running_and_of_an_idle_query_and_of_a_stopped_one(
     assert Counter(play.values()) == Counter(ids)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=() if "format 2" in name else pytest.mark.large) for name in BACKENDS]
 )

@@ -18,8 +18,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from sinks.testing.servers.kafka import ExternalKafka, KafkaServer, KafkaService, kafka_service
 from tests.kafka.reading import partitions_of
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture(scope="module")
 def one_broker(kafka: KafkaService) -> Iterator[KafkaServer]:

@@ -11,8 +11,6 @@ import pytest
 from sinks.testing.servers.common import CannotBeHad
 from sinks.testing.servers.maven import maven_jars
 
-pytestmark = pytest.mark.ci
-
 PROGRAM = """
 import logging, sys
 from sinks.testing.servers.maven import maven_jars

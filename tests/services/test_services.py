@@ -17,8 +17,6 @@ from sinks.testing.servers import common
 from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
 from sinks.testing.servers.s3 import S3Server
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def server(own_postgres: PostgresServer) -> PostgresServer:

@@ -8,10 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.ci
-
 UNREACHABLE = (
     '<ivysettings><settings defaultResolver="nowhere"/><resolvers>'
     '<ibiblio name="nowhere" m2compatible="true" root="http://127.0.0.1:9/"/></resolvers></ivysettings>'

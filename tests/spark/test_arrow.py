@@ -29,8 +29,6 @@ from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
 from tests.spark.test_spark import visible
 
-pytestmark = pytest.mark.ci
-
 DIFFERENT = {
     "nulls change places": ("7, cast(NULL AS int)", "cast(NULL AS int), 7"),
     "of an array": ("array(7, NULL)", "array(NULL, 7)"),

@@ -138,7 +138,6 @@ def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, url: 
     assert list(sink.in_doubt("spark-job")) == []
 
 
-@pytest.mark.ci
 def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, url: str) -> None:
     ids = write_input(tmp_path / "input", batches=2)
     job = ConnectJob(tmp_path, [sink], url=url, listeners=[CallAt(Step.COMPLETE, 0, Blocked(tmp_path))])
@@ -150,7 +149,6 @@ def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, u
     assert_exactly_once(sink, ids)
 
 
-@pytest.mark.ci
 def test_worker_killed_and_a_transaction_lost(tmp_path: Path, sink: FileSink, url: str, pg_database: str) -> None:
     """Under two sinks of their own shape. The replay under Connect: the layout is counted, the lost partition written
     again."""
@@ -192,7 +190,6 @@ class BlockedInSecondCheckpoint(FileSink):
         return identity
 
 
-@pytest.mark.ci
 def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, url: str) -> None:
     """The task outlives its query until it is interrupted; what it had pre-committed is swept by the client."""
     ids = write_input(tmp_path / "input", batches=2, files=1)

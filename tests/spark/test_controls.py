@@ -88,7 +88,6 @@ LONG = 1200.0
 
 
 class TestJobs:
-    @pytest.mark.ci
     def test_a_slow_checkpoint_is_cancelled_in_spark_and_tried_again(self, tmp_path: Path, sink: FileSink) -> None:
         """Of the two sinks, one has pre-committed when the other is cancelled."""
         ids = write_input(tmp_path / "input")
@@ -101,7 +100,6 @@ class TestJobs:
         assert_exactly_once(sink, ids)
         assert_exactly_once(slow, ids)
 
-    @pytest.mark.ci
     def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(self, tmp_path: Path, sink: FileSink) -> None:
         ids = write_input(tmp_path / "input")
         clock, shape = UpWhenNapping(tmp_path / "marker"), slow_once(tmp_path / "marker")
@@ -246,7 +244,6 @@ def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
         assert ["not deterministic" in reason for reason in reasons] == [True] * (number == 1), reasons
 
 
-@pytest.mark.ci
 def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
     """In the query itself, and in what a sink makes of the batch. Shuffles that are not checked may mix its results."""
     session = spark.newSession()
@@ -367,7 +364,6 @@ def test_a_savepoint_is_asked_for_while_batches_follow_each_other(
         assert ask_driver(JobStore(open_storage(place), "spark-job"), "stop")["checkpoint"] > 0
 
 
-@pytest.mark.ci
 def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
     """A task that outlives its batch pre-commits when Spark has nothing to call for any more."""
     ids = write_input(tmp_path / "input", batches=1)

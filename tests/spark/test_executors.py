@@ -18,8 +18,6 @@ from tests.spark.job import Once, SparkJob, cool, write_input
 from tests.spark.test_shared import two_sinks, with_random_id
 from tests.spark.test_spark import assert_exactly_once, linger, visible
 
-pytestmark = pytest.mark.ci
-
 MEMORY = {"spark.executor.memory": "512m"}
 SPECULATION = MEMORY | {
     "spark.speculation": "true",

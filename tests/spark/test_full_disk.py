@@ -18,8 +18,6 @@ from tests.spark.job import CONF, wait_for
 from tests.spark.test_spark import visible
 from tests.storage.test_failures import in_mount, needs_mount
 
-pytestmark = pytest.mark.ci
-
 PAGE = 4096
 
 

@@ -478,7 +478,6 @@ def test_broker_killed_while_the_job_goes_on(
     every_record_once(target)
 
 
-@pytest.mark.ci
 def test_a_topic_that_is_made_anew_is_not_read_on(kafka: KafkaService, tmp_path: Path, into_kafka: IntoKafka) -> None:
     """R19. Spark would begin it at the offsets of the old one. What the error says to do then is done, both ways."""
     folders = [tmp_path / name for name in ("old", "new")]

@@ -29,8 +29,6 @@ from tests.postgres.observer import Observer
 from tests.spark.connect import ConnectJob
 from tests.spark.job import write_input
 
-pytestmark = pytest.mark.ci
-
 NAMES = ("id", "user.id", "a`b", "a blank", "*", ".dot", "x.*", "%s", ":p", "`q`", 'double"quote', "ü")
 """Of columns that hold the id, a text each."""
 

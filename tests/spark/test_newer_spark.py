@@ -40,7 +40,6 @@ def numbers_only(df: Any) -> Any:
 
 
 class TestJobs:
-    @pytest.mark.ci
     @pytest.mark.parametrize(
         "shape", [pytest.param(None, marks=pytest.mark.large), numbers_only], ids=["rows", "columns"]
     )
@@ -69,7 +68,6 @@ class TestJobs:
         assert_exactly_once(sink, ids)
 
 
-@pytest.mark.ci
 @pytest.mark.skipif(VERSION < (4, 2), reason="Spark 4.2 repartitions state")
 def test_repartitioned_state_is_refused(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
     write_input(tmp_path / "input", batches=1)

@@ -36,8 +36,6 @@ from sinks.testing.servers.postgres import PostgresService
 from tests.spark.job import SparkJob, wait_for, write_input
 from tests.spark.test_spark import visible
 
-pytestmark = pytest.mark.ci
-
 
 def numbers(spark: SparkSession) -> DataFrame:
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()

@@ -30,8 +30,6 @@ from tests.sqlalchemy_sink.test_dead_letters import Observer
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play, equal_changes_of_two_partitions
 from tests.sqlalchemy_sink.urls import url_of
 
-pytestmark = pytest.mark.ci
-
 
 class Server(Play):
     def __init__(self, dsn: str) -> None:

@@ -25,8 +25,6 @@ from tests.storage.lost_puts import LostPuts
 from tests.storage.patience import patiently
 from tests.storage.proxy import Proxy
 
-pytestmark = pytest.mark.ci
-
 
 class TestS3(ProcessConformance):
     keys = 60  # of which eight writers put each: two milliseconds of processor time a put

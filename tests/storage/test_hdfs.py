@@ -21,8 +21,6 @@ from tests.protocol.job import Job
 from tests.storage.patience import patiently
 from tests.storage.proxy import Proxy
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HdfsServer]:
