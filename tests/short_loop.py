@@ -90,7 +90,9 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
     "Spark: retries, lost executors, workers, and shuffle files, speculation": {
         "spark/test_spark.py": ("test_python_worker_killed", "test_task_that_fails_and_succeeds_on_retry"),
     },
-    "Spark Connect: the server, a worker, or the client dies": {"spark/test_connect.py": ("test_refused_where_the_server_unpickles_it",)},
+    "Spark Connect: the server, a worker, or the client dies": {
+        "spark/test_connect.py": ("test_refused_where_the_server_unpickles_it",)
+    },
     "a savepoint or restore that is interrupted": {"savepoint/test_crashes.py": ()},
     "an operator's request that is lost, or done twice": {"requests/test_requests.py": ()},
     "a web page, command, metric, or row count that is wrong": {

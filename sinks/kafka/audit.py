@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError, for_code
-from kafka.record import MemoryRecords
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from sinks.audit import Audit, Holding, Part
-from sinks.kafka.cluster import Cluster, Where
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.commit import made_anew, topics_of
+from sinks.kafka.connection import Where
 from sinks.kafka.errors import patiently
+from sinks.kafka.internals import MemoryRecords
 from sinks.progress import progress
 from sinks.transaction import Committable
 

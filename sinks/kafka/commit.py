@@ -27,10 +27,10 @@ from kafka.errors import (
     TransactionalIdNotFoundError,
     for_code,
 )
-from kafka.record import MemoryRecords
 
 from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Answer, Cluster, Ids, Logs
 from sinks.kafka.errors import NotYetKnown
+from sinks.kafka.internals import MemoryRecords
 from sinks.progress import progress
 from sinks.threads import side_by_side
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity

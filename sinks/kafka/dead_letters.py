@@ -18,8 +18,9 @@ from sinks.arrow.json import escaped
 from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
 from sinks.kafka.audit import batches
-from sinks.kafka.cluster import Cluster, Where
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.columns import refusals
+from sinks.kafka.connection import Where
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import by_topic
 

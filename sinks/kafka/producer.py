@@ -30,8 +30,9 @@ from kafka.errors import (
 )
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import Cluster, Mark, Place
+from sinks.kafka.cluster import Cluster, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
+from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.record_batch import (
     FREE,
@@ -283,7 +284,7 @@ class TransactionalProducer:
         """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
         if self._mark and self._add_mark is None:
             self._add_mark = partial(
-                self._brokers.add_offset, self._identity or {}, self._mark, topic, by_itself=self._adds
+                self._brokers.memory.add_offset, self._identity or {}, self._mark, topic, by_itself=self._adds
             )
             self._marking = self._add_mark()
 

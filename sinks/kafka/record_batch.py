@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
-from kafka.partitioner.default import murmur2 as murmur2_of_key
 
+from sinks.kafka.internals import murmur2 as murmur2_of_key
 from sinks.kafka.row_bytes import Numbers, Part, binary, ends_of, lengths_of, rows_of, size, varints
 
 _TRANSACTIONAL = 0x10

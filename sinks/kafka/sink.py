@@ -24,7 +24,7 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, Transacti
 from sinks.idle_connections import put_back, take
 from sinks.kafka import columns, dead_letters
 from sinks.kafka.audit import audit
-from sinks.kafka.cluster import COMMITTED_STATES, Cluster, Mark, newest_marks
+from sinks.kafka.cluster import COMMITTED_STATES, Cluster
 from sinks.kafka.commit import (
     ASK_THE_WITNESS,
     INVALID_TXN_STATE,
@@ -36,6 +36,8 @@ from sinks.kafka.commit import (
     topics_of,
 )
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, Fenced, NotYetKnown, patiently
+from sinks.kafka.internals import KAFKA_PYTHON
+from sinks.kafka.memory import Mark, newest_marks
 from sinks.kafka.options import client_options, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
@@ -141,8 +143,9 @@ class KafkaSink(
         * `dead_letters`: a sink for rows that no topic takes. `max_dead_letters`: the most of them in a
           checkpoint, or, as a float, their largest share of its rows.
 
-        Raises ConfigurationError for options that the sink sets itself.
+        Raises ConfigurationError for options that the sink sets itself, and for a kafka-python that it cannot use.
         """
+        KAFKA_PYTHON.check()
         if value_format in _TRANSFORMS:
             transform = _after(transform, _TRANSFORMS[value_format])
         super().__init__(
@@ -470,7 +473,7 @@ class KafkaSink(
             return {}
         group, prefix = _group(job, self.name), _prefix(job, self.name)
         try:
-            return newest_marks(self._patiently(lambda: self._brokers.settled_offsets(group, prefix)))
+            return newest_marks(self._patiently(lambda: self._brokers.memory.settled_offsets(group, prefix)))
         except GroupAuthorizationFailedError as error:
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 

@@ -27,7 +27,8 @@ from coordinator.verifier import Verifier
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka.cluster import Cluster, Logs, Where
+from sinks.kafka.cluster import Cluster, Logs
+from sinks.kafka.connection import Where
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaService

@@ -94,7 +94,7 @@ def test_a_connection_is_waited_for_as_long_as_an_answer() -> None:
         options = {"bootstrap_servers": server.bootstrap.split(",")}
         quick, slow, patient = [stack.enter_context(closing(Cluster(options, timeout))) for timeout in (2, 14, 280)]
         for cluster in (quick, slow, patient):
-            again(lambda cluster=cluster: cluster._manager)  # type: ignore[misc]  # it has no connection to the broker
+            again(lambda cluster=cluster: cluster.connect())  # type: ignore[misc]  # it has no connection to the broker
         server.broker(1).pause()
         began, waits = time.monotonic(), threading.Thread(target=patient.cluster_id)
         waits.start()

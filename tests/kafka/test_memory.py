@@ -17,7 +17,8 @@ from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, TopicParti
 
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, InDoubtError, StorageBehind
-from sinks.kafka import KafkaSink, cluster
+from sinks.kafka import KafkaSink, memory
+from sinks.kafka.connection import Connections
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
@@ -73,24 +74,24 @@ def test_what_is_committed_while_the_brokers_are_asked_is_remembered(
     """The offsets are read when no commit is under way any more, not beside that question."""
     assert sink.commit(pre_commit(sink, texts("a"), checkpoint=1)) == CommitOutcome.COMMITTED
     assert sink.committed_checkpoints("job") == {LINEAGE: 1}
-    ask_all, later = cluster.Cluster._ask_all, pre_commit(sink, texts("b"), checkpoint=2)
+    ask_all, later = Connections.ask_all, pre_commit(sink, texts("b"), checkpoint=2)
     with closing(sink_of(kafka, kafka_topic)) as other:
 
-        async def amid(self: cluster.Cluster, requests: Any) -> Any:
-            if self is sink._brokers:
-                await self._manager._net.sleep(0.2)
+        async def amid(self: Connections, requests: Any) -> Any:
+            if self is sink._brokers.net:
+                await self.client._loop.sleep(0.2)
                 assert other.commit(later) == CommitOutcome.COMMITTED
                 eventually(lambda: other.committed_checkpoints("job") == {LINEAGE: 2})
             return await ask_all(self, requests)
 
-        monkeypatch.setattr(cluster.Cluster, "_ask_all", amid)
+        monkeypatch.setattr(Connections, "ask_all", amid)
         assert sink.committed_checkpoints("job") == {LINEAGE: 2}
 
 
 def test_it_is_asked_again_while_markers_are_written(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the group has the offset of before, as if nothing were committed."""
     answers = [["tpc.job"], ["tpc.job"], []]
-    monkeypatch.setattr(cluster, "_listed", lambda *_: answers.pop(0))
+    monkeypatch.setattr(memory, "listed", lambda *_: answers.pop(0))
     assert sink.committed_checkpoints("job") is None
     assert answers == []
 

@@ -17,7 +17,8 @@ from kafka.record import MemoryRecords
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import producer as module
-from sinks.kafka.cluster import Mark, Place
+from sinks.kafka.cluster import Place
+from sinks.kafka.memory import Mark
 from sinks.kafka.options import producer_options
 from sinks.kafka.producer import TransactionalProducer
 
@@ -240,7 +241,7 @@ def test_a_flush_ends_when_nobody_answers() -> None:
 
 def test_a_mark_that_nobody_takes_fails_the_task() -> None:
     brokers: Any = Brokers(0)
-    brokers.add_offset = lambda *_, **__: Future()
+    brokers.memory = SimpleNamespace(add_offset=lambda *_, **__: Future())
     producer = TransactionalProducer(brokers, producer_options({}, 1), "id", "topic", Mark("group", "", 0))
     producer.begin(5)
     producer.write(rows(1))

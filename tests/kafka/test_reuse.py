@@ -97,7 +97,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
 def test_a_connection_that_no_task_takes_is_closed(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_connections, "IDLE_SECONDS", 0.2)
     cluster, committable = in_a_task(sink, "1")
-    eventually(lambda: cluster._client is None)
+    eventually(lambda: not cluster.net.is_open)
     assert in_a_task(sink, "1")[0] is not cluster
     sink.abort(committable.transaction)
 
@@ -243,7 +243,7 @@ def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
     request = FindCoordinatorRequest(
         key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
     )
-    answer = sink._brokers._ask(lambda: sink._brokers._request(request))
+    answer = sink._brokers.net.ask(lambda: sink._brokers.net.request(request))
     return int(answer.coordinators[0].node_id)
 
 
@@ -366,11 +366,11 @@ def test_a_leader_that_freezes_is_not_asked_any_more_once_it_is_replaced(three: 
         name = committable.transaction["transactional_id"]
         lead(three, topic, next(node for node in (1, 2, 3) if node != coordinator_of(sink, name)))
         sink.validate_all(Checkpoint("job", "l", 0), [committable])
-        leader = sink._brokers._leaders[topic][0]
+        leader = sink._brokers.net.leaders[topic][0]
         three.broker(leader).pause()
         others = {1, 2, 3} - {leader}
         eventually(lambda: leader not in {leader_known_to(three, node, topic) for node in others})
-        sink._brokers._manager.close(leader)  # or it may be asked who leads
+        sink._brokers.net.client._manager.close(leader)  # or it may be asked who leads
         began = time.monotonic()
         sink.validate_all(Checkpoint("job", "l", 0), [committable])
         assert time.monotonic() - began < HANG / 2
@@ -419,9 +419,10 @@ def test_what_any_broker_can_tell_is_not_asked_of_one_that_has_failed_to_answer(
         three.broker(3).pause()
         eventually(lambda: 3 not in three.admin().list_topics(timeout=120).brokers)
         group = _group("job", sink.name)
-        sink._brokers._manager.close(3)  # as when it has not answered; the client's list of brokers still has it
+        # As when it has not answered; the client's list of brokers still has it
+        sink._brokers.net.client._manager.close(3)
         began = time.monotonic()
-        assert patiently(lambda: sink._brokers.settled_offsets(group, "tpc."), HANG / 2)
+        assert patiently(lambda: sink._brokers.memory.settled_offsets(group, "tpc."), HANG / 2)
         assert time.monotonic() - began < HANG / 2
         three.start()
 
@@ -436,7 +437,7 @@ def test_a_transaction_begins_without_a_broker_that_is_frozen_and_does_not_matte
         again(lambda: sink._brokers.begin(name, 60_000))
         list(sink.in_doubt("job"))  # connects to all
         three.broker(3).pause()
-        sink._brokers._manager.close(3)
+        sink._brokers.net.client._manager.close(3)
         began = time.monotonic()
         sink._brokers.begin(name, 60_000, topic)
         assert time.monotonic() - began < HANG / 2
@@ -455,14 +456,14 @@ def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(
     ):
         assert driver.commit(pre_commit(driver, texts("1"), checkpoint=1)) == COMMITTED
         assert driver.committed_checkpoints("job") == {LINEAGE: 1}
-        node = driver._brokers._coordinators[CoordinatorType.GROUP, _group("job", name)]
+        node = driver._brokers.net._coordinators[CoordinatorType.GROUP, _group("job", name)]
         three.broker(node).pause()
         eventually(lambda: node not in three.admin().list_topics(timeout=120).brokers)
         second = again(lambda: pre_commit(other, texts("2"), checkpoint=2))
         assert again(lambda: other.commit(second)) == COMMITTED
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(driver.committed_checkpoints, "job")
-            connection = driver._brokers._manager._conns[node]
+            connection = driver._brokers.net.client._manager._conns[node]
             eventually(lambda: answer.done() or connection.in_flight_requests)
             three.broker(node).resume()
             assert answer.result() == {LINEAGE: 2}

@@ -19,7 +19,7 @@ from kafka.errors import KafkaError
 
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.memory import GroupMemory
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome, CommitState
@@ -194,14 +194,14 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
 
 def test_a_right_that_lacks_is_told_late(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The offset is refused after the records were taken."""
-    add_offset, producers = Cluster._add_offset, list[Any]()
+    add_offset, producers = GroupMemory._add_offset, list[Any]()
 
-    async def late(cluster: Cluster, *arguments: Any) -> None:
+    async def late(memory: GroupMemory, *arguments: Any) -> None:
         while not (producers and producers[0].delivered):
-            await cluster._manager._net.sleep(0.05)
-        await add_offset(cluster, *arguments)
+            await memory._net.client._loop.sleep(0.05)
+        await add_offset(memory, *arguments)
 
-    monkeypatch.setattr(Cluster, "_add_offset", late)
+    monkeypatch.setattr(GroupMemory, "_add_offset", late)
     with secured.topic() as topic:
         for operation in ("describe", "write", "read"):
             secured.allow("bob", "topic", topic, operation)

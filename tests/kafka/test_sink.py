@@ -34,8 +34,11 @@ from tenacity import Retrying, stop_after_delay
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, commit, producer
-from sinks.kafka.cluster import Cluster, _Client
+from sinks.kafka.cluster import Cluster
+from sinks.kafka.connection import Connections
 from sinks.kafka.errors import NotYetKnown, is_passing
+from sinks.kafka.internals import Client
+from sinks.kafka.memory import GroupMemory
 from sinks.kafka.options import client_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import CODECS
@@ -322,7 +325,7 @@ def test_two_jobs_that_start_at_once_with_sinks_of_one_name(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each begins a transaction to see that it may, under an id that has no job in it, and fences the other."""
-    add_offset, others = Cluster.add_offset, [sink_of(kafka, kafka_topic) for _ in range(3)]
+    add_offset, others = GroupMemory.add_offset, [sink_of(kafka, kafka_topic) for _ in range(3)]
 
     def amid(*about: Any, **more: Any) -> Any:
         if others:
@@ -330,7 +333,7 @@ def test_two_jobs_that_start_at_once_with_sinks_of_one_name(
                 other.check(TEXTS)
         return add_offset(*about, **more)
 
-    monkeypatch.setattr(Cluster, "add_offset", amid)
+    monkeypatch.setattr(GroupMemory, "add_offset", amid)
     sink.check(TEXTS)
     assert others == []
 
@@ -373,12 +376,12 @@ def test_a_timeout_above_the_brokers_limit(kafka: KafkaService, kafka_topic: str
 def test_nobody_listens_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = list[object]()
 
-    class Counted(_Client):
-        def __init__(self, **options: Any) -> None:
+    class Counted(Client):
+        def __init__(self, *arguments: Any) -> None:
             clients.append(self)
-            super().__init__(**options)
+            super().__init__(*arguments)
 
-    monkeypatch.setattr("sinks.kafka.cluster._Client", Counted)
+    monkeypatch.setattr("sinks.kafka.connection.Client", Counted)
     sink = KafkaSink("127.0.0.1:9", "t", timeout=2)
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9 cannot be asked: .*does not answer: check that all"):
         sink.check(TEXTS)
@@ -408,7 +411,7 @@ def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
         sink.check(TEXTS)
         committable = pre_commit(sink, texts("a"))
         sink.timeout = 1
-        sink._brokers._timeout_ms = 1000
+        sink._brokers.net.timeout_ms = 1000
         server.kill()
         calls: list[Callable[[], object]] = [
             lambda: sink.validate_all(Checkpoint("job", LINEAGE, 0), [committable]),
@@ -1025,13 +1028,13 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
 
 def test_a_begin_that_failed_does_not_fence_the_one_after_it(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator is told late, when a broker that was asked beside it has failed, and all was asked again."""
-    find, fences, tries, told = Cluster._coordinators_of, Cluster._fences, itertools.count(), threading.Event()
+    find, fences, tries, told = Connections.coordinators_of, Cluster._fences, itertools.count(), threading.Event()
 
-    async def late(self: Cluster, *about: Any) -> Any:
+    async def late(self: Connections, *about: Any) -> Any:
         if next(tries):
             return await find(self, *about)
         try:
-            await self._manager._net.sleep(0.5)
+            await self.client._loop.sleep(0.5)
             return await find(self, *about)
         finally:
             told.set()
@@ -1040,7 +1043,7 @@ def test_a_begin_that_failed_does_not_fence_the_one_after_it(sink: KafkaSink, mo
         monkeypatch.setattr(Cluster, "_fences", fences)
         raise KafkaConnectionError("closed")
 
-    monkeypatch.setattr(Cluster, "_coordinators_of", late)
+    monkeypatch.setattr(Connections, "coordinators_of", late)
     monkeypatch.setattr(Cluster, "_fences", failing)
     committable = pre_commit(sink, texts("a"))
     assert told.wait(120)

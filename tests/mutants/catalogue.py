@@ -1396,7 +1396,7 @@ MUTANTS = (
     Mutant(
         "Kafka: a coordinator that moved is asked again and again",
         "sinks/kafka",
-        "self._coordinators.pop((kind, names[at]), None)",
+        "self._coordinators.pop((kind, name), None)",
         "pass",
         KAFKA_REUSE,
     ),
@@ -1427,7 +1427,7 @@ MUTANTS = (
     Mutant(
         "Kafka: the group is read before the markers are written",
         "sinks/kafka",
-        "if busy := _listed((deciding for deciding, *_ in answers.values()), prefix):",
+        "if busy := listed((deciding for deciding, *_ in answers.values()), prefix):",
         "if busy := []:",
         KAFKA_MEMORY,
     ),
