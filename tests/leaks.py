@@ -11,6 +11,7 @@ A test that plays a driver's death leaves the driver's threads. They end with th
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -207,6 +208,7 @@ class Leaks:
 def _before(kind: type, method: str, call: Callable[[Any], object]) -> None:
     inner = getattr(kind, method)
 
+    @functools.wraps(inner)
     def outer(self: Any, *arguments: Any, **options: Any) -> Any:
         call(self)
         return inner(self, *arguments, **options)
