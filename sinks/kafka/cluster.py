@@ -365,7 +365,8 @@ class Cluster:
     def version(self) -> str:
         """The release that the API versions of a broker are of, as far as the client knows releases."""
         node = self.brokers()[0]
-        return str(self.net.call(lambda admin: admin.get_broker_version_data(node)).broker_version_str)
+        release = self.net.call(lambda admin: admin.get_broker_version_data(node)).broker_version
+        return ".".join(map(str, release))
 
     def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
         """Settings in force. Empty without such a resource, or the right to ask."""

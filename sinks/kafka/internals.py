@@ -8,7 +8,7 @@ The admin client takes a documented option `kafka_client`, a function that makes
 there, out of kafka-python's event loop and connection manager, and keeps both: no attribute that begins with an
 underscore is used.
 
-All of it was read and run in kafka-python 3.0.0 to 3.0.12. What is gone in another version is reported when a sink is
+All of it was read and run in kafka-python 3.0.0 and 3.0.12. What is gone in another version is reported when a sink is
 made or connects, with the version, in place of an AttributeError in the middle of a batch.
 
 kafka-python 3.1 is not released. These differences were read in its main branch (3.1.0.dev, August 2026), and are
@@ -52,7 +52,7 @@ KAFKA_PYTHON = PrivateNames(
         "kafka.net.manager.KafkaConnectionManager.call_soon",
         "kafka.net.manager.KafkaConnectionManager.cluster",
         "kafka.net.manager.KafkaConnectionManager.send(request, node_id)",
-        "kafka.protocol.broker_version_data.BrokerVersionData.broker_version_str",
+        "kafka.protocol.broker_version_data.BrokerVersionData.broker_version",
         "kafka.protocol.metadata.MetadataResponse.fields",
         "kafka.record.MemoryRecords.next_batch",
         "kafka.record.default_records.DefaultRecordBatch.base_offset",
