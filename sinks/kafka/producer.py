@@ -38,12 +38,10 @@ from sinks.kafka.record_batch import (
     FREE,
     HEADER,
     Origin,
-    bounds,
+    Plan,
     by_topic,
     latest_time,
-    partitions_of,
     record_batch,
-    sizes,
 )
 from sinks.kafka.row_bytes import Numbers
 from sinks.transaction import Committable, Identity
@@ -321,23 +319,13 @@ class TransactionalProducer:
         count = self.partitions(name, wanted)
         if wanted >= count:
             raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
-        of_rows = sizes(rows)
-        largest = int(of_rows.max(initial=0))
+        plan = Plan.of(rows)
+        largest = int(plan.sizes.max(initial=0))
         if largest > self._options.largest:
             raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
-        topic, bytes = self._topics[name], bounds(rows, of_rows)
-        where = partitions_of(rows, count)
-        rows = rows.select([column for column in rows.schema.names if column not in ("topic", "partition")])
         self.sent += rows.num_rows
-        if (where == where[0]).all():
-            self._keep(topic, int(where[0]), rows, bytes)
-            return
-        order = np.argsort(where, kind="stable")
-        where, bytes = where[order], bytes[order]
-        ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
-        for start, end in zip([0, *ends], ends, strict=False):
-            some = rows.take(pa.array(order[start:end]))  # a slice would keep the whole batch in memory
-            self._keep(topic, int(where[start]), some, bytes[start:end])
+        for number, share, bytes in plan.shares(count):
+            self._keep(self._topics[name], number, share, bytes)
 
     def _keep(self, topic: _Topic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
         """Until there is a record batch of them. Those without a partition go to all in turn, a batch at a time."""
@@ -421,14 +409,15 @@ class TransactionalProducer:
     def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
         """Places of records that the producer or their topic does not take; bytes that each has, and may have."""
         self.partitions(name, 0)
-        topic, of_rows = self._topics[name], sizes(rows)
-        most = bounds(rows, of_rows) + HEADER
+        topic = self._topics[name]
+        plan = Plan.of(rows)
+        most = plan.bounds + HEADER
         if (most > topic.limit).any():
             topic.limit = self._limit(name, topic.limit)  # somebody may have raised it since the start
-        for at in np.flatnonzero((of_rows > self._options.largest) | (most > topic.limit)).tolist():
+        for at in np.flatnonzero((plan.sizes > self._options.largest) | (most > topic.limit)).tolist():
             alone = record_batch(rows.slice(at, 1), 0, self._options.compression, Origin(0, 0, 0))
-            if of_rows[at] > self._options.largest:
-                yield at, int(of_rows[at]), self._options.largest
+            if plan.sizes[at] > self._options.largest:
+                yield at, int(plan.sizes[at]), self._options.largest
             elif len(alone) > topic.limit:
                 yield at, len(alone), int(topic.limit)
 

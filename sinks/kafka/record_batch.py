@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,28 +45,6 @@ def by_topic(batch: pa.RecordBatch, default: str | None) -> Iterator[tuple[str |
     for topic in pc.unique(topics).to_pylist():
         rows = pc.is_null(topics) if topic is None else pc.equal(topics, topic)
         yield topic, batch.filter(rows)
-
-
-def sizes(rows: pa.RecordBatch) -> Numbers:
-    """Bytes of key, value and headers of each row."""
-    total = np.zeros(rows.num_rows, np.int64)
-    for name in ("key", "value"):
-        if name in rows.schema.names:
-            total += np.maximum(lengths_of(rows[name]), 0)
-    if "headers" in rows.schema.names:
-        each, ends = _flat(rows["headers"])
-        of = sum(np.maximum(lengths_of(each.field(name)), 0) for name in ("key", "value"))
-        total += np.diff(np.concatenate([[0], np.cumsum(of)])[ends])
-    return total
-
-
-def bounds(rows: pa.RecordBatch, sizes: Numbers) -> Numbers:
-    """Bytes that each row takes in a batch, at most. `sizes` are those of the rows."""
-    names = rows.schema.names
-    most = sizes + (16 + (9 if "timestamp" in names else 0) + (4 if "key" in names else 0))
-    if "headers" in names:
-        most += 5 + 10 * np.diff(_flat(rows["headers"])[1])
-    return most
 
 
 def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
@@ -249,3 +228,49 @@ def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
         wanted = pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
         partitions = np.where(wanted == FREE, partitions, wanted)
     return partitions
+
+
+# ---------------------------------------------------------------------- rows on their way to batches
+@dataclass(frozen=True)
+class Plan:
+    """How the rows of one topic become record batches: what each takes there, and which partition it goes to."""
+
+    rows: pa.RecordBatch
+    sizes: Numbers
+    """Bytes of key, value and headers of each row."""
+    bounds: Numbers
+    """Bytes that each row takes in a batch, at most."""
+
+    @classmethod
+    def of(cls, rows: pa.RecordBatch) -> Plan:
+        names = rows.schema.names
+        sizes = np.zeros(rows.num_rows, np.int64)
+        for name in ("key", "value"):
+            if name in names:
+                sizes += np.maximum(lengths_of(rows[name]), 0)
+        fixed = 16 + (9 if "timestamp" in names else 0) + (4 if "key" in names else 0)
+        around: Numbers = np.array(fixed, np.int64)
+        if "headers" in names:
+            each, ends = _flat(rows["headers"])
+            lengths = sum(np.maximum(lengths_of(each.field(name)), 0) for name in ("key", "value"))
+            sizes += np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends])
+            around = around + 5 + 10 * np.diff(ends)
+        return cls(rows, sizes, sizes + around)
+
+    def shares(self, count: int) -> Iterator[tuple[int, pa.RecordBatch, Numbers]]:
+        """Yield each of `count` partitions that rows go to (or `FREE`), with these rows and their bounds.
+
+        The rows come without the columns that only say where they go.
+        """
+        where = partitions_of(self.rows, count)
+        rows = self.rows.select([name for name in self.rows.schema.names if name not in ("topic", "partition")])
+        if (where == where[0]).all():
+            yield int(where[0]), rows, self.bounds
+            return
+        order = np.argsort(where, kind="stable")
+        where = where[order]
+        bounds = self.bounds[order]
+        ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            some = rows.take(pa.array(order[start:end]))  # a slice would keep the whole batch in memory
+            yield int(where[start]), some, bounds[start:end]
