@@ -34,14 +34,14 @@ heartbeat._LAST_WORD = 300.0  # tests look at once at what a driver has said las
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--leaks", action="store_true", help="fail each test that leaves something open")
+    parser.addoption("--reverse", action="store_true", help="run the tests in reversed order")
     parser.addoption("--require-servers", action="store_true", help="fail each test whose server cannot be had")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
-    config.pluginmanager.register(leaks.Leaks(strict=config.getoption("--leaks")))
+    config.pluginmanager.register(leaks.Leaks())
     config.pluginmanager.register(servers.Servers(required=config.getoption("--require-servers")))
 
 
@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if whole and (unknown := short_loop.unknown(items)):
         raise pytest.UsageError(f"tests/short_loop.py names what is no test: {', '.join(unknown)}")
     _in_turn(items)
+    if config.getoption("--reverse"):
+        items.reverse()
 
 
 @pytest.hookimpl(wrapper=True)

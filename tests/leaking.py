@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import psycopg
 import pytest
@@ -29,6 +30,10 @@ def connection() -> psycopg.Connection[Any]:
     return psycopg.connect(os.environ["TEST_POSTGRES_DSN"])
 
 
+def file() -> IO[str]:
+    return open(os.devnull)
+
+
 def thread() -> threading.Thread:
     return threading.Thread(target=threading.Event().wait, daemon=True)
 
@@ -44,6 +49,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 LEFT: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "connection": (connection, psycopg.Connection.close),
+    "file": (file, lambda left: left.close()),
     "socket": (socket.socket, socket.socket.close),
     "process": (child, end),
 }
@@ -61,7 +67,7 @@ class TestLeft:
 class TestFreed:
     """What is in no variable any more when the neighbour runs, or is given up by it."""
 
-    @pytest.mark.parametrize("open_it", [connection, lambda: open(os.devnull)], ids=["connection", "file"])  # noqa: SIM115
+    @pytest.mark.parametrize("open_it", [connection, file])
     def test_leaks(self, open_it: Callable[[], Any]) -> None:
         in_a_cycle(open_it())
 
@@ -69,12 +75,13 @@ class TestFreed:
         gc.collect()
 
 
+@pytest.mark.parametrize("open_it", [connection, file])
 class TestGivenUpByTheNeighbour:
-    def test_leaks(self) -> None:
-        in_a_cycle(connection())
-        KEPT["given up"] = connection()
+    def test_leaks(self, open_it: Callable[[], Any]) -> None:
+        in_a_cycle(open_it())
+        KEPT["given up"] = open_it()
 
-    def test_neighbour(self) -> None:
+    def test_neighbour(self, open_it: Callable[[], Any]) -> None:
         KEPT.clear()
         gc.collect()
 
@@ -82,6 +89,7 @@ class TestGivenUpByTheNeighbour:
 class TestState:
     def test_leaks(self) -> None:
         os.environ["LEFT"] = "1"
+        logging.getLogger("sinks").addHandler(logging.NullHandler())
 
     def test_neighbour(self) -> None:
         pass

@@ -1,18 +1,19 @@
-"""With `--leaks`, a test that leaves something open fails, always, and no other test does. Without it, a warning about
-what one test left open fails no other one.
+"""A test that leaves something open fails, always, and no other test does.
 
-Connections, sockets, processes and threads are noted with the place where they were opened, and looked for when their
-test has been torn down, or their module, if a fixture of the module opened them. What is then in no variable any more
-is collected at once, so that a warning out of `__del__` comes in the test that caused it. What a fixture of the whole
-session opened is not looked for: `tests/reaper.py` ends its processes.
+Connections, sockets, files, processes and threads are noted with the place where they were opened. The plugin looks for
+them when their test has been torn down, or their module, if a fixture of the module opened them. If something is still
+open, the plugin collects garbage at once, so that a warning out of `__del__` comes in the test that caused it. What a
+fixture of the whole session opened is not looked for, because `tests/reaper.py` ends the processes of the session.
 
 A test that plays a driver's death leaves the driver's threads. They end with the test, as they would with the driver.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
+import io
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -64,6 +66,8 @@ class Opened:
     test: str
     scope: str
     where: list[tuple[str, int]]
+    name: str = ""
+    """What a warning calls a file."""
 
     @property
     def is_of_a_library(self) -> bool:
@@ -81,17 +85,18 @@ class Opened:
 
 
 class Leaks:
-    """The plugin. `strict`: what a test leaves open fails it."""
+    """The plugin."""
 
-    def __init__(self, *, strict: bool) -> None:
-        self._strict = strict
+    def __init__(self) -> None:
         self._test = "no test"
         self._scope = "session"
         self._opened: dict[int, Opened] = {}
-        """By the `id`, which warnings name."""
+        """The keys are what `id` returns, which most warnings name."""
         self._drivers = weakref.WeakSet[Heartbeat | Verifier]()
         self._unraisable: list[str] = []
         self._state: dict[str, object] = {}
+        self._descriptors: set[str] = set()
+        """The open file descriptors when the test began."""
 
     # ------------------------------------------------------------------ what is noted
     def pytest_sessionstart(self) -> None:
@@ -100,26 +105,33 @@ class Leaks:
         self._note(socket.socket, "__init__", "socket", lambda each: each.fileno() != -1)
         self._note(subprocess.Popen, "__init__", "process", lambda each: each.returncode is None)
         self._note(threading.Thread, "start", "thread", lambda each: each.is_alive())
+        self._note_files()
         sys.unraisablehook = self._unraisable_hook
-        if not self._strict:
-            return
         for kind in (Heartbeat, Verifier):
             _before(kind, "begin", self._drivers.add)
-        # In a worker of Spark, a sink's second task freezes what is there. Here that would be what earlier tests left.
-        task._freeze_imports = lambda kind: None
 
     def _note(self, kind: type, method: str, word: str, is_open: Callable[[Any], bool]) -> None:
-        def note(thing: Any) -> None:
-            self._opened[id(thing)] = Opened(
-                word, weakref.ref(thing), is_open, self._test, self._scope, list(_callers())
-            )
+        _before(kind, method, lambda thing: self._add(word, thing, is_open))
 
-        _before(kind, method, note)
+    def _note_files(self) -> None:
+        inner = io.open
+
+        @functools.wraps(inner)
+        def noting_open(*arguments: Any, **options: Any) -> Any:
+            file = inner(*arguments, **options)
+            self._add("file", file, lambda each: not each.closed, repr(file))
+            return file
+
+        for module in (builtins, io):
+            vars(module)["open"] = noting_open
+
+    def _add(self, word: str, thing: Any, is_open: Callable[[Any], bool], name: str = "") -> None:
+        where = list(_callers())
+        self._opened[id(thing)] = Opened(word, weakref.ref(thing), is_open, self._test, self._scope, where, name)
 
     def _unraisable_hook(self, unraisable: Any) -> None:
         """An error out of `__del__`. Of something that another test opened, that test has been told."""
-        named = [self._opened.get(int(found, 16)) for found in re.findall(r"0x[0-9a-f]+", str(unraisable.exc_value))]
-        owner = next((each for each in named if each), None)
+        owner = self._owner(str(unraisable.exc_value))
         if owner is None or owner.test == self._test:
             told = [f"{unraisable.err_msg or 'Exception ignored in'}: {unraisable.object!r}"]
             told += [line.rstrip() for line in traceback.format_exception(unraisable.exc_value)]
@@ -129,10 +141,17 @@ class Leaks:
             except pytest.PytestUnraisableExceptionWarning as error:  # the test does not ignore them
                 self._unraisable.append(str(error))
 
+    def _owner(self, message: str) -> Opened | None:
+        """What the message names, by its `id` or, if it is a file, by the name of the file."""
+        named = [self._opened.get(int(found, 16)) for found in re.findall(r"0x[0-9a-f]+", message)]
+        files = [each for each in reversed([*self._opened.values()]) if each.name and each.name in message]
+        return next((each for each in [*named, *files] if each), None)
+
     # ------------------------------------------------------------------ when it is looked for
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._test, self._scope, self._state = item.nodeid, "function", _state()
+        self._descriptors = _descriptors()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -154,21 +173,15 @@ class Leaks:
     def pytest_runtest_teardown(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        if not self._strict:
-            result = yield
-            told, self._unraisable = self._unraisable, []
-            self._forget(set())
-            if told:
-                pytest.fail("\n\n".join(told), pytrace=False)
-            return result
         self._end_drivers()
         _close_idle_connections()
         result = yield
         _close_idle_connections()  # of sinks that a fixture has closed
-        gc.collect()
         scopes = {"function"}
         if nextitem is None or nextitem.path != item.path:
             scopes |= {"class", "module", "package"}
+        if any(self._left(scopes)) or _descriptors() - self._descriptors:  # to collect takes longer than most tests
+            gc.collect()
         left = [f"the test left a {each}" for each in self._left(scopes) if each.kind not in _on_purpose(item)]
         left += self._unraisable
         left += [f"the test changed {name}" for name, value in _state().items() if self._state.get(name) != value]
@@ -182,7 +195,7 @@ class Leaks:
         for each in list(self._opened.values()):
             if each.scope not in scopes or any(place in file for file, _ in each.where for place in KEPT):
                 continue
-            if each.kind == "socket" and each.is_of_a_library:  # which closes it in a thread of its own
+            if each.kind in ("socket", "file") and each.is_of_a_library:  # which closes it in a thread of its own
                 continue
             thing = each.thing()
             if isinstance(thing, threading.Thread):
@@ -192,7 +205,7 @@ class Leaks:
 
     def _forget(self, scopes: set[str]) -> None:
         """What is open is told of once; what is collected by now can be in no warning."""
-        self._opened = {key: each for key, each in self._opened.items() if each.thing() is not None}
+        self._opened = {key: each for key, each in list(self._opened.items()) if each.thing() is not None}
         for each in self._opened.values():
             if each.scope in scopes:
                 each.scope = "forgotten"
@@ -216,10 +229,15 @@ def _before(kind: type, method: str, call: Callable[[Any], object]) -> None:
     setattr(kind, method, outer)
 
 
+def _descriptors() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
 def _callers() -> Iterator[tuple[str, int]]:
-    frame = sys._getframe(3)
+    frame = sys._getframe(1)
     for _ in range(FRAMES):
-        yield frame.f_code.co_filename, frame.f_lineno
+        if frame.f_code.co_filename != __file__:
+            yield frame.f_code.co_filename, frame.f_lineno
         if frame.f_back is None:
             return
         frame = frame.f_back
@@ -246,7 +264,10 @@ def _state() -> dict[str, object]:
         "the environment": {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SPARK_", "PYSPARK_"))
         },
-        "the levels of loggers": [(each.level, each.disabled, each.propagate) for each in loggers],
+        "the time zone": time.tzname,
+        "loggers": [(each.level, each.disabled, each.propagate, [*each.handlers]) for each in loggers],
         "whether garbage is collected": gc.isenabled(),
-        "what SIGTERM does": signal.getsignal(signal.SIGTERM),  # a Spark session takes SIGINT, to the end
+        "how many tasks of sinks this process has begun": sum(task._tasks.values()),
+        # A Spark session takes SIGINT, and keeps it; pytest-timeout takes SIGALRM.
+        "what signals do": [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)],
     }

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_leak_fails_the_test_that_leaks_and_no_other(postgres: PostgresService) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--leaks", "-rA", "-q", "tests/leaking.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-q", "tests/leaking.py"],
         cwd=ROOT,
         env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn},
         stdin=subprocess.DEVNULL,
@@ -26,14 +26,17 @@ def test_a_leak_fails_the_test_that_leaks_and_no_other(postgres: PostgresService
     assert sorted(failed) == [
         "TestFreed::test_leaks[connection]",
         "TestFreed::test_leaks[file]",
-        "TestGivenUpByTheNeighbour::test_leaks",
+        "TestGivenUpByTheNeighbour::test_leaks[connection]",
+        "TestGivenUpByTheNeighbour::test_leaks[file]",
         "TestLeft::test_leaks[connection]",
+        "TestLeft::test_leaks[file]",
         "TestLeft::test_leaks[process]",
         "TestLeft::test_leaks[socket]",
         "TestState::test_leaks",
         "TestThread::test_leaks",
     ], done.stdout
-    for kind in ("connection", "process", "socket", "thread"):
+    for kind in ("connection", "file", "process", "socket", "thread"):
         assert re.search(rf"the test left a {kind} .* opened in .*leaking\.py", done.stdout), kind
     assert "leaking.py:" in done.stdout, "where it was opened"
-    assert "the test changed the environment" in done.stdout
+    for changed in ("the environment", "loggers"):
+        assert f"the test changed {changed}" in done.stdout
