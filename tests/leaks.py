@@ -28,6 +28,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import psycopg
@@ -65,22 +66,26 @@ class Opened:
     is_open: Callable[[Any], bool]
     test: str
     scope: str
-    where: list[tuple[str, int]]
+    callers: list[tuple[CodeType, int]]
     name: str = ""
     """What a warning calls a file."""
 
     @property
     def is_of_a_library(self) -> bool:
         """Whether neither the product nor a test has asked Python's own library for it."""
-        for file, _ in self.where:
-            if "/site-packages/" in file:
+        for code, _ in self.callers:
+            if "/site-packages/" in code.co_filename:
                 return True
-            if not file.startswith((STDLIB, "<")):
+            if not code.co_filename.startswith((STDLIB, "<")):
                 return False
         return True
 
+    @property
+    def is_kept(self) -> bool:
+        return any(place in code.co_filename for code, _ in self.callers for place in KEPT)
+
     def __str__(self) -> str:
-        ours = [f"  {file}:{line}" for file, line in self.where if "site-packages" not in file]
+        ours = [f"  {file}:{line}" for file, line in map(_place, self.callers) if "site-packages" not in file]
         return "\n".join([f"{self.kind} {self.thing()!r}, which was opened in {self.test} at", *ours[:8]])
 
 
@@ -126,8 +131,8 @@ class Leaks:
             vars(module)["open"] = noting_open
 
     def _add(self, word: str, thing: Any, is_open: Callable[[Any], bool], name: str = "") -> None:
-        where = list(_callers())
-        self._opened[id(thing)] = Opened(word, weakref.ref(thing), is_open, self._test, self._scope, where, name)
+        callers = _callers()
+        self._opened[id(thing)] = Opened(word, weakref.ref(thing), is_open, self._test, self._scope, callers, name)
 
     def _unraisable_hook(self, unraisable: Any) -> None:
         """An error out of `__del__`. Of something that another test opened, that test has been told."""
@@ -193,14 +198,14 @@ class Leaks:
 
     def _left(self, scopes: set[str]) -> Iterator[Opened]:
         for each in list(self._opened.values()):
-            if each.scope not in scopes or any(place in file for file, _ in each.where for place in KEPT):
+            thing = each.thing()
+            if each.scope not in scopes or thing is None or not each.is_open(thing) or each.is_kept:
                 continue
             if each.kind in ("socket", "file") and each.is_of_a_library:  # which closes it in a thread of its own
                 continue
-            thing = each.thing()
             if isinstance(thing, threading.Thread):
                 thing.join(PATIENCE)
-            if thing is not None and each.is_open(thing):
+            if each.is_open(thing):
                 yield each
 
     def _forget(self, scopes: set[str]) -> None:
@@ -233,20 +238,28 @@ def _descriptors() -> set[str]:
     return set(os.listdir("/dev/fd"))
 
 
-def _callers() -> Iterator[tuple[str, int]]:
-    frame = sys._getframe(1)
-    for _ in range(FRAMES):
+def _callers() -> list[tuple[CodeType, int]]:
+    """Who opens something, up to pytest, with the place in each function's code. To find the line of each takes long,
+    and only a leak asks for it."""
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < FRAMES and "/_pytest/" not in frame.f_code.co_filename:
         if frame.f_code.co_filename != __file__:
-            yield frame.f_code.co_filename, frame.f_lineno
-        if frame.f_back is None:
-            return
+            found.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
+    return found
+
+
+def _place(caller: tuple[CodeType, int]) -> tuple[str, int]:
+    code, instruction = caller
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line)
+    return code.co_filename, next(lines, code.co_firstlineno)
 
 
 def _on_purpose(item: pytest.Item) -> set[str]:
-    """What a test may leave: one that fails between the opening of a connection and its `try` says so by its mark."""
+    """What a test may leave: one that fails between `open` or `connect` and `try` says so by its mark."""
     ignored = [warning for mark in item.iter_markers("filterwarnings") for warning in mark.args]
-    return {"connection", "socket"} if "ignore::ResourceWarning" in ignored else set()
+    return {"connection", "socket", "file"} if "ignore::ResourceWarning" in ignored else set()
 
 
 def _close_idle_connections() -> None:

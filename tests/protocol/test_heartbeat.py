@@ -61,7 +61,9 @@ def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Jo
     assert kept in (1, 2)  # put, and the one before not yet deleted
     ended = look_for_driver(JobStore(storage, "job"))
     assert ended
-    assert (ended.state, ended.sign.ended) == (State.ENDED, "the coordinator was closed")
+    assert ended.state is State.ENDED
+    reasons = "the coordinator was closed", "the query was stopped, or failed outside of the coordinator"
+    assert ended.sign.ended in reasons, "whichever is seen first"
     with job.coordinator(config=FAST) as again:
         job.query().run(again)
     assert len(signs(job)) == 1
