@@ -75,7 +75,9 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
         "protocol/test_memories.py": ("test_storage_of_before_a_restore", "test_storage_of_before_a_replay"),
         "postgres/test_set_back.py": ("test_a_server_set_back_behind_sparks_back",),
     },
-    "several sinks that disagree": {"test_several_sinks.py": ()},
+    "several sinks that disagree": {
+        "test_several_sinks.py": ("test_all_or_nothing_over_a_kill[complete record written]",)
+    },
     "a lake table that is not written once, or that another engine reads wrongly": {
         "lakes/test_lakes.py": (
             "test_another_writer_commits_amid_ours",
@@ -84,7 +86,7 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
         ),
     },
     "a storage that tears, overwrites, or loses a value": {
-        "storage/test_conformance.py": ("TestFile", "TestSqlite", "TestObjectsInFiles"),
+        "storage/test_conformance.py": ("TestFile", "TestSqlite"),
     },
     "Spark: the driver, the JVM, and the workers die": {"spark/test_killed.py": ("test_killed_and_restarted",)},
     "Spark: retries, lost executors, workers, and shuffle files, speculation": {
@@ -94,17 +96,36 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
         "spark/test_connect.py": ("test_refused_where_the_server_unpickles_it",)
     },
     "a savepoint or restore that is interrupted": {"savepoint/test_crashes.py": ()},
-    "an operator's request that is lost, or done twice": {"requests/test_requests.py": ()},
+    "an operator's request that is lost, or done twice": {
+        "requests/test_requests.py": (
+            "test_a_driver_that_dies_after_it_has_begun",
+            "test_a_query_is_stopped",
+            "test_a_request_outlives_its_driver",
+            "test_what_was_answered_is_not_done_again",
+        ),
+    },
     "a web page, command, metric, or row count that is wrong": {
-        "cli/test_checkpoints.py": (),
+        "cli/test_checkpoints.py": (
+            "test_a_replay_is_shown",
+            "test_memories_that_agree",
+            "test_show",
+            "test_the_memory_that_was_set_back_is_named",
+        ),
         "cli/test_in_doubt.py": ("test_decided_transactions_in_postgres_are_listed_and_committed",),
-        "cli/test_jobfile.py": (),
-        "cli/test_killed.py": (),
+        "cli/test_jobfile.py": ("test_every_kind_of_sink_and_the_checkpoint_options", "test_what_is_wrong_is_named"),
+        "cli/test_killed.py": (
+            "test_a_driver_that_runs_is_told_from_one_that_was_killed",
+            "test_resolve_says_what_it_commits",
+        ),
         "cli/test_resolve.py": ("test_the_job_goes_on_without_what_was_accepted",),
         "cli/test_savepoint.py": ("test_of_a_stopped_query_and_back",),
         "cli/test_verify.py": ("test_a_table_of_postgres", "test_a_topic"),
         "protocol/test_statistics.py": (),
-        "ui/test_page.py": (),
+        "ui/test_page.py": (
+            "test_a_running_job",
+            "test_hostile_texts_stay_texts",
+            "test_what_a_killed_driver_left_in_doubt",
+        ),
     },
     "a failed query that is not restarted": {
         "restart/test_strategies.py": (),
@@ -112,13 +133,20 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
     },
     "all at once, at random": {"chaos/test_chaos.py": ("test_every_row_once_whatever_fails",)},
     "documentation, a demo, or an example that does not run": {
-        "test_config.py": (),
         "test_docs.py": (),
         "test_tutorial.py": (),
         "install/test_wheel.py": ("test_the_first_pipeline",),
     },
-    "a job of an older version that cannot go on": {"formats/test_formats.py": ()},
-    "servers of the tests that misbehave": {"test_leaks.py": (), "test_make.py": ()},
+    "a job of an older version that cannot go on": {
+        "formats/test_formats.py": (
+            "test_a_savepoint_of_an_older_format_is_restored",
+            "test_what_an_older_format_has_in_doubt_is_finished",
+        ),
+    },
+    "servers of the tests that misbehave": {
+        "test_leaks.py": (),
+        "test_make.py": ("test_what_takes_minutes_is_told_before_it_begins",),
+    },
 }
 """By kind of failure, files below `tests` and what the short loop runs of each: the tests whose names begin so after
 the file's, or all of it that is not `large`. docs/testing.md has the same kinds in the same order."""
