@@ -40,7 +40,7 @@ from coordinator.verifier import Verifier
 from sinks import idle_connections, task
 
 PATIENCE = 60.0
-"""Seconds in which a thread that a test has stopped ends, on the slowest machine."""
+"""Seconds in which what a test has stopped ends, for example a thread with its socket, on the slowest machine."""
 
 KEPT = (
     "/py4j/",
@@ -48,6 +48,7 @@ KEPT = (
     "/sinks/progress.py",
     "/sinks/testing/servers/",
     "/sinks/threads.py",
+    "/tests/chaos/rigs.py",
     "/tests/spark/job.py",
 )
 """What is opened below one of these files is kept for the tests to come, or ends by itself."""
@@ -187,7 +188,7 @@ class Leaks:
             scopes |= {"class", "module", "package"}
         if any(self._left(scopes)) or _descriptors() - self._descriptors:  # to collect takes longer than most tests
             gc.collect()
-        left = [f"the test left a {each}" for each in self._left(scopes) if each.kind not in _on_purpose(item)]
+        left = [f"the test left a {each}" for each in self._stay(scopes, _on_purpose(item))]
         left += self._unraisable
         left += [f"the test changed {name}" for name, value in _state().items() if self._state.get(name) != value]
         self._forget(scopes)
@@ -203,10 +204,16 @@ class Leaks:
                 continue
             if each.kind in ("socket", "file") and each.is_of_a_library:  # which closes it in a thread of its own
                 continue
-            if isinstance(thing, threading.Thread):
-                thing.join(PATIENCE)
-            if each.is_open(thing):
-                yield each
+            yield each
+
+    def _stay(self, scopes: set[str], on_purpose: set[str]) -> list[Opened]:
+        """What is still open when everything that ends by itself has ended."""
+        patience = time.monotonic() + PATIENCE
+        while True:
+            left = [each for each in self._left(scopes) if each.kind not in on_purpose]
+            if not left or time.monotonic() > patience:
+                return left
+            time.sleep(0.05)
 
     def _forget(self, scopes: set[str]) -> None:
         """What is open is told of once; what is collected by now can be in no warning."""

@@ -86,7 +86,9 @@ def test_the_demo_has_the_modules_of_sparks_workers_compiled(tmp_path: Path) -> 
     for file in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
     program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *compile_modules*) echo compiled;; esac')
-    told = subprocess.run(["make", ".venv/.demo"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["make", "--no-print-directory", ".venv/.demo"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert told.splitlines()[-1] == "compiled"
 
 

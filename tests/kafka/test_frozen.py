@@ -111,18 +111,20 @@ def test_a_cluster_that_does_not_answer_holds_up_no_other(kafka: KafkaServer) ->
     """One driver writes to several clusters."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         options = {"bootstrap_servers": f"127.0.0.1:{silent.getsockname()[1]}"}
-        other = Cluster(options, timeout=300)
+        other = Cluster(options, timeout=45)
 
         def ask() -> None:
             with contextlib.suppress(KafkaError):
                 _ = other.fences
 
-        waits = threading.Thread(target=ask, daemon=True)
+        waits = threading.Thread(target=ask)
         waits.start()
         silent.accept()
         with closing(Cluster({"bootstrap_servers": kafka.bootstrap}, timeout=300)) as cluster:
             assert isinstance(cluster.fences, bool)
         assert waits.is_alive()
+        waits.join()
+    other.close()
 
 
 @pytest.mark.parametrize("call", [lambda sink: sink.check(TEXTS), lambda sink: sink.rollback(begun(sink))])

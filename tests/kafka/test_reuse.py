@@ -73,7 +73,7 @@ def again(question: Callable[[], Answer]) -> Answer:
             answers.append(question())
         return bool(answers)
 
-    eventually(answered)
+    eventually(answered, 400)  # each try may begin with the broker that is frozen
     return answers[0]
 
 
@@ -452,7 +452,7 @@ def test_a_group_coordinator_that_was_frozen_and_replaced_does_not_tell_of_then(
     with (
         three.topic() as topic,
         closing(KafkaSink(three.bootstrap, topic, name=name)) as driver,
-        closing(KafkaSink(three.bootstrap, topic, name=name)) as other,
+        closing(KafkaSink(three.bootstrap, topic, name=name, timeout=10)) as other,
     ):
         assert driver.commit(pre_commit(driver, texts("1"), checkpoint=1)) == COMMITTED
         assert driver.committed_checkpoints("job") == {LINEAGE: 1}

@@ -27,7 +27,8 @@ class Rogue:
         self._done = threading.Event()
         self._place = socket.create_server(("127.0.0.1", 0))
         self.port = self._place.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
 
     def _serve(self) -> None:
         with suppress(OSError):  # the end of the test
@@ -55,7 +56,9 @@ class Rogue:
         return self._heard
 
     def close(self) -> None:
+        self._place.shutdown(socket.SHUT_RDWR)  # ends its `accept`, which `close` does not
         self._place.close()
+        self._thread.join()
 
 
 @pytest.fixture
