@@ -171,7 +171,7 @@ class Leaks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed:  # its traceback holds what it had open
+        if not report.passed:  # the traceback, also of a skip in the middle, holds what it had open
             self._forget({"function"})
         return report
 
