@@ -17,6 +17,7 @@ class Network:
         """Seconds that each chunk waits, in either direction."""
         self._lock = threading.Lock()
         self._flows: list[_Flow] = []
+        self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -38,6 +39,7 @@ class Network:
         timer.start()
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -55,6 +57,8 @@ class Network:
                 flow = _Flow(self, client, server)
                 with self._lock:
                     self._flows = [one for one in self._flows if not one.over] + [flow]
+                if self._closed:  # while this connection was opened, so that `close` did not see it
+                    self.cut()
 
 
 def _cut(flows: list[_Flow]) -> None:

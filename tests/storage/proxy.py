@@ -28,6 +28,7 @@ class Proxy:
         self.refuse = False
         self.refused = 0
         self._open: list[socket.socket] = []
+        self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -38,6 +39,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._closed = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut_all()
@@ -56,6 +58,8 @@ class Proxy:
                 silent = threading.Event()
                 threading.Thread(target=self._up, args=(client, server, silent), daemon=True).start()
                 threading.Thread(target=self._down, args=(*copies, silent), daemon=True).start()
+                if self._closed:  # while this connection was opened, so that `close` did not see it
+                    self.cut_all()
 
     def _up(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError), client, server:
@@ -76,6 +80,7 @@ class Proxy:
                     self._cut(client, server)
                     return
                 server.sendall(chunk)
+            server.shutdown(socket.SHUT_WR)  # closing is not enough, because `_down` holds a copy
 
     def _down(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError), client, server:
