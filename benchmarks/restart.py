@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.bench import heading, save, say, show, tell, working_folder
 from benchmarks.measure import spread
-from examples.flights_demo import FILES, JAVA_OPTIONS, SETTINGS, Job, write_archive, write_input
+from examples.flights_demo import FILES, JAVA_OPTIONS, SETTINGS, Job, archiving_job, write_input
 from examples.flights_job import FILES_PER_BATCH
 from sinks.testing.servers.postgres import postgres_service
 
@@ -179,7 +179,8 @@ def main(arguments: list[str] | None = None) -> None:
         write_input(folder / "input", options.rows)
         archive = (options.archive or folder / "spark.jsa").absolute()
         if not archive.exists():
-            write_archive(archive, folder, dsn)
+            with archiving_job(archive, folder, dsn) as job:
+                job.run_to_its_end()
         with_archive = f"-XX:SharedArchiveFile={archive}"
         contenders = []
         for table, name, java, every_java in (

@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,8 +226,10 @@ class Job:
         if status := self._process.wait(SILENCE):
             raise DemoError(self.about(f"the job ended by itself with status {status}"))
 
-    def wait_for_all(self) -> None:
-        """Until the JVM has ended too."""
+    def run_to_its_end(self) -> None:
+        """Let the job go on at every step, until the JVM has ended too."""
+        for _ in self.steps():
+            self.go_on()
         self.wait()
         deadline = time.monotonic() + SILENCE
         while self.processes() and time.monotonic() < deadline:
@@ -276,33 +279,57 @@ def _classes() -> Path:
     return CLASSES_OF_TESTS if CLASSES_OF_TESTS.exists() else CLASSES
 
 
-def archive_classes(clock: Clock, folder: Path, dsn: str) -> None:
-    """Write the archive of classes unless there is one. Without it, each start takes longer, and the demo goes on."""
-    if _classes().exists():
-        return
-    clock.say("archiving the classes of Spark, once, so that each start of the job takes less time")
-    CACHE.mkdir(exist_ok=True)
-    new = CLASSES.with_suffix(f".{os.getpid()}")
-    try:
-        write_archive(new, folder, dsn)
-        new.replace(CLASSES)
-    except (DemoError, OSError) as error:
-        clock.say(f"that failed, and the demo goes on without it: {error}")
-    finally:
-        new.unlink(missing_ok=True)
+class Archiving:
+    """Writes the archive of classes, unless there is one, while the demo is already under way.
+
+    The next start of the job that finds the archive takes less time. Without it the demo goes on as well.
+    """
+
+    def __init__(self, clock: Clock, folder: Path, dsn: str) -> None:
+        """`dsn`: of a database of its own, because the demo counts what is in doubt in the other one."""
+        self._clock = clock
+        self._folder = folder
+        self._dsn = dsn
+        self._job: Job | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def _write(self) -> None:
+        CACHE.mkdir(exist_ok=True)
+        new = CLASSES.with_suffix(f".{os.getpid()}")
+        try:
+            with archiving_job(new, self._folder, self._dsn) as self._job:
+                self._job.run_to_its_end()
+            new.replace(CLASSES)
+            self._clock.say("the classes of Spark are archived")
+        except (DemoError, OSError) as error:
+            if not self._closed:
+                self._clock.say(f"the classes of Spark could not be archived, which does no harm: {error}")
+        finally:
+            new.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        if not _classes().exists():
+            self._clock.say("archiving the classes of Spark meanwhile, once, so that later starts take less time")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        while self._thread.is_alive():
+            if self._job:
+                self._job.kill()
+            self._thread.join(0.1)
 
 
-def write_archive(archive: Path, folder: Path, dsn: str) -> None:
-    """Run the job over one micro-batch to its end, at which the JVM writes the archive."""
+def archiving_job(archive: Path, folder: Path, dsn: str) -> Job:
+    """Start the job over one micro-batch. When it has ended, the JVM writes the archive."""
     few = folder / "few"
     few.mkdir()
     for file in sorted((folder / "input").iterdir())[:FILES_PER_BATCH]:
         shutil.copy(file, few)
     arguments = ["--input", str(few), "--folder", str(folder / "archiving"), "--table", "flights_archiving"]
-    with Job(folder / "archiving.log", arguments, dsn, f"-XX:ArchiveClassesAtExit={archive}") as job:
-        for _ in job.steps():
-            job.go_on()
-        job.wait_for_all()
+    return Job(folder / "archiving.log", arguments, dsn, f"-XX:ArchiveClassesAtExit={archive}")
 
 
 class Pipeline:
@@ -410,10 +437,17 @@ class Outcome:
 
 
 def run(
-    dsn: str, folder: Path, *, rows: int | None = None, moments: Sequence[Moment] = EXACTLY_ONCE, jdbc: bool = True
+    dsn: str,
+    folder: Path,
+    *,
+    archive_dsn: str = "",
+    rows: int | None = None,
+    moments: Sequence[Moment] = EXACTLY_ONCE,
+    jdbc: bool = True,
 ) -> list[Outcome]:
     """The demo on an empty database, with its files in `folder`. Prints progress, and the page at the end. The outcome
-    of `PostgresSink` comes first. Raises DemoError if the job fails other than by being killed."""
+    of `PostgresSink` comes first. `archive_dsn`: of another empty database, for the job whose classes are archived.
+    Raises DemoError if the job fails other than by being killed."""
     clock = Clock()
     count = write_input(folder / "input", rows)
     clock.say(f"{count:,} flights in {FILES} Parquet files, {FILES_PER_BATCH} of them a micro-batch")
@@ -430,10 +464,12 @@ def run(
             load_input(database, folder / "input", like=table)
         outcomes.append(Outcome(title, work.kills, compare(database, table), time.monotonic() - began))
 
-    with psycopg.connect(dsn, autocommit=True) as database:
+    with ExitStack() as stack:
+        database = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         database.execute("SET work_mem = '256MB'")
         database.execute("SET TimeZone = 'UTC'")
-        archive_classes(clock, folder, dsn)
+        if archive_dsn:
+            stack.enter_context(Archiving(clock, folder, archive_dsn))
         pipeline("CheckpointCoordinator + PostgresSink", "flights", moments)
         if jdbc:
             try:
@@ -501,8 +537,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
     try:
         print("starting PostgreSQL", flush=True)
-        with postgres_service(SETTINGS) as server, server.database() as dsn:
-            ours, *_ = run(dsn, folder, rows=options.rows, jdbc=not options.without_jdbc)
+        with postgres_service(SETTINGS) as server, server.database() as dsn, server.database() as other:
+            ours, *_ = run(dsn, folder, archive_dsn=other, rows=options.rows, jdbc=not options.without_jdbc)
     except DemoError as error:
         print(f"\nThe demo stopped: {error}", file=sys.stderr)
         return 2

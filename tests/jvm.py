@@ -13,6 +13,8 @@ import os
 import py_compile
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -96,8 +98,8 @@ def _set(options: str) -> None:
 
 
 if __name__ == "__main__":
-    from sinks.testing.servers.kafka import archive_classes  # of packages that the demo does without
-
-    archive_classes()
-    archive()
-    compile_modules()
+    kafka = [sys.executable, "-c", "from sinks.testing.servers.kafka import archive_classes; archive_classes()"]
+    with subprocess.Popen(kafka) as other:  # at the same time, because each needs one processor
+        archive()
+        compile_modules()
+    sys.exit(other.returncode)
