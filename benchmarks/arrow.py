@@ -20,7 +20,7 @@ from benchmarks.measure import Contender, rounds, table
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.spark import CORES
 from coordinator.spark.batch import MAX_BYTES, UNLIMITED, setting
-from sinks.row_hash import with_row_hash
+from coordinator.task.row_hash import with_row_hash
 
 SECTIONS = ("throughput", "memory")
 SPARKS, NONE = "Spark's limit", "no limit"

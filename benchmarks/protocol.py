@@ -16,7 +16,7 @@ import pyarrow as pa
 from benchmarks.bench import heading, save, say, show
 from benchmarks.measure import spread
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.ports import BatchFacts
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.testing import LocalBatch, LocalQuery, rows
 

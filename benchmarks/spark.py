@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from sinks.row_hash import with_row_hash
+from coordinator.task.row_hash import with_row_hash
 
 CORES = 2
 

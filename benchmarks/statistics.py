@@ -37,7 +37,7 @@ from benchmarks.protocol import batch
 from benchmarks.shapes import PLAIN
 from benchmarks.target import SETTINGS, Target
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.statistics.tracker import CheckpointStatisticsTracker
+from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
 from sinks.testing import LocalQuery, rows

@@ -18,8 +18,8 @@ import pyarrow as pa
 from benchmarks.measure import spread, table
 from benchmarks.protocol import batch
 from coordinator import CheckpointCoordinator
-from coordinator.operate.balance import Verdict, take_balance
-from coordinator.protocol.batch import Sink
+from coordinator.operations.inspection.balance import Verdict, take_balance
+from coordinator.protocol.ports import Sink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink

@@ -6,18 +6,12 @@ from coordinator import import_check  # noqa: F401  # isort: split
 from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, Replay, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError
-from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
-from coordinator.restart import (
-    ExponentialDelay,
-    FailureRate,
-    FixedDelay,
-    NoRestart,
-    RunSummary,
-    run,
-)
-from coordinator.savepoints.model import Savepoint, describe_savepoint, dispose_savepoint, list_savepoints
-from coordinator.savepoints.restore import restore_savepoint
+from coordinator.operations.jobfile import load_job
+from coordinator.operations.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RunSummary, run
+from coordinator.operations.savepoints.model import Savepoint, describe_savepoint, dispose_savepoint, list_savepoints
+from coordinator.operations.savepoints.restore import restore_savepoint
+from coordinator.protocol.guarantee import Guarantee
 
 __all__ = [
     "Attempt",
@@ -40,6 +34,7 @@ __all__ = [
     "describe_savepoint",
     "dispose_savepoint",
     "list_savepoints",
+    "load_job",
     "restore_savepoint",
     "run",
 ]

@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
 from coordinator.errors import CheckpointError, InDoubtError, SavepointError, reason
-from coordinator.guarantee import Guarantee
-from coordinator.heartbeat import Heartbeat
-from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
+from coordinator.operations.heartbeat import Heartbeat
+from coordinator.operations.requests import Requests
+from coordinator.operations.savepoints.model import Savepoint
+from coordinator.operations.savepoints.take import require_own_location, take_savepoint
+from coordinator.operations.statistics.metrics import open_telemetry, prometheus, registry_of, serve
+from coordinator.operations.statistics.model import CheckpointHistory
+from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
+from coordinator.operations.verifier import Verifier
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import MicroBatch, Query, Sink, check_together, dead_letter_writers, with_dead_letters
 from coordinator.protocol.clock import Clock
+from coordinator.protocol.guarantee import Guarantee
+from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, with_dead_letters
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import JobStore
-from coordinator.protocol.spool import Spool
-from coordinator.requests import Requests
-from coordinator.savepoints.model import Savepoint
-from coordinator.savepoints.take import require_own_location, take_savepoint
 from coordinator.spark.batch import RowTransfer
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
+from coordinator.spark.lifecycle import FairLock, QueryLifecycle
 from coordinator.spark.preflight import require_packages, require_workers
-from coordinator.statistics.metrics import open_telemetry, prometheus, registry_of, serve
-from coordinator.statistics.model import CheckpointHistory
-from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage, storage_at
-from coordinator.verifier import Verifier
+from coordinator.store.records import JobStore
+from coordinator.store.spool import Spool
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
@@ -383,7 +383,7 @@ class CheckpointCoordinator:
         return savepoint.summary()
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Add the metrics of `coordinator.statistics.metrics` to a registry of `prometheus-client`.
+        """Add the metrics of `coordinator.operations.statistics.metrics` to a registry of `prometheus-client`.
         `CheckpointConfig.metrics_address` serves them without that."""
         prometheus(self.statistics, registry)
 

@@ -24,8 +24,8 @@ from pyspark.sql import functions as f
 from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
-from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from examples.streams import DieAt, die, local_session, mysql_engine, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.kafka import KafkaServer

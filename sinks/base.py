@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 
-from sinks.progress import progress
-from sinks.threads import side_by_side
+from sinks._util.progress import progress
+from sinks._util.threads import side_by_side
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 
 if TYPE_CHECKING:

@@ -150,7 +150,7 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
         """What the external system has of these parts of visible checkpoints, for `coordinator verify`. Also asked
         before lost transactions are written again: `Holding.unexpected` shows whether they already were (R15). Changes
         nothing. With `quick` it does nothing that takes longer the more rows there are. Anything slow reports to
-        `sinks.progress.progress`."""
+        `sinks._util.progress.progress`."""
 
 
 class Diagnosable(TwoPhaseCommitSink[Transaction]):

@@ -142,7 +142,7 @@ class TransactionContext:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Count and order-free content hash (sum modulo 2**64 of `sinks.row_hash`) of a participant's rows."""
+    """Count and order-free content hash (sum modulo 2**64 of `coordinator.task.row_hash`) of a participant's rows."""
 
     rows: int = 0
     hash: int = 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinator import heartbeat
+from coordinator.operations import heartbeat
 from sinks.testing.servers.common import free_port
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MariaDBServer

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.operate.balance import Verdict, take_balance
-from coordinator.protocol.batch import with_dead_letters
-from coordinator.protocol.records import JobStore
+from coordinator.operations.inspection.balance import Verdict, take_balance
+from coordinator.protocol.ports import with_dead_letters
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from sinks.errors import BadValue
 from sinks.optional import DeadLettering
 from sinks.sql.sink import TableSink

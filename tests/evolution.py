@@ -14,8 +14,8 @@ import pytest
 
 from coordinator import CheckpointListener, Step
 from coordinator.errors import Superseded
-from coordinator.protocol.records import JobStore
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, KillAt

@@ -35,9 +35,10 @@ import psycopg
 import pymysql
 import pytest
 
-from coordinator.heartbeat import Heartbeat
-from coordinator.verifier import Verifier
-from sinks import idle_connections, task
+from coordinator.operations.heartbeat import Heartbeat
+from coordinator.operations.verifier import Verifier
+from coordinator.task import task
+from sinks._util import idle_connections
 
 PATIENCE = 60.0
 """Seconds in which what a test has stopped ends, for example a thread with its socket, on the slowest machine."""
@@ -45,9 +46,9 @@ PATIENCE = 60.0
 KEPT = (
     "/py4j/",
     "/pyspark/",
-    "/sinks/progress.py",
+    "/sinks/_util/progress.py",
     "/sinks/testing/servers/",
-    "/sinks/threads.py",
+    "/sinks/_util/threads.py",
     "/tests/chaos/rigs.py",
     "/tests/spark/job.py",
 )

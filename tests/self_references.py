@@ -13,7 +13,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.config import CheckpointingMode
-from sinks import participant
+from coordinator.task import participant
 from sinks.errors import BadValue
 from sinks.sql.sink import TableSink
 from sinks.testing import LocalQuery

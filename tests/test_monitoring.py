@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.balance import COLUMNS, Balance, Counts, Line, Verdict
-from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from coordinator.operations.inspection.balance import COLUMNS, Balance, Counts, Line, Verdict
+from coordinator.operations.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from sinks.testing.servers.common import ServerProcess, free_port
 from sinks.testing.servers.maven import cache_folder
 from sinks.testing.table import eventually

@@ -15,7 +15,7 @@ from types import CodeType
 
 import pytest
 
-from sinks.private_names import is_there
+from sinks._util.private_names import is_there
 from tests.private_names import is_private, taken_from_others
 from tests.test_structure import MODULES, ROOT
 

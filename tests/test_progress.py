@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sinks import progress as module
-from sinks.progress import progress, under_way
+from sinks._util import progress as module
+from sinks._util.progress import progress, under_way
 from sinks.testing.table import eventually
 from tests.protocol.job import Job, complete_but_one_lost
 
 
 def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("sinks.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sinks._util.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr(module, "_watch", lambda: None)
     caplog.set_level(logging.INFO, logger="sinks.progress")
     with progress("sink orders: commit", 1000, "transactions") as advance:

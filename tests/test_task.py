@@ -8,12 +8,12 @@ import sys
 import pyarrow as pa
 import pytest
 
-from coordinator.protocol.batch import with_dead_letters
+from coordinator.protocol.ports import with_dead_letters
+from coordinator.task.task import Ack, LostRows, SinkTask
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal, allowed, find_refused_rows
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.optional import DeadLettering, DirectCommitting
-from sinks.task import Ack, LostRows, SinkTask
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
 from sinks.transaction import Refused
@@ -278,7 +278,7 @@ def test_what_does_not_go_together() -> None:
 
 SEARCHED = """
 import gc
-from sinks.task import _freeze_imports
+from coordinator.task.task import _freeze_imports
 
 class Sink: ...
 class Other: ...

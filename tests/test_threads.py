@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sinks.threads import ThreadPool, side_by_side
+from sinks._util.threads import ThreadPool, side_by_side
 
 
 def test_an_interrupt_is_raised_whatever_failed_before() -> None:

@@ -15,7 +15,8 @@ from confluent_kafka.admin._resource import ResourceType
 from psycopg.conninfo import make_conninfo
 from pymysql.constants import COMMAND
 
-from coordinator import CheckpointConfig, guarantee
+from coordinator import CheckpointConfig
+from coordinator.protocol import guarantee
 from coordinator.storage import open_storage
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink

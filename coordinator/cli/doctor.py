@@ -17,12 +17,12 @@ import typer
 from coordinator import __version__
 from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.memories import SET_BACK, compared
+from coordinator.operations.inspection.memories import SET_BACK, compared
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
+from sinks._util.threads import side_by_side
 from sinks.diagnosis import Finding, Severity, compare_clocks
 from sinks.optional import Diagnosable, basic_findings
-from sinks.threads import side_by_side
 
 _RACES, _RACERS = 5, 8
 _INDENT = " " * 9

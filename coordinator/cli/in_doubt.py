@@ -30,14 +30,14 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.records import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
-from coordinator.operate.text import ago, duration, of_driver, of_newest
-from coordinator.protocol import operators
+from coordinator.operations import operators
+from coordinator.operations.inspection.in_doubt import Decision, Pending, Seen, look, remedies
+from coordinator.operations.inspection.text import ago, duration, of_driver, of_newest
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import CompletedCheckpoint, JobStore, Participant
+from coordinator.store.records import CompletedCheckpoint, JobStore, Participant
+from sinks._util.progress import progress
 from sinks.audit import Part
 from sinks.optional import Auditable
-from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, TransactionId, shown
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)

@@ -18,12 +18,12 @@ from rich.text import Text
 
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
-from coordinator.jobfile import JobFileError, load_job
-from coordinator.operate.text import ago
+from coordinator.operations.inspection.text import ago
+from coordinator.operations.jobfile import JobFileError, load_job
 from coordinator.storage import MissingStorage, StorageError, existing_storages
+from sinks._util.progress import shown_by
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
-from sinks.progress import shown_by
 
 FINDING, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was

@@ -24,10 +24,10 @@ from coordinator.cli.output import (
     tell,
 )
 from coordinator.errors import CorruptRecord
-from coordinator.heartbeat import Driver, look_for_driver
-from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
-from coordinator.protocol.records import CompletedCheckpoint, Record, jobs_in
-from coordinator.statistics.model import PHASES, Activity, Status, load_history, summarized
+from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
+from coordinator.operations.statistics.model import PHASES, Activity, Status, load_history, summarized
+from coordinator.store.records import CompletedCheckpoint, Record, jobs_in
 from sinks.transaction import shown
 
 checkpoints = typer.Typer(

@@ -21,18 +21,18 @@ from coordinator.cli.output import (
     tell,
 )
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.text import ago, duration
-from coordinator.requests import LONGEST, ask_driver
-from coordinator.savepoints.model import (
+from coordinator.operations.inspection.text import ago, duration
+from coordinator.operations.requests import LONGEST, ask_driver
+from coordinator.operations.savepoints.model import (
     Savepoint,
     describe_savepoint,
     dispose_savepoint,
     full_address,
     list_savepoints,
 )
-from coordinator.savepoints.restore import restore_savepoint
+from coordinator.operations.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
-from sinks.options import seconds
+from sinks._util.options import seconds
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
 

@@ -29,14 +29,14 @@ from coordinator.cli.output import (
     tell,
 )
 from coordinator.errors import CheckpointError
-from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.batch import Sink, dead_letter_writers
+from coordinator.operations.inspection.balance import COLUMNS, Balance, Verdict, take_balance
+from coordinator.protocol.ports import Sink, dead_letter_writers
 from coordinator.storage import StorageError
+from sinks._util.spark_types import field_of, schema_of_json
 from sinks.dead_letters import SCHEMA
 from sinks.diagnosis import SchemaDiff
 from sinks.errors import SinkError
 from sinks.optional import DeadLettering, SchemaEvolving
-from sinks.spark_types import field_of, schema_of_json
 
 dead_letters = typer.Typer(
     help="Show rows that sinks have refused; `coordinator history` counts them.",

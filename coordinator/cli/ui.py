@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.output import JOB_FILE, USAGE, Job, coordinator_of, fail
-from sinks.extras import needs_extra
+from sinks._util.extras import needs_extra
 
 
 def ui(
@@ -23,8 +23,8 @@ def ui(
     try:
         with needs_extra("ui"):
             from waitress.server import create_server
-        from coordinator.ui.job import JobView
-        from coordinator.ui.page import page_of
+        from coordinator.operations.ui.job import JobView
+        from coordinator.operations.ui.page import page_of
     except ModuleNotFoundError as error:
         fail(str(error), USAGE)
     with coordinator_of(job) as coordinator:

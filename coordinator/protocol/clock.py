@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coordinator.errors import CheckpointError, CheckpointExpired
-from coordinator.protocol.batch import MicroBatch
+from coordinator.protocol.ports import MicroBatch
 
 logger = logging.getLogger(__package__)
 

@@ -23,13 +23,13 @@ from coordinator.errors import (
     UnknownSink,
     reason,
 )
-from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
-from coordinator.protocol.records import ANY, Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
+from coordinator.protocol.ports import BatchFacts, Sink, TopicIds
+from coordinator.store.records import ANY, Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
+from coordinator.task.task import Ack
 from sinks.dead_letters import allowed, too_many
 from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
 from sinks.optional import DeadLettering
-from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, Identity, not_among, shown
 
 

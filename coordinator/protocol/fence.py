@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.errors import StorageBehind, Superseded
-from coordinator.protocol.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant
+from coordinator.store.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant
 from sinks.transaction import CommitOutcome
 
 

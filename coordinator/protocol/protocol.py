@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from coordinator import guarantee
 from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
@@ -28,29 +27,21 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.listener import Listeners, Step
-from coordinator.protocol import decisions
-from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
+from coordinator.protocol import decisions, guarantee
 from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outages import Outages
-from coordinator.protocol.records import (
-    Claim,
-    CompletedCheckpoint,
-    JobStore,
-    Listing,
-    Participant,
-    Record,
-    RecordKey,
-)
-from coordinator.protocol.spool import Spool, SpooledRows
+from coordinator.protocol.ports import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
+from coordinator.store.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
+from coordinator.store.spool import Spool, SpooledRows
+from coordinator.task.task import LostRows, SinkTask
 from sinks import dead_letters
+from sinks._util.progress import progress
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
-from sinks.progress import progress
-from sinks.task import LostRows, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among
 
 logger = logging.getLogger(__package__)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from coordinator import guarantee
 from coordinator.errors import CheckpointError, Superseded
-from coordinator.protocol.batch import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
+from coordinator.protocol import guarantee
+from coordinator.protocol.ports import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
+from coordinator.spark.column_names import map_in_arrow
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
-from sinks.column_names import map_in_arrow
+from coordinator.task.row_hash import ROW_HASH, with_row_hash
+from coordinator.task.task import Ack, SinkTask
+from sinks._util.threads import side_by_side
 from sinks.errors import SinkError
-from sinks.row_hash import ROW_HASH, with_row_hash
-from sinks.task import Ack, SinkTask
-from sinks.threads import side_by_side
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from coordinator.errors import SavepointError
-from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.ports import BatchFacts
 from coordinator.spark.internals import gateway, hadoop_conf
 from coordinator.storage.files import fsync_directory
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import BatchFacts, BatchLeft, Query, Sink, TopicIds
+from coordinator.protocol import guarantee
+from coordinator.protocol.ports import BatchFacts, BatchLeft, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
-from sinks.column_names import map_in_arrow
-from sinks.row_hash import with_row_hash
-from sinks.task import SinkTask
+from coordinator.spark.column_names import map_in_arrow
+from coordinator.task.row_hash import with_row_hash
+from coordinator.task.task import SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

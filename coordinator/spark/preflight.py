@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.errors import WorkersNotReady, reason
-from coordinator.protocol.batch import Sink
+from coordinator.protocol.ports import Sink
 from coordinator.spark.internals import minimum_versions, pickler
-from sinks.task import SinkTask
+from coordinator.task.task import SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

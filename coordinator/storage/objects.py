@@ -22,7 +22,7 @@ from tenacity import Retrying
 
 from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
 from coordinator.storage.retry import retries
-from sinks.threads import side_by_side
+from sinks._util.threads import side_by_side
 
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}

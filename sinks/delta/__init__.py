@@ -1,6 +1,6 @@
 """The Delta Lake sink. Needs deltalake: `pip install` with the extra `delta`."""
 
-from sinks.extras import needs_extra
+from sinks._util.extras import needs_extra
 
 with needs_extra("delta"):
     from sinks.delta.sink import DeltaSink

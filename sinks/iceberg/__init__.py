@@ -1,6 +1,6 @@
 """The Apache Iceberg sink. Needs pyiceberg: `pip install` with the extra `iceberg`."""
 
-from sinks.extras import needs_extra
+from sinks._util.extras import needs_extra
 
 with needs_extra("iceberg"):
     from sinks.iceberg.sink import IcebergSink

@@ -36,11 +36,11 @@ from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from sinks._util.threads import ThreadPool, side_by_side
 from sinks.base import Sink
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
-from sinks.threads import ThreadPool, side_by_side
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""

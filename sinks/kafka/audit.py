@@ -15,13 +15,13 @@ from typing import Any
 from kafka.errors import OffsetOutOfRangeError, for_code
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from sinks._util.progress import progress
 from sinks.audit import Audit, Holding, Part
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.commit import made_anew, topics_of
 from sinks.kafka.connection import Where
 from sinks.kafka.errors import patiently
 from sinks.kafka.internals import MemoryRecords
-from sinks.progress import progress
 from sinks.transaction import Committable
 
 _FETCH_BYTES = 8 << 20

@@ -28,11 +28,11 @@ from kafka.errors import (
     for_code,
 )
 
+from sinks._util.progress import progress
+from sinks._util.threads import side_by_side
 from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Answer, Cluster, Ids, Logs
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.internals import MemoryRecords
-from sinks.progress import progress
-from sinks.threads import side_by_side
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from kafka.admin import KafkaAdminClient
 
-from sinks.private_names import PrivateNames
+from sinks._util.private_names import PrivateNames
 
 KAFKA_PYTHON = PrivateNames(
     "kafka-python",

@@ -15,13 +15,14 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka.errors import BrokerResponseError, GroupAuthorizationFailedError, KafkaError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
+from sinks._util.idle_connections import put_back, take
+from sinks._util.options import Duration, no_flags, seconds_of_sink
 from sinks.arrow.values import python_values
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
-from sinks.idle_connections import put_back, take
 from sinks.kafka import columns, dead_letters
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Cluster
@@ -50,7 +51,6 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
-from sinks.options import Duration, no_flags, seconds_of_sink
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,

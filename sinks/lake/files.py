@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
 from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 
-from sinks.threads import side_by_side
+from sinks._util.threads import side_by_side
 
 _OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
 """Ends of the names of options that obstore takes for its client, not for the store."""

@@ -22,9 +22,9 @@ import pymysql
 from pymysql.constants import COMMAND
 from pymysql.protocol import OKPacketWrapper
 
+from sinks._util.idle_connections import disconnect
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
-from sinks.idle_connections import disconnect
 from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.sql.backend import RowTransaction

@@ -20,6 +20,8 @@ import pymysql
 from pymysql.constants import CLIENT, ER
 from pymysql.cursors import Cursor
 
+from sinks._util.options import Duration, seconds_of_sink
+from sinks._util.threads import side_by_side
 from sinks.base import Sink
 from sinks.diagnosis import Finding, compare_clocks
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
@@ -44,7 +46,6 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.xa import name_of, recovered
-from sinks.options import Duration, seconds_of_sink
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow
@@ -53,7 +54,6 @@ from sinks.sql.server import IDLE_CONNECTIONS, Pool, Row, batches, is_trusted, m
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import MergeOptions, Mode, OrderByNulls
-from sinks.threads import side_by_side
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 if TYPE_CHECKING:

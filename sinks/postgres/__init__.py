@@ -1,6 +1,6 @@
 """Exactly-once into PostgreSQL. Needs psycopg 3: `pip install` with the extra `postgres`."""
 
-from sinks.extras import needs_extra
+from sinks._util.extras import needs_extra
 
 with needs_extra("postgres"):
     from sinks.postgres.sink import PostgresSink

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sinks._util.progress import progress
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked, TransactionEnded
-from sinks.progress import progress
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
 from sinks.sql.dialects import JUDGE_NOW
 from sinks.sql.ledger import Ledger

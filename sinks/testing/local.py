@@ -20,11 +20,11 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator
-from coordinator.protocol.batch import BatchFacts, TopicIds
+from coordinator.protocol.ports import BatchFacts, TopicIds
 from coordinator.spark.checkpoint_location import facts_in
+from coordinator.task.row_hash import HASH_COLUMN
+from coordinator.task.task import Ack, SinkTask
 from sinks.base import TwoPhaseCommitSink
-from sinks.row_hash import HASH_COLUMN
-from sinks.task import Ack, SinkTask
 
 Partitions = Sequence[pa.Table]
 

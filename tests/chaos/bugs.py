@@ -11,8 +11,8 @@ from typing import Any
 from coordinator.protocol import decisions
 from coordinator.protocol.fence import CommitPermit
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import CompletedCheckpoint, Record
 from coordinator.storage.files import FileStorage
+from coordinator.store.records import CompletedCheckpoint, Record
 
 # Private members are replaced, for want of any way to ask the product for a bug.
 

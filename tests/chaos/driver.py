@@ -25,8 +25,8 @@ import sinks.kafka
 import sinks.mysql
 import sinks.postgres  # noqa: F401
 from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator.task.task import Ack, SinkTask
 from sinks.base import TwoPhaseCommitSink
-from sinks.task import Ack, SinkTask
 from sinks.testing import SCHEMA
 from sinks.testing.driver import fork, redirect_output
 from sinks.testing.local import LocalBatch, LocalQuery, Partitions

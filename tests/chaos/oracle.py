@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from coordinator.protocol.records import JobStore, Record
 from coordinator.storage import StorageError, open_storage
+from coordinator.store.records import JobStore, Record
 from tests.chaos.driver import CHECKPOINT, PARTITIONS, Input
 from tests.chaos.rigs import UNREADABLE, Row, Target
 

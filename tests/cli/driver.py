@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
-from coordinator.heartbeat import look_for_driver
-from coordinator.jobfile import load_job
+from coordinator.operations.heartbeat import look_for_driver
+from coordinator.operations.jobfile import load_job
 from coordinator.storage import existing_storages
 from sinks.testing import LocalQuery
 from sinks.testing.local import Partitions

@@ -19,8 +19,8 @@ import typer.testing
 from typer.testing import CliRunner, Result
 
 from coordinator.cli.app import app
-from coordinator.jobfile import load_job
 from coordinator.listener import CheckpointListener, Step
+from coordinator.operations.jobfile import load_job
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.driver import fork

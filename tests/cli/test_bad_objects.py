@@ -13,12 +13,12 @@ import pytest
 
 from coordinator import CheckpointCoordinator
 from coordinator.cli import main
-from coordinator.jobfile import load_job
-from coordinator.protocol.encoding import seal, unseal
-from coordinator.statistics.model import CheckpointStatistics
+from coordinator.operations.jobfile import load_job
+from coordinator.operations.statistics.model import CheckpointStatistics
+from coordinator.operations.ui.job import JobView
+from coordinator.operations.ui.page import TABS, page_of
 from coordinator.storage import CheckpointStorage
-from coordinator.ui.job import JobView
-from coordinator.ui.page import TABS, page_of
+from coordinator.store.encoding import seal, unseal
 from sinks.errors import SinkError, printable
 from sinks.transaction import shown
 from tests.cli.jobs import Job

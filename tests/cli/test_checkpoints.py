@@ -225,7 +225,7 @@ def test_a_clock_that_is_wrong_by_a_day(file_job: Job, monkeypatch: pytest.Monke
         (-1, "ahead by the driver's and this machine's clock"),
     ):
         shifted = SimpleNamespace(time=lambda days=days: real() + days * 86_400)
-        monkeypatch.setattr("coordinator.heartbeat.time", shifted)
+        monkeypatch.setattr("coordinator.operations.heartbeat.time", shifted)
         assert words in file_job.cli("status", code=1).stdout
 
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from coordinator.cli.doctor import _packages, of_storage
-from coordinator.jobfile import load_job
+from coordinator.operations.jobfile import load_job
 from coordinator.storage import open_storage
 from coordinator.storage.base import MemoryStorage
 from sinks.diagnosis import Severity

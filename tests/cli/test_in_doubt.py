@@ -12,10 +12,10 @@ from pathlib import Path
 import psycopg
 import pyarrow as pa
 
-from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.protocol.records import JobStore
+from coordinator.operations.jobfile import load_job
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from sinks.testing.servers.kafka import KafkaService
 from sinks.transaction import TransactionId
 from tests.cli.jobs import Job, cli, ids
@@ -162,7 +162,7 @@ def test_a_driver_that_starts_behind_the_fence_keeps_its_transactions(file_job: 
     file_job.run(1)
     file_job.run(2, crash=(Step.PRE_COMMITTED, 1))
     (file_job.folder / "racing.py").write_text(
-        "from coordinator.jobfile import load_job\n"
+        "from coordinator import load_job\n"
         f"coordinator = load_job('{file_job.file}')\n"
         "sink = coordinator.sinks['files']\n"
         "listing = sink.in_doubt\n"

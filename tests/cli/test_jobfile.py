@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.jobfile import JobFileError, load_job
+from coordinator.operations.jobfile import JobFileError, load_job
 from tests.cli.jobs import Job, cli
 
 ROOT = Path(__file__).parents[2]

@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.protocol.records import JobStore
+from coordinator.operations.jobfile import load_job
+from coordinator.operations.ui.job import JobView
+from coordinator.operations.ui.page import page_of
 from coordinator.storage import open_storage
-from coordinator.ui.job import JobView
-from coordinator.ui.page import page_of
+from coordinator.store.records import JobStore
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
@@ -27,7 +27,7 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
 ) -> None:
     pg_job.beat_fast()
     with monkeypatch.context() as patient, pg_job.halted(Step.PRE_COMMITTED, 1) as process:
-        patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
+        patient.setattr("coordinator.operations.heartbeat._MISSED", 2000)  # of a busy machine
         assert pg_job.wait_until("running")["newest_checkpoint"]["checkpoint"] == 0
         told = pg_job.json("in-doubt", "list")
         assert [one["decision"] for one in told["transactions"]] == ["open"] * 3
@@ -89,7 +89,7 @@ def test_what_was_in_progress_when_a_driver_died(file_job: Job, monkeypatch: pyt
     file_job.beat_fast()
     with file_job.halted(Step.PRE_COMMITTED, 1) as process:
         with monkeypatch.context() as patient:
-            patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
+            patient.setattr("coordinator.operations.heartbeat._MISSED", 2000)  # of a busy machine
             doing = "In progress by the last sign of life: checkpoint 1, for"
             eventually(lambda: doing in file_job.cli("status", code=None).stdout)
         process.kill()

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from coordinator.errors import CheckpointError, ReplayMismatch, Superseded
-from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.protocol import operators
+from coordinator.operations import operators
+from coordinator.operations.jobfile import load_job
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input

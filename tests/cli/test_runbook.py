@@ -21,8 +21,8 @@ import coordinator.storage
 import sinks.errors
 from coordinator.cli import output
 from coordinator.errors import CheckpointError, CheckpointFailed, CheckpointLocationMismatch
-from coordinator.jobfile import load_job
 from coordinator.listener import CheckpointListener, Step
+from coordinator.operations.jobfile import load_job
 from sinks.errors import SinkError
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input

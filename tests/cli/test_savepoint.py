@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from coordinator import Step
-from coordinator.jobfile import load_job
-from coordinator.protocol.records import JobStore
+from coordinator.operations.jobfile import load_job
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from sinks.testing import LocalQuery
 from sinks.testing.table import eventually
 from sinks.transaction import token
@@ -132,7 +132,7 @@ def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.Mo
     configure(file_job, f'savepoint_dir = "file://{file_job.folder}/savepoints"')
     file_job.beat_fast()
     with monkeypatch.context() as patient, file_job.halted(Step.PRE_COMMITTED, 1) as process:
-        patient.setattr("coordinator.heartbeat._MISSED", 2000)  # of a busy machine
+        patient.setattr("coordinator.operations.heartbeat._MISSED", 2000)  # of a busy machine
         file_job.wait_until("running")
 
         def kill_when_asked() -> None:

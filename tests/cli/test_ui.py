@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.jobfile import load_job
-from coordinator.ui.job import JobView
-from coordinator.ui.page import page_of
+from coordinator.operations.jobfile import load_job
+from coordinator.operations.ui.job import JobView
+from coordinator.operations.ui.page import page_of
 from sinks.testing.table import eventually
 from tests.cli.jobs import Job, cli
 from tests.signals import in_background, in_foreground

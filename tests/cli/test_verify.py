@@ -18,12 +18,12 @@ from confluent_kafka import TopicPartition
 
 from coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
-from coordinator.jobfile import load_job
 from coordinator.listener import Step
-from coordinator.operate.balance import Balance, take_balance
-from coordinator.protocol.records import JobStore
+from coordinator.operations.inspection.balance import Balance, take_balance
+from coordinator.operations.jobfile import load_job
+from coordinator.operations.verifier import Verifier
 from coordinator.storage import open_storage
-from coordinator.verifier import Verifier
+from coordinator.store.records import JobStore
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink

@@ -28,7 +28,7 @@ from coordinator import (
     Step,
     restore_savepoint,
 )
-from coordinator.protocol import operators
+from coordinator.operations import operators
 from sinks.base import Sink
 from sinks.delta import DeltaSink
 from sinks.mysql import MySQLSink, xa

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from coordinator.protocol.encoding import FORMAT
+from coordinator.store.encoding import FORMAT
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.postgres import postgres_service
 from tests.formats import HERE, WORLDS, leave, pack

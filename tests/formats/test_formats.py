@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from coordinator import describe_savepoint, restore_savepoint
-from coordinator.heartbeat import look_for_driver
-from coordinator.operate.balance import take_balance
-from coordinator.protocol.encoding import FORMAT
-from coordinator.protocol.records import JobStore
-from coordinator.savepoints.model import list_savepoints
-from coordinator.statistics.model import load_history
+from coordinator.operations.heartbeat import look_for_driver
+from coordinator.operations.inspection.balance import take_balance
+from coordinator.operations.savepoints.model import list_savepoints
+from coordinator.operations.statistics.model import load_history
 from coordinator.storage import open_storage
+from coordinator.store.encoding import FORMAT
+from coordinator.store.records import JobStore
 from tests.formats import HERE, WORLDS, World, batch, leave, pack, shapes, unpack
 
 STORED = sorted(HERE.glob("format-*.json"))

@@ -40,7 +40,7 @@ def test_metadata(wheel: Path) -> None:
             "sinks/testing/servers/pins.sha256",
             "coordinator/cli/skeleton/sink.py",
         }
-        needed |= {"coordinator/ui/templates/base.html", "coordinator/ui/static/live.js"}
+        needed |= {"coordinator/operations/ui/templates/base.html", "coordinator/operations/ui/static/live.js"}
         assert needed <= set(archive.namelist())
     assert about["Version"] == coordinator.__version__
     assert about["License-Expression"] == "Apache-2.0"

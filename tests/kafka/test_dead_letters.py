@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient
 
+from sinks._util.spark_types import schema_to_json
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
 from sinks.errors import ConfigurationError, SinkError
 from sinks.kafka import KafkaSink
 from sinks.kafka import dead_letters as reading
 from sinks.kafka.dead_letters import RECORDS, letter_of, records
-from sinks.spark_types import schema_to_json
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.table import eventually

@@ -15,11 +15,11 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.net.manager import KafkaConnectionManager
 
+from sinks._util.private_names import is_there
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink, internals
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.internals import KAFKA_PYTHON
-from sinks.private_names import is_there
 from sinks.testing.servers.kafka import KafkaService
 from tests.private_names import taken_from_others
 

@@ -25,7 +25,7 @@ from kafka.protocol.admin.topics import ElectionType
 from kafka.protocol.metadata import CoordinatorType
 
 from coordinator import Step
-from sinks import idle_connections
+from sinks._util import idle_connections
 from sinks.kafka import KafkaSink
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NotYetKnown, patiently

@@ -619,28 +619,28 @@ MUTANTS = (
     # ------------------------------------------------------------------ the task
     Mutant(
         "a task commits what it should pre-commit",
-        "sinks",
+        "coordinator",
         "        elif not self.exactly_once:",
         "        elif True:",
         TASK,
     ),
     Mutant(
         "a task that fails leaves its transaction",
-        "sinks",
+        "coordinator",
         "                self.sink.rollback(self._transaction)",
         "                pass",
         TASK,
     ),
     Mutant(
         "a replay writes all partitions",
-        "sinks",
+        "coordinator",
         "SinkTransaction(self.sink, *how) if subtask in replay.own else None",
         "SinkTransaction(self.sink, *how)",
         TASK,
     ),
     Mutant(
         "fingerprints only count",
-        "sinks",
+        "coordinator",
         "self.fingerprint.add(count, pc.sum(given.hashes).as_py())",
         "self.fingerprint.add(count, 0)",
         TASK,
@@ -1296,7 +1296,7 @@ MUTANTS = (
     ),
     Mutant(
         "Spark: a task is known by its number among all tasks",
-        "sinks",
+        "coordinator",
         "task.partitionId(), task.taskAttemptId()",
         "task.taskAttemptId(), task.taskAttemptId()",
         KILLED,
@@ -1441,14 +1441,14 @@ MUTANTS = (
     # ------------------------------------------------------------------ rows that are written again
     Mutant(
         "row hash: NULLs are passed over",
-        "sinks",
+        "coordinator",
         "        return [is_null, value]\n",
         "        return [value]\n",
         ROW_HASHES,
     ),
     Mutant(
         "row hash: 0.0 and -0.0 are the same",
-        "sinks",
+        "coordinator",
         'return [is_null, value, functions.when(value == 0, value.cast("string"))]',
         "return [is_null, value]",
         ROW_HASHES,
@@ -1477,7 +1477,7 @@ MUTANTS = (
     # ------------------------------------------------------------------ dead letters
     Mutant(
         "a replay separates rows as the target says now (R17)",
-        "sinks",
+        "coordinator",
         "        if replay is None:\n            letters",
         "        if replay is None or subtask in replay.own:\n            letters",
         DEAD_LETTERS,
@@ -1491,21 +1491,21 @@ MUTANTS = (
     ),
     Mutant(
         "more dead letters than a participant may have",
-        "sinks",
+        "coordinator",
         "        if len(before) + len(refused) > most:",
         "        if False:",
         DEAD_LETTERS,
     ),
     Mutant(
         "a row that waits for another one becomes a dead letter after one more try",
-        "sinks",
+        "coordinator",
         "            is_over = in_vain == 2 or (in_vain == 1 and not untried)",
         "            is_over = True",
         DEAD_LETTERS,
     ),
     Mutant(
         "a replay has no row wait for another one",
-        "sinks",
+        "coordinator",
         "        if self._good and accepted.rows.num_rows:",
         "        if False:",
         DEAD_LETTERS,
@@ -1526,7 +1526,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a failed task has written of dead letters stays",
-        "sinks",
+        "coordinator",
         "            for transaction in transactions:\n                transaction.undo()",
         "            for transaction in transactions[:1]:\n                transaction.undo()",
         DEAD_LETTERS,

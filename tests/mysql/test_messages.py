@@ -10,7 +10,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from sinks import CommitOutcome, idle_connections
+from sinks import CommitOutcome
+from sinks._util import idle_connections
 from sinks.errors import ConfigurationError, TransactionEnded
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query

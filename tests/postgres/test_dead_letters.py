@@ -14,9 +14,9 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.config import Replay
+from sinks._util.spark_types import schema_of_json
 from sinks.errors import BadValue, TooManyDeadLetters, TransactionBlocked
 from sinks.postgres import PostgresSink
-from sinks.spark_types import schema_of_json
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery

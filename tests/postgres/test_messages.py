@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from sinks import idle_connections
+from sinks._util import idle_connections
 from sinks.errors import ConfigurationError, TransactionEnded
 from sinks.postgres import PostgresSink
 from sinks.sql import server

@@ -150,7 +150,7 @@ def in_a_task(sink: PostgresSink, number: int) -> tuple[int, Committable]:
 @pytest.fixture
 def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for the next task for as long as a busy machine takes."""
-    monkeypatch.setattr("sinks.idle_connections.IDLE_SECONDS", 120.0)
+    monkeypatch.setattr("sinks._util.idle_connections.IDLE_SECONDS", 120.0)
 
 
 @pytest.mark.usefixtures("patient_connections")
@@ -170,7 +170,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(db: Obser
 def test_a_connection_that_no_task_takes_is_closed(
     db: Observer, sink: PostgresSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.idle_connections.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("sinks._util.idle_connections.IDLE_SECONDS", 0.2)
     pid, _ = in_a_task(sink, 1)
     eventually(lambda: db.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]) == [])
 

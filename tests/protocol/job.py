@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.records import JobStore, Record
+from coordinator.protocol.ports import TopicIds
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.records import JobStore, Record
 from examples.custom_sink import FileSink
 from sinks import TransactionContext
 from sinks.errors import TransactionBlocked

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator.operate.balance import Answer, Balance, Verdict, balance
-from coordinator.protocol.records import Acceptance, CompletedCheckpoint, Record
+from coordinator.operations.inspection.balance import Answer, Balance, Verdict, balance
+from coordinator.store.records import Acceptance, CompletedCheckpoint, Record
 from sinks.audit import Audit, Holding
 from sinks.transaction import Fingerprint
 from tests.protocol.test_decisions import committable, record

@@ -12,11 +12,11 @@ import pytest
 
 from coordinator import CheckpointListener, Step, restore_savepoint
 from coordinator.errors import CheckpointLocationMismatch, SavepointError, StorageBehind, Superseded, UnknownSink
-from coordinator.operate.in_doubt import look
-from coordinator.protocol import operators
-from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import JobStore
+from coordinator.operations import operators
+from coordinator.operations.inspection.in_doubt import look
 from coordinator.storage import CheckpointStorage
+from coordinator.store.encoding import seal, unseal
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from tests.protocol.job import CrashError, HookedStorage, Job, Steps, crash_at, decided

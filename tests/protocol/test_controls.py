@@ -11,9 +11,9 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
+from coordinator.operations.statistics.model import Status, load_history
 from coordinator.protocol.clock import Clock, deadline
-from coordinator.protocol.records import JobStore
-from coordinator.statistics.model import Status, load_history
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked

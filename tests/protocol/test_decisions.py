@@ -16,7 +16,6 @@ from coordinator.errors import (
     SourceReplaced,
     StorageBehind,
 )
-from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
     Action,
     action_for,
@@ -33,10 +32,11 @@ from coordinator.protocol.decisions import (
     require_same_topics,
     still_in_doubt_error,
 )
-from coordinator.protocol.records import ANY, CompletedCheckpoint, Record
+from coordinator.protocol.ports import BatchFacts
 from coordinator.spark.checkpoint_location import facts_in
+from coordinator.store.records import ANY, CompletedCheckpoint, Record
+from coordinator.task.task import Ack
 from sinks.errors import BadValue, TransactionBlocked
-from sinks.task import Ack
 from sinks.transaction import CommitOutcome, Committable, Fingerprint
 
 LOST, UNKNOWN = CommitOutcome.lost("timed out"), CommitOutcome.unknown("permission denied")

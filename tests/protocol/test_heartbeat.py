@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator.errors import CheckpointError, CheckpointFailed
-from coordinator.heartbeat import Driver, Heartbeat, State, look_for_driver
 from coordinator.listener import Step
-from coordinator.operate.text import of_driver
-from coordinator.protocol.records import CompletedCheckpoint, JobStore, SignOfLife
+from coordinator.operations.heartbeat import Driver, Heartbeat, State, look_for_driver
+from coordinator.operations.inspection.text import of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.records import CompletedCheckpoint, JobStore, SignOfLife
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
 from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record

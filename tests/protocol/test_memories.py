@@ -35,10 +35,10 @@ from coordinator.errors import (
     StorageBehind,
     Superseded,
 )
-from coordinator.operate.memories import compared, set_back
-from coordinator.protocol import operators
-from coordinator.protocol.records import JobStore
+from coordinator.operations import operators
+from coordinator.operations.inspection.memories import compared, set_back
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable, TransactionContext
 from sinks.audit import Audit, Holding, Part

@@ -23,10 +23,10 @@ from coordinator.errors import (
     UnknownSink,
     WrongJob,
 )
-from coordinator.protocol.encoding import seal
-from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.encoding import seal
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked

@@ -21,13 +21,13 @@ from coordinator.errors import (
     SourceReplaced,
     Superseded,
 )
-from coordinator.lifecycle import _CALLS
 from coordinator.protocol import protocol
-from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
-from coordinator.protocol.records import JobStore
+from coordinator.protocol.ports import TopicIds
+from coordinator.spark.lifecycle import _CALLS
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome
 from sinks.errors import BadValue, TransactionBlocked

@@ -14,8 +14,9 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import ReplayMismatch
-from coordinator.protocol import operators, spool
+from coordinator.operations import operators
 from coordinator.storage import StorageError, open_storage, stream
+from coordinator.store import spool
 from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import InDoubt

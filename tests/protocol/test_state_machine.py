@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener
 from coordinator.errors import CheckpointError
-from coordinator.protocol.records import JobStore
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.records import JobStore
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows

@@ -24,10 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, InDoubtError
-from coordinator.protocol.records import JobStore
-from coordinator.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
+from coordinator.operations.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable

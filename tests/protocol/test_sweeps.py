@@ -20,10 +20,10 @@ from coordinator.errors import (
     QueryNotAdopted,
 )
 from coordinator.storage import StorageError, open_storage
+from coordinator.task.task import Ack
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, CommitOutcome, Committable
 from sinks.errors import SinkError, TransactionBlocked
-from sinks.task import Ack
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
 from sinks.transaction import TransactionId

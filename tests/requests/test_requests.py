@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from coordinator import CheckpointCoordinator, CheckpointListener, list_savepoints, requests
+from coordinator import CheckpointCoordinator, CheckpointListener, list_savepoints
 from coordinator.errors import SavepointError
 from coordinator.listener import Step
-from coordinator.protocol.encoding import seal
-from coordinator.protocol.records import JobStore, SignOfLife
-from coordinator.requests import Request, ask_driver
+from coordinator.operations import requests
+from coordinator.operations.requests import Request, ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
+from coordinator.store.encoding import seal
+from coordinator.store.records import JobStore, SignOfLife
 from sinks.testing.local import LocalQuery
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
@@ -36,7 +37,7 @@ FAST = {"request_poll_interval": 0.1, "heartbeat_interval": 1}
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_LOOK", 0.1)
-    monkeypatch.setattr("coordinator.heartbeat._MISSED", 600)  # of a busy machine
+    monkeypatch.setattr("coordinator.operations.heartbeat._MISSED", 600)  # of a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -281,7 +281,7 @@ def test_sigterm_leaves_nothing_in_doubt(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
     """With a batch that does not end within the time that a stop waits for it."""
-    monkeypatch.setattr("coordinator.lifecycle._BATCH_GRACE_PERIOD", 0.3)
+    monkeypatch.setattr("coordinator.spark.lifecycle._BATCH_GRACE_PERIOD", 0.3)
     job.sink = PostgresSink(job.dsn, "orders", create_table=True, strategy=strategy)
     term = Signals(tmp_path)
     sink = TermAfterPreCommit(job.dsn, "orders", create_table=True, strategy=strategy)

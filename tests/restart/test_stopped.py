@@ -17,7 +17,7 @@ import pytest
 
 from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, Step, run
 from coordinator.errors import JobFailed
-from coordinator.protocol.batch import BatchLeft
+from coordinator.protocol.ports import BatchLeft
 from coordinator.storage import open_storage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import ids

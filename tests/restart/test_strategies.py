@@ -80,7 +80,7 @@ def test_failure_rate_looks_at_its_interval_only() -> None:
 
 def test_a_wall_clock_that_jumps_does_not_hide_a_failure_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600)
-    monkeypatch.setattr("coordinator.restart.time.time", lambda: float(next(hours)))
+    monkeypatch.setattr("coordinator.operations.restart.time.time", lambda: float(next(hours)))
     starts = 0
 
     def down() -> Any:

@@ -10,9 +10,9 @@ import pytest
 
 from coordinator import Step
 from coordinator.errors import Superseded
-from coordinator.protocol import operators
-from coordinator.protocol.records import JobStore, Record
+from coordinator.operations import operators
 from coordinator.storage import CheckpointStorage
+from coordinator.store.records import JobStore, Record
 from sinks.testing.conformance import ids
 from tests.protocol.job import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at, newest_record
 

@@ -32,14 +32,14 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import CheckpointError, CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
-from coordinator.protocol.encoding import seal, unseal
-from coordinator.protocol.records import JobStore
-from coordinator.savepoints.model import savepoint_at
-from coordinator.savepoints.restore import _base, _files
-from coordinator.savepoints.take import require_own_location
+from coordinator.operations.savepoints.model import savepoint_at
+from coordinator.operations.savepoints.restore import _base, _files
+from coordinator.operations.savepoints.take import require_own_location
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from coordinator.storage.files import FileStorage
+from coordinator.store.encoding import seal, unseal
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input
@@ -99,7 +99,7 @@ def test_a_savepoint_says_what_it_holds(job: Job, target: str) -> None:
 
 def test_files_larger_and_smaller_than_a_chunk_come_back(job: Job, target: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("coordinator.storage.stream.VALUE_BYTES", 100)
-    monkeypatch.setattr("coordinator.savepoints.take._IN_MEMORY", 500)
+    monkeypatch.setattr("coordinator.operations.savepoints.take._IN_MEMORY", 500)
     (job.folder / "query" / "state" / "0").mkdir(parents=True)
     contents = {"state/0/1.delta": b"x" * 1050, "state/0/2.delta": b"", "state/0/2.snapshot": bytes(range(256))}
     for path, content in contents.items():

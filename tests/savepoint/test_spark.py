@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Savepoint, list_savepoints, restore_savepoint
-from coordinator.protocol.records import JobStore
-from coordinator.requests import ask_driver
+from coordinator.operations.requests import ask_driver
 from coordinator.spark.checkpoint_location import _Directory, _HadoopDirectory, open_location
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from sinks.postgres import PostgresSink
 from tests.spark.job import wait_for, write_input
 

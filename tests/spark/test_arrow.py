@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.spark import batch as spark_batch
 from coordinator.spark.batch import MAX_BYTES, MAX_RECORDS, SMALL_BATCH, UNLIMITED, RowTransfer, setting
+from coordinator.task.row_hash import HASH_COLUMN, with_row_hash
 from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, letter_rows
 from sinks.errors import SchemaMismatch
 from sinks.kafka.columns import with_json
-from sinks.row_hash import HASH_COLUMN, with_row_hash
 from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
 from tests.spark.test_spark import visible

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import CheckpointError, SavepointError
-from coordinator.requests import ask_driver
+from coordinator.operations.requests import ask_driver
 from examples.custom_sink import FileSink
 from sinks import Identity
 from sinks.postgres import PostgresSink

@@ -26,15 +26,15 @@ from coordinator import (
     StateBackend,
 )
 from coordinator.errors import NotExactlyOnce, QueryNotAdopted
-from coordinator.heartbeat import look_for_driver
 from coordinator.listener import Step
+from coordinator.operations.heartbeat import look_for_driver
+from coordinator.operations.requests import ask_driver
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.records import JobStore
-from coordinator.requests import ask_driver
 from coordinator.storage import CheckpointStorage, open_storage, storage_at
+from coordinator.store.records import JobStore
+from coordinator.task.task import Ack, SinkTask
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
-from sinks.task import Ack, SinkTask
 from sinks.testing import Hooked
 from sinks.testing.local import with_row_hash
 from tests.protocol.job import Steps

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
-from coordinator.operate.balance import Verdict, take_balance
-from coordinator.protocol.batch import with_dead_letters
-from coordinator.protocol.records import JobStore
+from coordinator.operations.inspection.balance import Verdict, take_balance
+from coordinator.protocol.ports import with_dead_letters
 from coordinator.storage import open_storage
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
 from sinks.kafka import KafkaSink

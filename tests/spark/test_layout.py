@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.spark.batch import RowTransfer, SparkBatch
+from coordinator.task.task import SinkTask
 from examples.custom_sink import FileSink
-from sinks.task import SinkTask
 from tests.spark.job import wait_for
 
 

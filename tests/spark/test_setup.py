@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, lifecycle
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -29,6 +29,7 @@ from coordinator.errors import (
     Superseded,
     WorkersNotReady,
 )
+from coordinator.spark import lifecycle
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink

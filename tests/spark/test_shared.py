@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointCoordinator
-from coordinator.operate.balance import take_balance
+from coordinator.operations.inspection.balance import take_balance
 from coordinator.spark.batch import setting
 from examples.custom_sink import FileSink
 from tests.spark.job import wait_for

@@ -25,7 +25,7 @@ tenth of what a small query takes. With Spark Connect and on a cluster the tests
 if __name__ == "__main__":
     from pyspark import daemon
 
-    for module in (sys.argv[1], "pandas", "pyarrow", "sinks.task", "tests.spark.job"):
+    for module in (sys.argv[1], "pandas", "pyarrow", "coordinator.task.task", "tests.spark.job"):
         with suppress(ImportError):  # which a worker without it tells
             importlib.import_module(module)
     gc.collect()

@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinator.protocol.records import JobStore
-from coordinator.requests import ask_driver
+from coordinator.operations.requests import ask_driver
 from coordinator.storage import CheckpointStorage, MissingStorage, StorageError, existing_storages, open_storage
+from coordinator.store.records import JobStore
 from sinks.testing.servers.hdfs import HdfsServer
 from sinks.testing.storage import ProcessConformance
 from tests.protocol.job import Job

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.ui import job as job_view
+from coordinator.operations.ui import job as job_view
 from tests.savepoint.conftest import job as job
 from tests.savepoint.conftest import target as target
 

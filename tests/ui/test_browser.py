@@ -17,9 +17,9 @@ from werkzeug.serving import make_server
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointFailed
+from coordinator.operations.ui.job import JobView
+from coordinator.operations.ui.page import TABS, page_of
 from coordinator.storage import open_storage
-from coordinator.ui.job import JobView
-from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.conformance import example_input

@@ -20,16 +20,16 @@ import pytest
 
 from coordinator import CheckpointCoordinator, CheckpointListener, Replay
 from coordinator.errors import CheckpointFailed
-from coordinator.heartbeat import State, look_for_driver
 from coordinator.listener import Step
-from coordinator.operate.balance import Balance
-from coordinator.protocol import encoding
-from coordinator.protocol.records import JobStore
-from coordinator.statistics.model import CheckpointStatistics, Status, load_history
+from coordinator.operations.heartbeat import State, look_for_driver
+from coordinator.operations.inspection.balance import Balance
+from coordinator.operations.statistics.model import CheckpointStatistics, Status, load_history
+from coordinator.operations.ui import job as job_view
+from coordinator.operations.ui.job import JobView, pace, waterfall
+from coordinator.operations.ui.page import TABS, page_of
 from coordinator.storage.base import WrappedStorage
-from coordinator.ui import job as job_view
-from coordinator.ui.job import JobView, pace, waterfall
-from coordinator.ui.page import TABS, page_of
+from coordinator.store import encoding
+from coordinator.store.records import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.table import eventually

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks._util.extras import needs_extra
 from sinks.arrow.convert import Unfit, no_internals
 from sinks.arrow.types import is_bytes, is_list, is_moment, is_text
 from sinks.diagnosis import SchemaChange
-from sinks.extras import needs_extra
 
 with needs_extra("avro"):
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from sinks._util.extras import needs_extra
 from sinks.arrow.types import is_bytes, is_list, is_text
 from sinks.arrow.values import ValidationError, python_values
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
-from sinks.extras import needs_extra
 from sinks.kafka.row_bytes import rows_of
 from sinks.kafka.serialization.avro import UUID, Schema, form_of, has, hash_of, merged, nullable, parsed
 from sinks.kafka.serialization.by_columns import RowByRow, record, valid

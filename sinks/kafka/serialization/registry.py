@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from sinks._util.extras import needs_extra
 from sinks.errors import ConfigurationError
-from sinks.extras import needs_extra
 
 with needs_extra("avro"):
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient

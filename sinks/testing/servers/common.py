@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import psutil
 from typing_extensions import Self
 
-from sinks.progress import progress, shown_by
+from sinks._util.progress import progress, shown_by
 
 logger = logging.getLogger(__name__)
 

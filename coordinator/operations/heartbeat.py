@@ -1,0 +1,184 @@
+"""Signs of life: by them an operator tells a driver that works from one that died. No decision depends on them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from coordinator.errors import CorruptRecord
+from coordinator.protocol.ports import Query
+from coordinator.storage import StorageError
+from coordinator.store.records import CompletedCheckpoint, JobStore, SignOfLife
+
+logger = logging.getLogger("coordinator.heartbeat")
+
+_MISSED = 3
+"""A driver is silent after so many intervals without a sign."""
+_LATE = 1.5
+"""Its next sign is overdue after so many."""
+_LONGEST = 4000
+"""Characters that are kept of the error that a query ended with."""
+_LAST_WORD = 5.0
+"""Seconds that the end of a query waits for its last sign to be written."""
+
+
+class Heartbeat:
+    """Gives signs in its own thread, also while a batch takes long or waits for a database. Every
+    `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more sign if `now()`, what
+    the driver does, has changed. `flush` is called each time, and at the end."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        interval: float,
+        request_poll_interval: float,
+        now: Callable[[], Mapping[str, Any]],
+        flush: Callable[[], None],
+        look: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._interval, self._request_poll_interval = interval, request_poll_interval
+        self._now, self._flush, self._look = now, flush, look
+        self._ended = threading.Event()
+        self._reason = ""
+        self._thread: threading.Thread | None = None
+        self._query: Query | None = None
+        self._signs = Counter[int]()
+        """How many each generation has given."""
+
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
+
+    def begin(self, generation: int, query: Query) -> None:
+        """The query runs under this generation from now on."""
+        self.end("the query was started again")
+        self._ended, self._reason, self._query = threading.Event(), "", query
+        self._thread = threading.Thread(
+            target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    def end(self, reason: str) -> None:
+        """The query has ended; its last sign says why. Only the first reason counts."""
+        thread, self._thread = self._thread, None
+        if thread:
+            self._reason = (self._failure() or reason)[:_LONGEST]
+            self._ended.set()
+            thread.join(_LAST_WORD)
+
+    def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
+        over, due = False, time.monotonic() + self._interval
+        signed: Mapping[str, Any] = {}
+        while not over:
+            over = ended.wait(min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic())))
+            is_due = over or time.monotonic() >= due
+            if is_due:
+                due = time.monotonic() + self._interval
+            level = logging.INFO if is_due else logging.DEBUG
+            with self._tried("a sign of life could not be given", level):
+                if not over and not query.isActive:
+                    over = is_due = True
+                    self._reason = self._failure() or "the query was stopped, or failed outside of the coordinator"
+                now = {} if over else self._now()
+                if is_due or now != signed:
+                    self._signs[generation] += 1
+                    due = time.monotonic() + self._interval
+                    self._store.sign(generation, self._signs[generation], self._interval, self._reason, now)
+                    signed = now
+            with self._tried("the history of its checkpoints could not be written", level):
+                self._flush()
+            if self._request_poll_interval and not over:
+                with self._tried("what operators ask could not be looked for", level):
+                    self._look()
+
+    def _failure(self) -> str:
+        """What the query failed with outside of the coordinator; "" if that is not known."""
+        with suppress(Exception):  # its session is gone
+            if self._query and (error := self._query.exception()):
+                return f"the query failed outside of the coordinator: {error}"
+        return ""
+
+    @contextmanager
+    def _tried(self, otherwise: str, level: int) -> Iterator[None]:
+        """An error in the block is logged, and keeps nothing else from being done."""
+        try:
+            yield
+        except Exception:
+            logger.log(level, "job %s: %s", self._store.job, otherwise, exc_info=True)
+
+
+class State(str, Enum):
+    RUNNING = "running"
+    SILENT = "silent"  # no sign for several intervals: it died, is frozen, or cut off from storage
+    ENDED = "ended"  # as it said itself
+    UNKNOWN = "unknown"  # its last sign lies in the future (clocks differ too much)
+    NONE = "none"  # the newest generation is not a driver's, so whichever runs stops
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver of the newest generation, as far as storage tells. `age`: seconds since its last sign, by the
+    storage's clock, or from the driver's to the one of this machine (`clock`: whose it is)."""
+
+    state: State
+    generation: int
+    sign: SignOfLife
+    age: float
+    clock: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, as far as storage tells."""
+        return self.state is State.RUNNING
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its next sign is late: it is not silent yet, but may well be dead."""
+        return self.runs and self.age > _LATE * self.sign.next
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign after which it is silent."""
+        return _MISSED * self.sign.next
+
+
+def look_for_driver(
+    store: JobStore, bad: list[str] | None = None, newest: CompletedCheckpoint | None = None
+) -> Driver | None:
+    """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
+    last sign cannot be read: the claim tells then; without it, that raises. `newest`: the newest checkpoint, whose end
+    is a sign of its driver, too."""
+    claim = store.newest_claim()
+    if not claim.generation:
+        return None
+    try:
+        sign = store.last_sign(claim)
+    except (CorruptRecord, StorageError) as error:
+        if bad is None:
+            raise
+        bad.append(str(error))
+        sign = claim.sign
+    now = store.storage.clock() if sign.storage_at is not None else None
+    age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
+    record = newest.record if newest and newest.record.generation == claim.generation else None
+    since = record.completed_at - sign.at if record else 0
+    if 0 < since <= age * 1000 and not sign.ended:
+        sign, age = replace(sign, at=sign.at + since), age - since / 1000
+    if not sign.next:
+        state = State.NONE
+    elif sign.ended:
+        state = State.ENDED
+    elif age < -_MISSED * sign.next:
+        state = State.UNKNOWN
+    else:
+        state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
+    clock = "the driver's and this machine's" if now is None else "the storage's"
+    return Driver(state, claim.generation, sign, age, clock)

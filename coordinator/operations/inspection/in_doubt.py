@@ -1,0 +1,193 @@
+"""What is in doubt in the external systems, what is decided about it, and what an operator does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
+
+from coordinator.errors import StorageBehind, Superseded, reason
+from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.inspection.memories import set_back
+from coordinator.operations.inspection.text import duration
+from coordinator.protocol.decisions import worth_reading
+from coordinator.protocol.fence import Fence
+from coordinator.protocol.ports import Sink
+from coordinator.store.records import Claim, CompletedCheckpoint, JobStore
+from sinks._util.progress import progress
+from sinks.diagnosis import InDoubt
+from sinks.optional import Diagnosable
+from sinks.transaction import Committable, not_among
+
+_AT_WORK = 1.0
+"""Seconds in which a driver that runs makes some of what is decided visible."""
+_PAUSE = 0.1
+
+
+class Decision(str, Enum):
+    COMMIT = "commit"  # a complete record names it
+    ORPHAN = "orphan"  # no record names it, and none will
+    OPEN = "open"  # no record names it yet: of the newest driver, which runs by its last sign of life
+    STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A transaction in doubt and what is decided about it. `named` is its committable in the record."""
+
+    sink: str
+    about: InDoubt
+    decision: Decision
+    named: Committable | None = None
+
+    @property
+    def id(self) -> str:
+        text = json.dumps([self.sink, dict(self.about.transaction)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def age(self) -> float:
+        """Seconds by the system's clock, 0 if that is not known: the page sorts by it."""
+        return self.about.age or 0.0
+
+    def meant_by(self, text: str) -> bool:
+        """Whether an operator's argument is this one's id, or a name that the external system shows."""
+        return text == self.id or text in [str(value) for value in self.about.transaction.values()]
+
+    def to_json(self) -> dict[str, Any]:
+        about = asdict(self.about)
+        return {"id": self.id, "sink": self.sink, "decision": self.decision.value, **about}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is in doubt, what keeps a sink from telling, the driver, the newest checkpoint, and a sentence on each sink
+    that remembers other checkpoints than storage."""
+
+    pending: Sequence[Pending]
+    errors: Mapping[str, str]
+    driver: Driver | None
+    newest: CompletedCheckpoint | None
+    set_back: Sequence[str] = ()
+
+
+def look(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None) -> Seen:
+    """Opens the sinks. While a driver runs, it looks again for up to a second: if some of what is decided is gone then,
+    that driver is at work, and the rest of what is decided of the newest checkpoint is left out. `claimed`: the claim
+    of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is not."""
+    seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
+    decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
+    while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        seen = _look_once(store, sinks, claimed)
+        left = {pending.id for pending in seen.pending}
+        if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
+            n = seen.newest.checkpoint_id if seen.newest else None
+            others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != n]
+            seen = replace(seen, pending=others)
+            break
+    return replace(seen, set_back=set_back(store, sinks))
+
+
+def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> Seen:
+    """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen."""
+    listed: dict[str, Sequence[InDoubt]] = {}
+    errors: dict[str, str] = {}
+    with progress("ask what is in doubt", len(sinks), "sinks") as advance:
+        for name, sink in sinks.items():
+            try:
+                sink.open()
+                asked = list(sink.in_doubt(store.job))
+                listed[name] = sink.inspect(asked) if isinstance(sink, Diagnosable) else [*map(InDoubt.parsed, asked)]
+            except Exception as error:
+                errors[name] = reason(error)
+            advance(1)
+    listed_transactions = [about.transaction for abouts in listed.values() for about in abouts]
+    generation = store.newest_generation()
+    history = store.history(worth_reading({}, listed_transactions, store.lineage))
+    if claimed is not None:
+        try:
+            Fence(store, claimed).require_newest("abort anything")
+        except (StorageBehind, Superseded) as error:
+            raise Superseded(
+                f"a driver of job {store.job!r} has started just now, or storage {store.storage.uri} was emptied or "
+                f"set back; look again. Nothing was aborted"
+            ) from error
+    newest = history[-1] if history else None
+    driver = look_for_driver(store, newest=newest)
+    judged = [
+        _judged(sink, about, history[::-1], generation, driver, fenced=claimed is not None)
+        for sink, abouts in listed.items()
+        for about in abouts
+    ]
+    return Seen(judged, errors, driver, newest)
+
+
+def _judged(
+    sink: str,
+    about: InDoubt,
+    retained: Sequence[CompletedCheckpoint],
+    generation: int,
+    driver: Driver | None,
+    *,
+    fenced: bool,
+) -> Pending:
+    """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
+    undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED
+    if not retained:  # it may be the wrong storage
+        return Pending(sink, about, undecided)
+    for complete in retained:
+        for named in complete.named.values():
+            if named.sink == sink and not not_among([about.transaction], [named.transaction]):
+                n, lineage = complete.checkpoint_id, complete.record.lineage
+                about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
+                return Pending(sink, about, Decision.COMMIT, named)
+    record = retained[0].record
+    older = about.generation is not None and about.generation < generation
+    settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
+    abandoned = about.lineage is not None and about.lineage != record.lineage
+    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """For all of one decision: what becomes of them by itself, and the command for at once."""
+
+    decision: Decision
+    count: int
+    what: str
+    command: str
+
+
+def remedies(seen: Seen) -> list[Remedy]:
+    silence = duration(max(seen.driver.age, 0)) if seen.driver else ""
+    ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
+    which = "--all-orphans" if seen.newest else ids[0] if len(ids) == 1 else "ID"
+    fenced = f"coordinator in-doubt abort {which} --fence"
+    known = {
+        Decision.COMMIT: (
+            "decided: the next start of the query commits them; at once",
+            "coordinator resolve",
+        ),
+        Decision.ORPHAN: (
+            "of a driver that was replaced: the next sweep of a driver aborts them; at once",
+            "coordinator in-doubt abort --all-orphans",
+        ),
+        Decision.STRANDED: (
+            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks: "
+            "start the query again, which settles them; only if it is not to run",
+            fenced,
+        ),
+        Decision.OPEN: (
+            f"of the newest driver, whose last sign of life came {silence} ago: it completes or aborts them, unless it "
+            "has died since. If it has, or is stuck, stop it and start the query again; only if it is not to run",
+            fenced,
+        ),
+    }
+    counted = Counter(pending.decision for pending in seen.pending)
+    return [Remedy(decision, counted[decision], *said) for decision, said in known.items() if counted[decision]]

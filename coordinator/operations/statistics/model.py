@@ -1,0 +1,270 @@
+"""The facts of one try of a checkpoint, and those of the last ones in checkpoint storage, where they outlive their
+driver."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from statistics import mean, quantiles
+from typing import Any
+
+from coordinator.errors import CheckpointError
+from coordinator.operations.heartbeat import Driver, State
+from coordinator.operations.inspection.text import by_sink, duration
+from coordinator.storage import StorageError
+from coordinator.store.encoding import fitting
+from coordinator.store.records import CompletedCheckpoint, JobStore
+
+_TOGETHER = 100
+"""Checkpoints that are kept in one object: the more, the fewer objects, and the more is written again by a flush."""
+
+
+class Status(str, Enum):
+    IN_PROGRESS = "in progress"
+    COMPLETED = "completed"  # all visible
+    FAILED = "failed"  # aborted before it was complete: nothing of it is visible
+    RESTORED = "restored"  # the newest complete one, committed again by a start
+    HALTED = "halted"  # complete, but not all visible when the query stopped: the next start goes on with it
+
+
+PHASES = ("prepare", "validate", "decide", "commit")
+"""Of a checkpoint, in their order; one that is restored has the phase `recover` alone."""
+
+
+@dataclass
+class CheckpointStatistics:
+    """One try of a checkpoint, in the words of Flink's checkpoint statistics where it has them.
+
+    `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the `phases` seconds.
+    `spans`: by phase (prepare, commit) and sink, its begin and end in seconds from the trigger.
+    `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
+    are transactions that were lost and written again, by sink; `dead_lettered` rows that a sink has refused, which are
+    `rows` of the sink of its dead letters; `aborted` orphans that sweeps have aborted since the try before, by sink;
+    `unknown` those that are decided, and were not known to be visible when the query stopped, by sink.
+    `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
+    exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and ends with, one JSON
+    text per source; empty if unknown.
+    """
+
+    job: str
+    checkpoint_id: int
+    generation: int = 0
+    status: Status = Status.IN_PROGRESS
+    attempt: int = 1
+    triggered_at: int = 0
+    ended_at: int = 0
+    duration: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    replayed: dict[str, int] = field(default_factory=dict)
+    aborted: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    dead_lettered: dict[str, int] = field(default_factory=dict)
+    commit_retries: int = 0
+    adopted: bool = False
+    exactly_once: bool = False
+    reasons: tuple[str, ...] = ()
+    error: str = ""
+    offsets_from: tuple[str, ...] = ()
+    offsets_to: tuple[str, ...] = ()
+
+    @property
+    def sinks(self) -> list[str]:
+        return sorted({*self.rows, *self.transactions, *self.replayed, *self.aborted})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"status": self.status.value}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CheckpointStatistics:
+        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
+        return fitting(cls(**known | texts | {"status": Status(known["status"])}))
+
+    @property
+    def remarks(self) -> str:
+        """The error, and whatever else is out of the ordinary."""
+        remarks = [self.error] if self.error else []
+        remarks += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
+        remarks += ["no row was written again"] if self.status is Status.RESTORED else []
+        remarks += [f"try {self.attempt}"] if self.attempt > 1 else []
+        remarks += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
+        for what, counts in (
+            ("dead letters", self.dead_lettered),
+            ("lost" if self.error else "written again", self.replayed),
+            ("orphans aborted", self.aborted),
+            ("not known to be visible", self.unknown),
+        ):
+            remarks += [f"{what}: {by_sink(counts)}"] if any(counts.values()) else []
+        return "; ".join(remarks)
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        if self.status is Status.RESTORED:
+            parts, label = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"], "its rows: "
+        else:
+            phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
+            ended = f"{self.status.value} in {self.duration:.3f} s ({phases})"
+            parts, label = [f"checkpoint {self.checkpoint_id} {ended}"], "rows: "
+        parts += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
+        transactions = sum(self.transactions.values())
+        parts += [f"{transactions} transactions"] if transactions else []
+        return "; ".join([*parts, self.remarks] if self.remarks else parts)
+
+
+def summarized(tries: Sequence[CheckpointStatistics]) -> dict[str, Any]:
+    """How many ended how; and of those that completed seconds, rows, bytes and transactions."""
+    completed = [each for each in tries if each.status is Status.COMPLETED]
+    summary: dict[str, Any] = {"status": dict(Counter(each.status.value for each in tries))}
+    summary["took"] = _spread([each.duration for each in completed])
+    for phase in PHASES:
+        summary[phase] = _spread([each.phases[phase] for each in completed if phase in each.phases])
+    for name in ("rows", "bytes", "transactions"):
+        summary[name] = _spread([sum(getattr(each, name).values()) for each in completed])
+    return summary
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
+    ends = {"min": min(values), "mean": mean(values)}
+    return ends | {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values)}
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a driver does now, as its last sign of life tells it: the current checkpoint and what is done for it, if it
+    takes a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible,
+    by sink; and the first difference of its row counts. `at` is now, in milliseconds by the driver's clock. `is_past`:
+    the driver is taken for dead, and `at` is the time of that sign."""
+
+    checkpoint: CheckpointStatistics | None = None
+    doing: tuple[str, ...] = ()
+    in_doubt: Mapping[str, int] = field(default_factory=dict)
+    in_doubt_since: int = 0
+    balance: str = ""
+    at: float = 0.0
+    is_past: bool = False
+
+    @classmethod
+    def of(cls, driver: Driver | None, newest: CompletedCheckpoint | None = None) -> Activity:
+        """Nothing of a driver that has ended, or tells what this version does not understand; nor of a checkpoint that
+        its sign tells of as not decided yet, and that is complete by now: `newest`, or one before."""
+        if driver and driver.state in (State.RUNNING, State.SILENT):
+            with suppress(KeyError, TypeError, ValueError):
+                at = driver.sign.at + (max(driver.age, 0) * 1000 if driver.runs else 0)
+                activity = replace(cls.from_json(driver.sign.now), at=at, is_past=not driver.runs)
+                own = newest.checkpoint_id if newest and newest.record.generation == driver.generation else -2
+                checkpoint = activity.checkpoint
+                if checkpoint and "decide" not in checkpoint.phases and checkpoint.checkpoint_id <= own:
+                    activity = replace(activity, checkpoint=None, doing=(), in_doubt={})
+                if activity.checkpoint:
+                    activity.checkpoint.duration = (at - activity.checkpoint.triggered_at) / 1000
+                return activity
+        return cls()
+
+    @property
+    def when(self) -> str:
+        return "when the driver died or fell silent" if self.is_past else "by the last sign of life"
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it, for a person."""
+        lines = [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
+        if checkpoint := self.checkpoint:
+            number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
+            again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
+            phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items())
+            done = (phases or "nothing yet") + (f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else "")
+            lasts = duration(checkpoint.duration) + (" then" if self.is_past else "")
+            settled = " The next start settles it." if self.is_past else ""
+            lines.insert(0, f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: {done}.{settled}")
+        return [*lines, *self.not_visible, *self.differs]
+
+    @property
+    def not_visible(self) -> list[str]:
+        if not self.in_doubt:
+            return []
+        what = f"{sum(self.in_doubt.values()):,} decided transactions"
+        lasts, sinks = duration((self.at - self.in_doubt_since) / 1000), by_sink(self.in_doubt)
+        if self.is_past:
+            return [f"{what} were not known to be visible {self.when}: {sinks}. The next start commits them."]
+        return [f"{what} are not known to be visible for {lasts}: {sinks}. The driver asks again."]
+
+    @property
+    def differs(self) -> list[str]:
+        return [f"Row counts differ: {self.balance}"] if self.balance else []
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Activity:
+        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        if "checkpoint" in known:
+            known["checkpoint"] = CheckpointStatistics.from_json(known["checkpoint"])
+        return fitting(cls(**known))
+
+
+# ---------------------------------------------------------------------- kept in storage
+class CheckpointHistory:
+    """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is lost. `size`: of so
+    many checkpoints, more or less; of none if it is 0."""
+
+    def __init__(self, store: JobStore, size: int) -> None:
+        self._store, self._size = store, size
+        self._new: deque[CheckpointStatistics] = deque(maxlen=size)
+        self._flushing = threading.Lock()
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        self._new.append(statistics)
+
+    def flush(self) -> None:
+        """Add what is new to the newest object, or begin another. From any thread. Raises `StorageError`; the next
+        flush tries again."""
+        with self._flushing:
+            new = [self._new.popleft() for _ in range(len(self._new))]
+            if new:
+                try:
+                    values = [statistics.to_json() for statistics in new]
+                    self._store.add_statistics(values, together=_TOGETHER, keep=self._size)
+                except BaseException:
+                    self._new.extendleft(reversed(new))
+                    raise
+
+
+def load_history(
+    store: JobStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
+) -> list[CheckpointStatistics]:
+    """In the order of their ends, whatever clocks said. `bad`: gets a sentence on what cannot be read. `known`: what
+    calls before have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
+    before = {} if known is None else known
+    read: dict[str, list[CheckpointStatistics]] = {}
+    for *_, key in store.statistics():
+        read[key] = before.get(key) or list(_understood(store, key, bad))
+    before.clear()
+    before |= read
+    unique = {
+        (statistics.generation, statistics.checkpoint_id, statistics.attempt, statistics.triggered_at): statistics
+        for each in read.values()
+        for statistics in each
+    }
+    return sorted(unique.values(), key=lambda statistics: statistics.generation)
+
+
+def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
+    try:
+        for value in store.statistics_in(key):
+            try:
+                yield CheckpointStatistics.from_json(value)
+            except (KeyError, TypeError, ValueError) as error:
+                bad.append(f"statistics {key} in {store.storage.uri} lack or misuse a field: {error!r}")
+    except (CheckpointError, StorageError) as error:
+        bad.append(str(error))

@@ -1,0 +1,301 @@
+"""What the pages show, from the statistics, checkpoint storage and the sinks. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from coordinator.config import CheckpointConfig
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.errors import CheckpointError, reason
+from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
+from coordinator.operations.inspection.in_doubt import Seen, look, remedies
+from coordinator.operations.inspection.text import duration, of_driver
+from coordinator.operations.savepoints.model import Savepoint, list_savepoints
+from coordinator.operations.statistics.model import Activity, CheckpointStatistics, Status, load_history
+from coordinator.protocol.guarantee import Guarantee
+from coordinator.protocol.ports import Sink
+from coordinator.storage import StorageError
+from coordinator.storage.uris import redacted
+from coordinator.store.records import Acceptance, CompletedCheckpoint, JobStore, jobs_in
+from sinks.errors import SinkError
+from sinks.optional import Diagnosable
+from sinks.transaction import Committable
+
+logger = logging.getLogger("coordinator.ui")
+
+_PATIENCE = 5.0
+"""Seconds that a page waits for an answer, from when it was asked for."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was read, and why it could not be, or not all of it."""
+
+    value: Any = None
+    trouble: str = ""
+
+
+class Notice(NamedTuple):
+    """Something that a person should see. `level`: bad or warn; `page`: where there is more."""
+
+    level: str
+    text: str
+    page: str = ""
+
+
+class Bar(NamedTuple):
+    """One of a waterfall; `begin` and `width` in thousandths of the whole."""
+
+    phase: str
+    sink: str
+    seconds: float
+    begin: float
+    width: float
+
+
+def _good_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., Answer]]:
+    """Makes a method that reads one whose `Answer` is good for so many seconds. One thread at a time reads, so many
+    viewers cost no more than one, and a slow answer stops no other page: who would wait too long gets the answer of
+    before. The method gets a list for sentences on what it leaves out."""
+
+    def answering(read: Callable[..., Any]) -> Callable[..., Answer]:
+        @functools.wraps(read)
+        def get(view: JobView, *about: Any) -> Answer:
+            return view.answer((read.__name__, *about), seconds, functools.partial(read, view, *about))
+
+        return get
+
+    return answering
+
+
+class JobView:
+    """Of one job, for one page."""
+
+    def __init__(self, coordinator: CheckpointCoordinator) -> None:
+        self._coordinator = coordinator
+        self.job, self.sinks, self.config = coordinator.job, coordinator.sinks, coordinator.config
+        self.storage = coordinator.protocol.store.storage
+        self._lock = threading.Lock()
+        self._answers: dict[tuple[Any, ...], tuple[float, Answer]] = {}
+        self._readers: dict[tuple[Any, ...], tuple[float, threading.Thread]] = {}
+        self._tries: dict[str, list[CheckpointStatistics]] = {}
+
+    @property
+    def store(self) -> JobStore:
+        """Of its own: one in use follows the lineage of what was claimed last."""
+        return JobStore(self.storage, self.job)
+
+    # ------------------------------------------------------------------ answers
+    def answer(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> Answer:
+        with self._lock:
+            until, answer = self._answers.get(name, (0.0, Answer()))
+            if time.monotonic() < until:
+                return answer
+            if name not in self._readers:
+                thread = threading.Thread(target=self._read, args=(name, seconds, read), daemon=True)
+                self._readers[name] = time.monotonic(), thread
+                thread.start()
+            began, thread = self._readers[name]
+        thread.join(max(0.0, began + _PATIENCE - time.monotonic()))
+        if thread.is_alive():
+            late = f"no answer for {duration(time.monotonic() - began)}"
+            return replace(answer, trouble=f"{late}; what is shown is older" if until else late)
+        return self._answers[name][1]
+
+    def _read(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> None:
+        bad: list[str] = []
+        try:
+            answer = Answer(read(bad), " ".join(bad))
+        except Exception as error:
+            if not isinstance(error, (CheckpointError, StorageError, SinkError, OSError)):
+                logger.warning("%s could not be read", name[0], exc_info=True)
+            answer = Answer(trouble=reason(error))
+        with self._lock:
+            self._answers[name] = time.monotonic() + seconds, answer
+            del self._readers[name]
+
+    # ------------------------------------------------------------------ tries of checkpoints
+    @_good_for(1)
+    def history(self, bad: list[str]) -> list[CheckpointStatistics]:
+        return load_history(self.store, bad, self._tries)[::-1]
+
+    def tries(self) -> Answer:
+        """Those kept, newest first."""
+        history = self.history()
+        return replace(history, value=history.value or [])
+
+    def activity(self) -> Activity:
+        return Activity.of(self.driver().value, self.newest().value)
+
+    def find(self, key: str) -> CheckpointStatistics | None:
+        return next((each for each in self.tries().value if key_of(each) == key), None)
+
+    @_good_for(5)
+    def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
+        """Its committables, with the round of each, as long as the record is retained."""
+        complete = self.store.find(checkpoint_id)
+        rounds = complete.rounds if complete else ()
+        return [(record.round, committable) for record in rounds for committable in record.committables]
+
+    # ------------------------------------------------------------------ the job
+    @_good_for(1)
+    def driver(self, bad: list[str]) -> Driver | None:
+        return look_for_driver(self.store, bad, self.newest().value)
+
+    @_good_for(3)
+    def newest(self, _: list[str]) -> CompletedCheckpoint | None:
+        return self.store.load_newest()
+
+    @_good_for(30)
+    def jobs(self, _: list[str]) -> list[str]:
+        """All that the storage holds."""
+        return jobs_in(self.storage)
+
+    @_good_for(30)
+    def given_up(self, bad: list[str]) -> list[Acceptance]:
+        return [loss for record in self.store.losses(bad) for loss in record.accepted]
+
+    def guarantee(self) -> tuple[Guarantee, str]:
+        """The guarantee, and whose word it is."""
+        if tries := self.tries().value:
+            known = tries[0].exactly_once or bool(tries[0].reasons)
+            return Guarantee(tries[0].reasons, known), f"computed by the driver of generation {tries[0].generation}"
+        whence = "computed from the configuration and checkpoint storage; there is no checkpoint yet"
+        return self._coordinator.guarantee, whence
+
+    def notices(self) -> list[Notice]:
+        """What is wrong, the worst first."""
+        said: list[Notice] = []
+        tries = self.tries()
+        latest = next(iter(tries.value), None)
+        if trouble := self.newest().trouble:
+            said.append(Notice("bad", f"The newest checkpoint cannot be read: {trouble}"))
+        if latest and latest.status in (Status.FAILED, Status.HALTED):
+            text = f"Checkpoint {latest.checkpoint_id} {latest.status.value}: {latest.error}"
+            said.append(Notice("bad", text, f"history/{key_of(latest)}"))
+        activity = self.activity()
+        said += [Notice("warn", text, "in-doubt") for text in activity.not_visible]
+        said += [Notice("bad", text, "balance") for text in activity.differs]
+        said += self._of_driver()
+        if given_up := self.given_up().value:
+            rows = sum(loss.rows for loss in given_up)
+            said.append(
+                Notice("bad", f"Given up by operators: {rows:,} rows of {len(given_up)} participant(s)", "guarantee")
+            )
+        if tries.trouble:
+            said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
+        if self.guarantee()[0].weaknesses:
+            said.append(Notice("warn", "This job is not exactly-once", "guarantee"))
+        return said
+
+    def _of_driver(self) -> list[Notice]:
+        answer = self.driver()
+        driver: Driver | None = answer.value
+        if answer.trouble:
+            return [Notice("bad", f"Checkpoint storage does not tell: {answer.trouble}")]
+        if driver and driver.runs:
+            return [Notice("warn", of_driver(driver))] if driver.is_overdue else []
+        return [Notice("warn", of_driver(driver)), *self._left_behind()]
+
+    def _left_behind(self) -> list[Notice]:
+        """By a driver that does not run, in the systems of the sinks."""
+        answer = self.in_doubt()
+        if answer.trouble:
+            return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
+        seen: Seen = answer.value
+        news = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
+        news += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
+        for remedy in remedies(seen):
+            text = f"{remedy.count:,} transactions in doubt: {remedy.decision.value}"
+            news.append(Notice("bad", text, "in-doubt"))
+        return news
+
+    # ------------------------------------------------------------------ what other systems tell
+    @_good_for(10)
+    def in_doubt(self, _: list[str]) -> Seen:
+        with self._asked() as sinks:
+            return look(self.store, sinks)
+
+    @_good_for(10)
+    def savepoints(self, bad: list[str]) -> list[Savepoint]:
+        place = self.config.savepoint_dir
+        newest_first = reversed(list_savepoints(place, bad)) if place else ()
+        return [savepoint for savepoint in newest_first if savepoint.job == self.job]
+
+    @_good_for(30)
+    def balance(self, _: list[str]) -> Balance:
+        """Records beside the systems' own ledgers: no table and no topic is read."""
+        with self._asked() as sinks:
+            retained = self.config.retained_checkpoints
+            return take_balance(self.store, sinks, quick=True, retained=retained, last=LOOKED_AT)
+
+    @contextmanager
+    def _asked(self) -> Iterator[dict[str, Sink]]:
+        """Copies of the sinks, since two pages may ask at once. Their systems have some seconds to answer, from now."""
+        copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
+        try:
+            for sink in copies.values():
+                if isinstance(sink, Diagnosable):
+                    sink.set_answer_timeout(8.0)
+            yield copies
+        finally:
+            for sink in copies.values():
+                sink.close()
+
+    # ------------------------------------------------------------------ configuration
+    def settings(self) -> list[tuple[str, str, bool]]:
+        """Name, value, and whether it is the default."""
+        settings = []
+        for each in fields(CheckpointConfig):
+            value = self.storage.uri if each.name == "storage" else getattr(self.config, each.name)
+            is_default = value == each.default
+            if value and each.name in ("savepoint_dir", "spool_dir"):
+                value = redacted(value)
+            text = value.value if isinstance(value, Enum) else "" if value is None else str(value)
+            settings.append((each.name, text, is_default))
+        return settings
+
+    def how_sinks_write(self) -> dict[str, str]:
+        """Of those that tell, by the transactions of the newest checkpoint."""
+        newest: CompletedCheckpoint | None = self.newest().value
+        written = {each.sink: each.transaction for each in newest.named.values()} if newest else {}
+        diagnosable = {name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)}
+        return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
+
+
+# ---------------------------------------------------------------------- of one or several tries
+def key_of(statistics: CheckpointStatistics) -> str:
+    """Its place in addresses."""
+    return f"{statistics.generation}.{statistics.checkpoint_id}.{statistics.attempt}.{statistics.triggered_at}"
+
+
+def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
+    """Of the completed ones of `tries`, newest first, of the newest driver: rows a second, and seconds from one's end
+    to the next's."""
+    completed = [each for each in tries if each.status is Status.COMPLETED and each.generation == tries[0].generation]
+    if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
+        return None
+    return sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1)
+
+
+def waterfall(statistics: CheckpointStatistics) -> list[Bar]:
+    """Its phases, one after another; of several sinks each one's part."""
+    whole = max(statistics.duration, sum(statistics.phases.values()), 1e-9)
+    bars, at = [], 0.0
+    for phase, seconds in statistics.phases.items():
+        bars.append(Bar(phase, "", seconds, at / whole * 1000, seconds / whole * 1000))
+        at += seconds
+        spans = statistics.spans.get(phase, {})
+        for sink, (begin, end) in spans.items() if len(spans) > 1 else ():
+            bars.append(Bar(phase, sink, end - begin, begin / whole * 1000, (end - begin) / whole * 1000))
+    return bars

@@ -1,0 +1,60 @@
+"""The driver compares its row counts, again and again while its query runs: as `coordinator verify --quick`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from coordinator.config import CheckpointConfig
+from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
+from coordinator.protocol.ports import Query, Sink
+from coordinator.store.records import JobStore
+
+logger = logging.getLogger("coordinator.verifier")
+
+_LAST_LOOK = 2.0
+"""Seconds that the end of a query waits for the look that is under way."""
+
+
+class Verifier:
+    """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that does not answer holds
+    nobody up. No decision depends on what is found."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        sinks: Mapping[str, Sink],
+        config: CheckpointConfig,
+        tell: Callable[[Balance], None],
+    ) -> None:
+        self._store, self._sinks, self._config, self._tell = store, sinks, config, tell
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, query: Query) -> None:
+        self.end()
+        self._ended = threading.Event()
+        if self._config.verify_interval:
+            self._thread = threading.Thread(
+                target=self._verify, args=(query, self._ended), name="checkpoint-verifier", daemon=True
+            )
+            self._thread.start()
+
+    def end(self) -> None:
+        thread, self._thread = self._thread, None
+        self._ended.set()
+        if thread:
+            thread.join(_LAST_LOOK)
+
+    def _verify(self, query: Query, ended: threading.Event) -> None:
+        while not ended.wait(self._config.verify_interval) and query.isActive:
+            try:
+                store = JobStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
+                retained = self._config.retained_checkpoints
+                balance = take_balance(store, self._sinks, quick=True, retained=retained, last=LOOKED_AT)
+                if not ended.is_set():
+                    self._tell(balance)
+            except Exception:
+                if not ended.is_set():
+                    logger.info("job %s: row counts could not be compared", self._store.job, exc_info=True)

@@ -1,0 +1,103 @@
+"""Whether a job is exactly-once, from its source, sinks, mode and settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.config import CheckpointConfig, Replay
+from coordinator.errors import NotExactlyOnce, reason
+from coordinator.protocol.ports import MicroBatch, Sink
+from coordinator.storage import CheckpointStorage
+from sinks.optional import Diagnosable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of two-phase commit. Before
+    the first batch not everything was asked, so nothing is promised, and `complete` is false."""
+
+    weaknesses: tuple[str, ...] = ()
+    complete: bool = True
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.complete and not self.weaknesses
+
+    def __str__(self) -> str:
+        if self.weaknesses:
+            return f"exactly-once: no, because {'; '.join(self.weaknesses)}"
+        return "exactly-once: " + ("yes" if self.complete else "not known before the first batch")
+
+
+def compute_guarantee(
+    job: str,
+    config: CheckpointConfig,
+    storage: CheckpointStorage,
+    sinks: Mapping[str, Sink],
+    batch: MicroBatch | None = None,
+) -> Guarantee:
+    """`sinks` are those that can be asked, since they are open. It is complete with all of them and the query's first
+    `batch`. Raises `NotExactlyOnce` if the job requires more than it can have."""
+    reasons: list[str] = []
+    if not config.exactly_once:
+        reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
+    asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
+    if batch:
+        reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
+    asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
+    for name, described in asked.items():
+        try:
+            reasons += [f"{name}: {why}" for why in described.weaknesses()]
+        except Exception as error:
+            if config.require:
+                raise
+            logger.warning("%s cannot tell how durable it is: %s", name, reason(error))
+    if config.require and reasons:
+        raise NotExactlyOnce(f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}")
+    return Guarantee(tuple(reasons), complete=batch is not None)
+
+
+def of_source(class_name: str, description: str) -> list[str]:
+    """`class_name` is that of Spark's source in the JVM. Sources not named here keep Spark's contract: they give
+    the rows of an offset range again."""
+    if class_name == "TextSocketMicroBatchStream":
+        return [f"the source {description} keeps no rows to read again after a crash"]
+    if class_name == "MemoryStream":
+        return [f"the source {description} is gone with the driver's process"]
+    return []
+
+
+CHECKED_SHUFFLES = tuple(
+    f"spark.sql.shuffle.orderIndependentChecksum.{name}" for name in ("enabled", "enableFullRetryOnMismatch")
+)
+"""Settings, on by default since Spark 4.2, by which Spark compares shuffle files that it computes again with the lost
+ones, and fails a job that has used both."""
+
+
+def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
+    if checked or deterministic:
+        return []
+    return [
+        "the query is not deterministic, and after the loss of an executor Spark may mix rows of two computations; set "
+        f"{' and '.join(CHECKED_SHUFFLES)} to true (Spark 4.1 or later)"
+    ]
+
+
+def of_order(functions: Sequence[str]) -> list[str]:
+    """`functions`: those in the query that take the rows that happen to come first, such as `first()`."""
+    return [
+        f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
+        "that is lost can then not be written again, and the query stops until its rows are given up"
+        for what in functions
+    ]
+
+
+def of_checkpoint_location(location: str) -> list[str]:
+    if location.rsplit("/", 1)[-1].startswith("temporary-"):
+        return [f"Spark's checkpointLocation {location} is a temporary one; set option('checkpointLocation', …)"]
+    return []

@@ -1,0 +1,183 @@
+"""What the protocol needs of a micro-batch and its query, whichever session they run in, and what its tasks answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import pyarrow as pa
+
+from coordinator.errors import CheckpointError
+from coordinator.task.task import Ack, SinkTask
+from sinks.base import Sink as Sink
+from sinks.errors import SinkError
+from sinks.optional import Related
+from sinks.transaction import Committable
+
+TopicIds = Sequence[Mapping[str, str]]
+"""Per source, in the order of `BatchFacts.offsets`: the ids of the Kafka topics that it reads, by name; {} for another
+kind of source."""
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
+    them, in milliseconds since the epoch (0: unknown)."""
+
+    checkpoint_id: int
+    query_id: str
+    offsets: tuple[str, ...]
+    planned_at: int = 0
+
+
+class BatchLeft(CheckpointError):
+    """Raised to leave a batch to the next start, since its query is being stopped; it counts as a clean stop."""
+
+
+class Query(Protocol):
+    """A streaming query that can be stopped."""
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """`isTriggerActive`: whether it plans, runs or finishes a batch just now."""
+
+    def exception(self) -> Exception | None:
+        """What it failed with; None if it runs, or was stopped."""
+
+    def stop(self) -> None:
+        """Returns when it has stopped."""
+
+
+class MicroBatch(Protocol):
+    """What the protocol needs of a batch. `run_id` tells one start of the query from the next; `location` is the
+    checkpointLocation."""
+
+    facts: BatchFacts
+    run_id: str
+    location: str
+
+    @property
+    def query(self) -> Query: ...
+
+    @property
+    def row_hash(self) -> str:
+        """The name of the way in which it hashes rows; another way has another name."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows it has, before the sinks' transforms; None before `run`, or if that does not count them."""
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        """What Spark's log says of an earlier batch."""
+
+    def is_done(self, checkpoint_id: int) -> bool:
+        """Whether Spark's log has the end of a batch, `commits/N`. If it has that of this one, or of a later one, then
+        another driver has put it there since this one planned its batch."""
+
+    def schema(self, sink: Sink) -> pa.Schema: ...
+    def partitions(self, sink: Sink) -> int: ...
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
+        """Run each task over the batch, side by side; the acks of all partitions that ran. Replays of what was spooled
+        bring their rows themselves, whatever the batch's layout is. `ended` is told each sink whose task is done, from
+        any thread."""
+
+    def cancel(self) -> None:
+        """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""
+
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
+        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`. `recomputed`:
+        what is lost is computed again."""
+
+    @property
+    def active(self) -> bool:
+        """False once the query is being stopped."""
+
+    def raise_stopped(self) -> NoReturn:
+        """For the batch of a query that is being stopped, unprocessed: raises what counts as a clean stop, so that the
+        next start hands the batch over again."""
+
+    def topic_ids(self) -> TopicIds:
+        """The ids as Kafka's brokers tell them now; () if the sources of the query cannot be seen. Raises what keeps
+        them from it."""
+
+    def drain(self) -> None:
+        """Compute the batch without writing it."""
+
+    def same_rows(self, other: Any) -> bool:
+        """Whether another call for this batch, in the same run, came with the same DataFrame."""
+
+
+@dataclass(frozen=True)
+class Acks:
+    """What the tasks answered: in a first write one ack for each sink and partition, also without rows; in a replay
+    those of what was lost. `ended`: by sink, when its last one had come, by the coordinator's clock."""
+
+    all: Sequence[Ack] = ()
+    ended: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, sink: str) -> list[Committable]:
+        return [committable for committable in self.committables if committable.sink == sink]
+
+    @property
+    def committables(self) -> tuple[Committable, ...]:
+        return tuple(ack.committable for ack in self.all if ack.committable)
+
+    @property
+    def errors(self) -> list[SinkError]:
+        """Errors that another try cannot fix come first."""
+        return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
+
+    @property
+    def partitions(self) -> Counter[str]:
+        return Counter(ack.sink for ack in self.all)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """By sink, the size of its record batches."""
+        return _by_sink((ack.sink, ack.bytes) for ack in self.all)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return _by_sink((ack.sink, ack.fingerprint.rows) for ack in self.all)
+
+
+def _by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums = dict[str, int]()
+    for sink, number in numbers:
+        sums[sink] = sums.get(sink, 0) + number
+    return sums
+
+
+# ---------------------------------------------------------------------- sinks of dead letters
+def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
+    """All sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two sinks
+    have one name."""
+    dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
+    for letters in dead:
+        if sum(letters is other for other in dead) > 1:
+            raise ValueError(f"sink {letters.name!r} is for the dead letters of two sinks; give each its own")
+        if any(letters is sink for sink in sinks):
+            raise ValueError(
+                f"sink {letters.name!r} is for dead letters, and written by the tasks of another sink alone"
+            )
+    names = [sink.name for sink in (*sinks, *dead)]
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two sinks have the name {name!r}; set name= on one of them")
+    return {sink.name: sink for sink in (*sinks, *dead)}
+
+
+def check_together(sinks: Collection[Sink]) -> None:
+    """Raises what the sinks, each of which was checked, have against each other's targets."""
+    for sink in sinks:
+        if isinstance(sink, Related):
+            sink.check_with([other for other in sinks if other is not sink])
+
+
+def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
+    """By sink of dead letters, the sink whose tasks write it; both by name."""
+    return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}

@@ -1,0 +1,278 @@
+"""The query that a coordinator serves: when a batch of it may begin, and how it is stopped."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from coordinator.errors import CheckpointError, SavepointError
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.decisions import hand_over_again
+from coordinator.protocol.ports import MicroBatch, Query
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_WORKER_GRACE_PERIOD = 2.0
+"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
+_BATCH_GRACE_PERIOD = 5.0
+"""Seconds that a stop waits for the end of the batch under way."""
+_IDLE_LOOKS = 3
+"""A stop goes ahead when it has seen no batch so many times in a row: once may be the gap between two batches."""
+
+
+@dataclass
+class _Calls:
+    """Those for one batch. The first one tells which rows it has."""
+
+    batch: MicroBatch
+    failed: Exception | None
+    """Of the last call with these rows. Unless the calling function catches it, Spark fails the query with it, and no
+    other call comes."""
+    refused: Exception | None = None
+    """Of a call with other rows."""
+
+    @property
+    def error(self) -> Exception | None:
+        return self.failed or self.refused
+
+    def are_for(self, batch: MicroBatch) -> bool:
+        return self.batch.run_id == batch.run_id and self.batch.facts.checkpoint_id == batch.facts.checkpoint_id
+
+
+_CALLS: dict[tuple[str, str], _Calls] = {}
+"""By job and storage, the calls for the newest batch that have ended, of whichever coordinator of this process: a
+function may make another one for each part of a batch."""
+
+
+class FairLock:
+    """Goes to the thread that has waited longest: what is asked for during a batch comes before the next one, however
+    soon that follows. A thread that has it may take it again."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[int] = deque()
+        """Ids of the threads that want the lock; the first has it."""
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            if not self._queue or self._queue[0] != thread:
+                self._queue.append(thread)
+                try:
+                    self._changed.wait_for(lambda: self._queue[0] == thread)
+                except BaseException:  # Ctrl-C
+                    self._queue.remove(thread)
+                    self._changed.notify_all()
+                    raise
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._depth -= 1
+            if not self._depth:
+                self._queue.popleft()
+                self._changed.notify_all()
+
+
+class QueryLifecycle:
+    """Stops and starts of one query at a time. A stop holds the next batch back, and waits for the one under way."""
+
+    def __init__(self, job: str, storage_uri: str, clock: Clock, min_pause: float) -> None:
+        """`min_pause`: seconds from the end of a batch to the begin of the next."""
+        self.started: StreamingQuery | None = None
+        """The query that `write_stream` started last, also if it has had no batch."""
+        self.calling: Query | None = None
+        """The query that last called the coordinator, whoever started it."""
+        self.run_id: str | None = None
+        """Spark's id of its run: each batch brings another object for the query."""
+        self.location: str | None = None
+        self._job, self._clock, self._min_pause = job, clock, min_pause
+        self._key = job, storage_uri
+        self._thread: threading.Thread | None = None
+        """That of the last batch. Spark has one for each run of a query."""
+        self._finished_at = self._cut_off_at = -math.inf
+        self._stopping = self._held_back = self._idle = False
+        self._query_id = ""
+
+    @property
+    def query(self) -> Query:
+        if self.calling is None:
+            raise SavepointError("the query has not had a batch since it was started; try again when it has")
+        return self.calling
+
+    @property
+    def queries(self) -> list[Query]:
+        return [query for query in (self.started, self.calling) if query]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the query runs, and its last batch was processed to its end."""
+        return self._idle and self.calling is not None and self.calling.isActive
+
+    def notice_start_of(self, writer: DataStreamWriter) -> None:
+        start = writer.start
+
+        @functools.wraps(start)
+        def noticed(*arguments: Any, **options: Any) -> StreamingQuery:
+            self.started = query = start(*arguments, **options)
+            if self.calling and not self.calling.isActive:
+                self.calling = None  # of the run before
+            return query
+
+        writer.start = noticed  # type: ignore[method-assign]
+
+    # ------------------------------------------------------------------ a batch
+    def pause(self, batch: MicroBatch) -> None:
+        """Wait until `min_pause` has passed since the last batch."""
+        not_before = self._finished_at + self._min_pause
+        while batch.active and not self._stopping and (left := not_before - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(left, 0.2))
+
+    def admit(self, batch: MicroBatch) -> None:
+        """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
+        self.calling, self.run_id, self.location, self._idle = batch.query, batch.run_id, batch.location, False
+        self._query_id = batch.facts.query_id
+        while self._stopping and batch.active:
+            self._held_back = True
+            self._clock.sleep(0.05)
+        self._held_back, self._thread = False, threading.current_thread()
+        if not batch.active:
+            batch.raise_stopped()
+        self._require_called_once(batch)
+
+    def finished(self, batch: MicroBatch) -> None:
+        self._finished_at, self._idle = self._clock.monotonic(), True
+        self._ended(batch, None)
+
+    def failed(self, batch: MicroBatch, error: Exception) -> None:
+        """The batch ended with an error; a stop of its query cuts it off in this way, too."""
+        self._cut_off_at = self._clock.monotonic()
+        calls = _CALLS.get(self._key)
+        if not batch.active:
+            if calls and calls.are_for(batch) and batch.same_rows(calls.batch):
+                _CALLS.pop(self._key, None)  # Spark hands them over again
+        elif self._query_id in ("", batch.facts.query_id):
+            self.run_id = batch.run_id
+            self._ended(batch, error)
+
+    def _ended(self, batch: MicroBatch, error: Exception | None) -> None:
+        calls = _CALLS.get(self._key)
+        if not calls or not calls.are_for(batch):
+            _CALLS[self._key] = _Calls(batch, error)
+        elif batch.same_rows(calls.batch):
+            calls.failed = error
+        else:
+            calls.refused = calls.refused or error
+
+    # ------------------------------------------------------------------ the function that calls the coordinator
+    def require_one_query(self, batch: MicroBatch) -> None:
+        """Raise if another query runs that this object serves: the two would end each other's signs of life."""
+        if self.calling and self._query_id != batch.facts.query_id and self.calling.isActive:
+            raise CheckpointError(
+                f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, and was called by "
+                f"query {batch.facts.query_id}. Give that one a coordinator of its own, with another job name. "
+                "Nothing of it was written."
+            )
+
+    def _require_called_once(self, batch: MicroBatch) -> None:
+        """A second call for a batch does no harm if it has the same rows: it finds the checkpoint complete, or tries
+        again. Of other rows, either they or those of the first call would be missing."""
+        calls, n = _CALLS.get(self._key), batch.facts.checkpoint_id
+        if not calls or not calls.are_for(batch):
+            _CALLS.pop(self._key, None)  # the DataFrame would keep Spark from freeing what it was computed from
+        elif not batch.same_rows(calls.batch):
+            twice = f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. "
+            if error := calls.failed:
+                raise CheckpointError(
+                    f"{twice}A call with the first one failed: {type(error).__name__}: {error}. Nothing of the second "
+                    "was written. Do not catch errors of the coordinator, call it once for each batch, and change a "
+                    "DataFrame before the call."
+                ) from error
+            raise CheckpointError(
+                f"{twice}The checkpoint is complete with the rows of one of them: of the first call, when the batch "
+                "was first processed. The rows of the other ARE MISSING in the targets. To write them, hand that "
+                "DataFrame to a second coordinator with another job name, and start the query once with "
+                "CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
+                "transform= gives a sink its own rows."
+            )
+
+    def close(self) -> None:
+        """Forget the calls of the last batch, unless its query runs: the function around may call another object."""
+        with suppress(Exception):  # Spark is gone
+            if self.calling and self.calling.isActive:
+                return
+        if (calls := _CALLS.get(self._key)) and calls.batch.run_id == self.run_id:
+            _CALLS.pop(self._key, None)
+
+    def require_errors_passed_on(self, batch: MicroBatch) -> None:
+        """Raise if a call failed, and Spark goes on to another batch in the same run: somebody caught the error."""
+        calls = _CALLS.get(self._key)
+        if calls and calls.error and calls.batch.run_id == batch.run_id and not calls.are_for(batch):
+            raise self._swallowed(calls.batch, calls.error)
+
+    @property
+    def swallowed_error(self) -> CheckpointError | None:
+        """The error of the last batch, if the query ended as if there had been none."""
+        calls = _CALLS.get(self._key)
+        if calls and calls.error and not calls.batch.query.exception():
+            return self._swallowed(calls.batch, calls.error)
+        return None
+
+    def _swallowed(self, batch: MicroBatch, error: Exception) -> CheckpointError:
+        n = batch.facts.checkpoint_id
+        swallowed = CheckpointError(
+            f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
+            f"{self._job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not "
+            f"catch errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and "
+            "start the query again."
+        )
+        swallowed.__cause__ = error
+        return swallowed
+
+    # ------------------------------------------------------------------ a stop
+    def require_no_later_run(self, query: Query) -> None:
+        """Raise if `query` has ended, and was started again: to stop it would stop nothing."""
+        if not query.isActive and any(other.isActive for other in self.queries):
+            raise CheckpointError(
+                f"this query of job {self._job!r} has ended, and another run of it is active, which was not stopped: "
+                "pass the query that runs"
+            )
+
+    def wait_for_workers(self) -> None:
+        """Wait until Python workers of a batch that was cut off have ended."""
+        self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
+
+    def hold(self) -> None:
+        """No further batch begins until `stop` has ended."""
+        self._stopping = True
+
+    def stop(self, query: Query) -> None:
+        self.hold()
+        try:
+            if self._thread is threading.current_thread() and self._is_busy(query):
+                raise CheckpointError(
+                    f"a batch of job {self._job!r} cannot stop its own query: Spark would never take the batch for "
+                    "done, and hand it over again at each start. Put the with block around the start of the query, and "
+                    "stop it outside of the function for foreachBatch"
+                )
+            end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
+            while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:
+                idle = 0 if self._is_busy(query) else idle + 1
+                self._clock.sleep(0.02)
+            query.stop()
+        finally:
+            self._stopping = False
+
+    def _is_busy(self, query: Query) -> bool:
+        """Whether a batch is under way that is not held back here."""
+        if not self.queries or self._held_back or not query.isActive:
+            return False
+        return bool(query.status["isTriggerActive"])

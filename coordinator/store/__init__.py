@@ -1,0 +1,1 @@
+"""What checkpoint storage holds of a job, and how it is encoded."""

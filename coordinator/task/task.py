@@ -1,0 +1,166 @@
+"""What runs inside an executor: one sink driven through one participant, and the ack that goes back to the driver."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from coordinator.task.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkTransaction
+from sinks.base import Sink
+from sinks.dead_letters import RecordedRefusals
+from sinks.errors import SinkError
+from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
+
+logger = logging.getLogger("sinks.task")
+
+
+@dataclass(frozen=True)
+class Ack:
+    """What became of one transaction: a task answers one for its sink, and one for the sink of its dead letters.
+    `committable` is None without rows and after an error; `bytes` are those of the record batches."""
+
+    sink: str
+    subtask: int
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    committable: Committable | None = None
+    error: SinkError | None = None
+    bytes: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(
+            vars(self)
+            | {
+                "fingerprint": self.fingerprint.to_json(),
+                "committable": self.committable and self.committable.to_json(),
+                "error": self.error and self.error.to_json(),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Ack:
+        value = json.loads(text)
+        parsed = {
+            "fingerprint": Fingerprint.from_json(value["fingerprint"]),
+            "committable": value["committable"] and Committable.from_json(value["committable"]),
+            "error": value["error"] and SinkError.from_json(value["error"]),
+        }
+        return cls(**value | parsed)
+
+
+@dataclass(frozen=True)
+class LostRows:
+    """What the tasks of one sink have to write again in a replay. `own`: the subtasks whose transactions in the sink
+    itself are lost; `letters`: those whose transactions in its sink of dead letters are. `refused`: by subtask, the
+    rows that the record names as dead letters, so that they are separated as before. `whole`: the batch was written as
+    one partition, and has to come as one again. `spooled`: gives the kept rows of a subtask, in place of the batch."""
+
+    own: frozenset[int]
+    letters: frozenset[int] = frozenset()
+    refused: Mapping[int, Sequence[Refused]] = field(default_factory=dict)
+    whole: bool = False
+    spooled: Callable[[int], Iterator[pa.RecordBatch]] | None = None
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self.own | self.letters
+
+
+_tasks: Counter[type[Sink]] = Counter()
+"""How many tasks of each kind of sink this worker has begun."""
+
+
+def _freeze_imports(kind: type[Sink]) -> None:
+    """PySpark's daemon collects garbage after each task, among all that the worker has imported. What is there when the
+    second task of a kind of sink begins is left out from then on."""
+    _tasks[kind] += 1
+    if _tasks[kind] == 2:
+        gc.freeze()
+
+
+@dataclass(frozen=True)
+class SinkTask:
+    """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
+
+    A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
+    With `replay`, all partitions but those that it names are drained. `attempt`: how many tries of the checkpoint have
+    failed before. `exactly_once` is False in at-least-once mode: the task commits by itself.
+    """
+
+    sink: Sink
+    job: str
+    lineage: str
+    checkpoint_id: int
+    generation: int
+    round: int = 0
+    attempt: int = 0
+    exactly_once: bool = True
+    replay: LostRows | None = None
+    spooling: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
+    """Called with the rows, the subtask and the attempt: keeps the rows in the spool, and yields them."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None, "a SinkTask runs inside a Spark task"
+        _freeze_imports(type(self.sink))
+        acks = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
+        yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
+
+    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> list[Ack]:
+        given = iter(batches)
+        tries = self.generation, self.round, self.attempt, task_attempt
+        task = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
+        write = self._first_or_replay(task, slot)
+        transactions = [each for each in (write.own, write.letters) if each]
+        if not transactions:
+            _drain(given)
+            return []
+        try:
+            if write.own:
+                write.own.open()
+            rows = given
+            if self.replay and self.replay.spooled:
+                rows = self.replay.spooled(subtask)
+            elif self.spooling:
+                rows = self.spooling(given, subtask, task.attempt_label)
+            for batch in rows:
+                if batch.num_rows:
+                    write.write(batch)
+            write.finish()
+            for transaction in transactions:
+                transaction.pre_commit()
+            return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
+        except BaseException as error:
+            for transaction in transactions:
+                transaction.undo()
+            if not isinstance(error, SinkError):
+                raise
+            logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
+            _drain(given)
+            return [Ack(self.sink.name, subtask, error=error)]
+        finally:
+            for transaction in transactions:
+                transaction.close()
+
+    def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
+        how = task, slot, self.exactly_once
+        replay, letters_sink, subtask = self.replay, self.sink.dead_letters, task.subtask
+        where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
+        if replay is None:
+            letters = LettersTransaction(letters_sink, *how) if letters_sink else None
+            return FirstWrite(SinkTransaction(self.sink, *how), letters, where)
+        own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
+        letters = LettersTransaction(letters_sink, *how) if letters_sink and subtask in replay.letters else None
+        return ReplayWrite(own, letters, RecordedRefusals(replay.refused.get(subtask, ())), where)
+
+
+def _drain(batches: Iterator[pa.RecordBatch]) -> None:
+    for _ in batches:
+        pass

@@ -1,2 +1,0 @@
-"""The web page of a job: what `coordinator.statistics`, checkpoint storage and the sinks tell people. Served by
-`coordinator ui`, also when no driver runs."""

@@ -1,0 +1,1 @@
+"""Small tools that several sinks, and the coordinator, share. Nothing here is public."""
