@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks._util.spark_types import schema_to_json
 from sinks.arrow.json import escaped, in_ascii, to_json
+from sinks.arrow.spark_types import schema_to_json
 from sinks.arrow.types import is_bytes, is_text
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.transaction import Refused, TransactionContext

@@ -17,6 +17,39 @@ MODULES = {
     for package in ("coordinator", "sinks")
     for path in (ROOT / package).rglob("*.py")
 }
+LAYERS = (
+    ("coordinator.cli", "coordinator.__main__"),
+    ("sinks.testing",),
+    ("coordinator",),
+    (
+        "coordinator.jobfile",
+        "coordinator.operations.jobfile",
+        "coordinator.operations.restart",
+        "coordinator.operations.ui",
+    ),
+    ("coordinator.coordinator",),
+    ("coordinator.operations",),
+    ("coordinator.spark",),
+    ("coordinator.protocol",),
+    ("coordinator.store",),
+    ("coordinator.storage",),
+    ("coordinator.task",),
+    ("coordinator.config", "coordinator.errors", "coordinator.import_check", "coordinator.listener"),
+    ("sinks.sqlalchemy",),
+    ("sinks.postgres", "sinks.mysql", "sinks.kafka", "sinks.delta", "sinks.iceberg"),
+    ("sinks.sql", "sinks.lake"),
+    ("sinks",),
+    ("sinks.arrow",),
+    ("sinks._util",),
+    ("sinks.errors",),
+)
+"""Modules, and packages with all that has no layer of its own. A module imports from its own layer and those below."""
+UPWARDS = {
+    (
+        "coordinator.storage.hadoop",
+        "coordinator.spark.internals",
+    ): "HDFS is reached through the JVM of the Spark session",
+}
 OF_PYSPARK = re.compile(r"\._(jvm|jdf|jsq|jsparkSession|gateway)$")
 """The only way to Spark's JVM, for one module only."""
 
@@ -39,6 +72,20 @@ def test_no_import_circle() -> None:
         pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
 
 
+def layer(module: str) -> int:
+    """The number of a module's layer, from the top."""
+    names = {name: number for number, names in enumerate(LAYERS) for name in names}
+    while module not in names:
+        module = module.rpartition(".")[0]
+    return names[module]
+
+
+def test_no_module_imports_from_a_layer_above() -> None:
+    imports = {(module, name) for module in MODULES for name in imported(module) if name in MODULES}
+    up = {(module, name) for module, name in imports if layer(name) < layer(module) and name.count(".")}
+    assert up == set(UPWARDS)
+
+
 def outside(node: ast.Attribute, own: set[str]) -> bool:
     """Whether a private member is taken from an object that is not one's own, nor of a class of this module."""
     of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -46,6 +93,7 @@ def outside(node: ast.Attribute, own: set[str]) -> bool:
 
 
 def test_no_private_member_of_the_coordinator_is_used_by_another_module() -> None:
+    """`tests/test_private_names.py` looks at those of `sinks`, which also takes private names of other packages."""
     found = []
     for module in (name for name in MODULES if name.split(".")[0] == "coordinator"):
         tree = ast.parse(MODULES[module].read_text())

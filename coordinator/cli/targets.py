@@ -32,7 +32,7 @@ from coordinator.errors import CheckpointError
 from coordinator.operations.inspection.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.protocol.ports import Sink, dead_letter_writers
 from coordinator.storage import StorageError
-from sinks._util.spark_types import field_of, schema_of_json
+from sinks.arrow.spark_types import field_of, schema_of_json
 from sinks.dead_letters import SCHEMA
 from sinks.diagnosis import SchemaDiff
 from sinks.errors import SinkError

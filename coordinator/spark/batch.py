@@ -18,10 +18,10 @@ from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol import guarantee
 from coordinator.protocol.ports import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
 from coordinator.spark.checkpoint_location import facts_in, open_location
-from coordinator.spark.column_names import map_in_arrow
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
 from coordinator.task.row_hash import ROW_HASH, with_row_hash
 from coordinator.task.task import Ack, SinkTask
+from sinks._util.column_names import map_in_arrow
 from sinks._util.threads import side_by_side
 from sinks.errors import SinkError
 

@@ -22,9 +22,9 @@ from coordinator.protocol import guarantee
 from coordinator.protocol.ports import BatchFacts, BatchLeft, Query, Sink, TopicIds
 from coordinator.spark.batch import RowTransfer, SparkBatch
 from coordinator.spark.checkpoint_location import facts_in
-from coordinator.spark.column_names import map_in_arrow
 from coordinator.task.row_hash import with_row_hash
 from coordinator.task.task import SinkTask
+from sinks._util.column_names import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

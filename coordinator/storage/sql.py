@@ -47,8 +47,8 @@ from coordinator.storage.base import (
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
 from sinks.sql.dialects import weaknesses
-from sinks.sql.engine import file_readers, make_engine, parse
 from sinks.sql.server import Row
+from sinks.sqlalchemy.engine import file_readers, make_engine, parse
 
 _SILENCE, _ANSWER_SECONDS = 30, 10
 _DURABLE = "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'"

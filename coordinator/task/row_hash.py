@@ -7,7 +7,7 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from coordinator.spark.column_names import are_distinct, by_place, place, quoted
+from sinks._util.column_names import are_distinct, by_place, place, quoted
 from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from coordinator.spark.column_names import columns_of
+from sinks._util.column_names import columns_of
 from sinks.arrow.types import is_bytes, is_moment, is_text
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from sinks._util.options import no_flags
-from sinks._util.spark_types import KINDS
 from sinks.arrow.json import in_ascii
+from sinks.arrow.spark_types import KINDS
 from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads

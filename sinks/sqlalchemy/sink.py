@@ -33,13 +33,13 @@ from sinks.sql.dialects import (
     lacks_characters,
     postgres_settings,
 )
-from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.ledger import LEDGER_COLUMNS, LedgerRow
 from sinks.sql.names import STAGING, staging_table
 from sinks.sql.server import PERCENT_ENCODED, Fault, Row, ambiguous, explained, marks
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.strategies import identity_of
 from sinks.sql.table import ForeignKey, MergeOptions, Mode, OrderByNulls, Values
+from sinks.sqlalchemy.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
 from sinks.transaction import Identity, TransactionContext
 

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient
 
-from sinks._util.spark_types import schema_to_json
+from sinks.arrow.spark_types import schema_to_json
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letter_rows
 from sinks.errors import ConfigurationError, SinkError
 from sinks.kafka import KafkaSink

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.config import Replay
-from sinks._util.spark_types import schema_of_json
+from sinks.arrow.spark_types import schema_of_json
 from sinks.errors import BadValue, TooManyDeadLetters, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.sql.sink import TableSink
