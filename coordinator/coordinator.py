@@ -6,36 +6,31 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
-from coordinator.errors import CheckpointError, InDoubtError, SavepointError, reason
+from coordinator.errors import CheckpointError, InDoubtError, reason
 from coordinator.listener import CheckpointListener, Listeners, Step
-from coordinator.operations.heartbeat import Heartbeat
-from coordinator.operations.requests import Requests
+from coordinator.operations.attendants import Attendants
 from coordinator.operations.savepoints.model import Savepoint
-from coordinator.operations.savepoints.take import require_own_location, take_savepoint
-from coordinator.operations.statistics.metrics import open_telemetry, prometheus, registry_of, serve
+from coordinator.operations.savepoints.on_driver import DriverSavepoints
+from coordinator.operations.statistics.metrics import prometheus
 from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
-from coordinator.operations.verifier import Verifier
-from coordinator.protocol import decisions
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, with_dead_letters
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.spark.batch import RowTransfer
-from coordinator.spark.checkpoint_location import open_location
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.lifecycle import FairLock, QueryLifecycle
 from coordinator.spark.preflight import require_packages, require_workers
-from coordinator.storage import CheckpointStorage, open_storage, storage_at
+from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.store.records import JobStore
 from coordinator.store.spool import Spool
 from sinks import dead_letters
@@ -51,10 +46,6 @@ logger = logging.getLogger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
 """What `write_stream` and `run` raise while a job file is imported: a look at it starts no second driver."""
-
-
-def _nothing() -> None:
-    pass
 
 
 @contextmanager
@@ -114,18 +105,6 @@ class CheckpointCoordinator:
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Statistics of this driver's checkpoints."""
         store = JobStore(open_storage(storage), job, on_call=self.statistics.storage_called)
-        self.history = CheckpointHistory(store, config.history_size)
-        self.statistics.reporters.append(self.history)
-        self._requests = Requests(store, self._do_request, lambda: self.protocol.fence.require_newest("do a request"))
-        self._heartbeat = Heartbeat(
-            store,
-            config.heartbeat_interval,
-            config.request_poll_interval,
-            lambda: self.statistics.activity(config.request_poll_interval),
-            self.history.flush,
-            self._requests.look,
-        )
-        self._verifier = Verifier(store, self.sinks, config, self.statistics.verified)
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
@@ -142,17 +121,28 @@ class CheckpointCoordinator:
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, store.storage.uri, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
+        self._savepoints = DriverSavepoints(self.protocol, self._lifecycle, self._one_at_a_time, self.cancel)
+        self._attendants = Attendants(
+            store,
+            self.sinks,
+            config,
+            self.statistics,
+            self._savepoints.do_request,
+            lambda: self.protocol.fence.require_newest("do a request"),
+        )
         self._preflight_done = False
         self._transfer = RowTransfer()
         self._sweep_thread = threading.Thread()
         self._closed = threading.Event()
-        self._opened_telemetry = False
-        self._registry: CollectorRegistry | None = None
-        self._stop_metrics = _nothing
 
     @property
     def guarantee(self) -> Guarantee:
         return self.protocol.guarantee
+
+    @property
+    def history(self) -> CheckpointHistory:
+        """The history of checkpoints in storage, which the web page and `coordinator history` show."""
+        return self._attendants.history
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
         """`df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the config. If
@@ -266,16 +256,15 @@ class CheckpointCoordinator:
             try:
                 self._lifecycle.admit(batch)
                 if starts := batch.run_id != self.protocol.run_id:
-                    self._open_metrics()
-                    self._verifier.begin(batch.query)
+                    self._attendants.begin(batch.query)
                     self.protocol.claim_generation(self.config.heartbeat_interval, batch)
-                if starts or not self._heartbeat.begun:  # a call failed, and the calling function tries again
-                    self._heartbeat.begin(self.protocol.fence.generation, batch.query)
+                if starts or not self._attendants.gives_heartbeats:  # after an error that the calling function caught
+                    self._attendants.claimed(self.protocol.fence.generation, batch.query)
                 self.protocol.process(batch)
             except Exception as error:
                 if batch.active or isinstance(error, InDoubtError):
                     self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
-                self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
+                self._attendants.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise
             self._lifecycle.finished(batch)
 
@@ -296,12 +285,12 @@ class CheckpointCoordinator:
         """Save the newest checkpoint in `target`, a storage. Call it from any thread: it waits for the current batch,
         and the next one waits for it. If no query runs, or before its first batch, pass its `checkpoint_location`.
         Raises `SavepointError`, `InDoubtError`, `StorageError`."""
-        return self._take_savepoint(target, location=checkpoint_location)
+        return self._savepoints.take(target, location=checkpoint_location)
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete. Raises `CheckpointError`
         if a later run of the query is active."""
-        return self._take_savepoint(target, begin=partial(self._lifecycle.require_no_later_run, query), stops=query)
+        return self._savepoints.take_and_stop(query, target)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """`stop_with_savepoint`, then `cancel`."""
@@ -309,97 +298,10 @@ class CheckpointCoordinator:
         self.cancel(query)
         return savepoint
 
-    def _take_savepoint(
-        self,
-        target: str | CheckpointStorage,
-        *,
-        location: str | None = None,
-        begin: Callable[[], None] = _nothing,
-        stops: Query | None = None,
-    ) -> Savepoint:
-        """Wait for the end of the batch under way, call `begin`, which may raise to refuse, and save. `location`: the
-        checkpointLocation, in place of that of the last batch. `stops`: a query to stop before its next batch."""
-        with storage_at(target) as storage:
-            with self._one_at_a_time:
-                begin()
-                ran = stops is not None and stops.isActive
-                savepoint = self._save(storage, location)
-                if stops:
-                    if ran and (failure := stops.exception()):
-                        raise SavepointError(
-                            f"the query failed while savepoint {savepoint.id} was taken: {failure}. The savepoint is "
-                            "whole, and a restart of the query goes on past it"
-                        )
-                    self._lifecycle.hold()
-            if stops:
-                self.stop(stops)
-        return savepoint
-
-    def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
-        """Copy the newest checkpoint, all of which is visible, into `target`."""
-        location = location or self._lifecycle.location
-        if location is None:
-            raise SavepointError("no batch has come to this coordinator: wait for one, or pass checkpoint_location")
-        storage, known = self.protocol.store.storage, self.protocol.load()
-        if known:  # before the claim, which stops a driver that runs
-            require_own_location(open_location(location), known.record)
-        newest = self.protocol.claim_and_commit_newest() if known else None
-        if newest is None:
-            raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
-        decisions.require_visible(newest)
-        confirm = partial(self.protocol.fence.require_newest, "take a savepoint")  # another driver may have written
-        confirm()
-        return take_savepoint(
-            target,
-            newest.rounds,
-            {name: f"{type(sink).__module__}.{type(sink).__qualname__}" for name, sink in self.sinks.items()},
-            location,
-            storage.uri,
-            confirm,
-        )
-
-    def _do_request(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
-        """Take the savepoint that an operator has asked for by a request: `how` is one of `requests.WAYS`. `begin` is
-        called between two batches, and may raise to refuse."""
-        from pyspark.sql import is_remote
-
-        place, query, run_id = self.config.savepoint_dir, self.query, self._lifecycle.run_id
-        if not place:
-            raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
-        if how != "trigger" and is_remote():
-            raise SavepointError(
-                "with Spark Connect a stop would end this process before it answers: ask without --stop or --cancel, "
-                "or stop the query with query.stop() and say --checkpoint-location"
-            )
-
-        def begin_with_it() -> None:
-            if self._lifecycle.run_id != run_id or not query.isActive or self.protocol.newest is None:
-                raise SavepointError("the query has ended, or was started again, since this was asked for: ask again")
-            begin()
-
-        savepoint = self._take_savepoint(place, begin=begin_with_it, stops=None if how == "trigger" else query)
-        if how == "cancel":
-            self.cancel(query)
-        return savepoint.summary()
-
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Add the metrics of `coordinator.operations.statistics.metrics` to a registry of `prometheus-client`.
         `CheckpointConfig.metrics_address` serves them without that."""
         prometheus(self.statistics, registry)
-
-    def _open_metrics(self) -> None:
-        """Once: what is opened for OpenTelemetry stays as long as the process. If metrics cannot be served at the
-        address of the config (a driver of before may still have it), the job goes on without."""
-        if not self._opened_telemetry:
-            open_telemetry(self.statistics)
-            self._opened_telemetry = True
-        address = self.config.metrics_address
-        if address and self._stop_metrics is _nothing:
-            self._registry = self._registry or registry_of(self.statistics)
-            try:
-                self._stop_metrics = serve(self._registry, address)
-            except (OSError, ValueError, OverflowError) as error:  # taken, or no name and port of this machine
-                logger.warning("job %s: cannot serve metrics at %s: %s", self.job, address, error)
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
@@ -437,11 +339,7 @@ class CheckpointCoordinator:
         Waits for the batch under way. Sweeps nothing where storage may be the wrong one, or where the record of the
         last batch may yet land in it."""
         self._closed.set()
-        self._verifier.end()
-        self._heartbeat.end("the coordinator was closed")
-        self._requests.end()
-        stop_metrics, self._stop_metrics = self._stop_metrics, _nothing
-        stop_metrics()
+        self._attendants.close()
         with self._one_at_a_time:
             if self.protocol.may_sweep:
                 self._lifecycle.wait_for_workers()

@@ -174,8 +174,8 @@ def crash_at(step: Step, checkpoint_id: int, of: CheckpointCoordinator | None = 
         def on_step(self, at, id, facts) -> None:
             if (at, id) == (step, checkpoint_id):
                 if of:
-                    of._heartbeat._store = OutOfReach()  # type: ignore[assignment]
-                    of._heartbeat._flush = lambda: None
+                    of._attendants.heartbeat._store = OutOfReach()  # type: ignore[assignment]
+                    of._attendants.heartbeat._flush = lambda: None
                 raise CrashError
 
     return Crash()

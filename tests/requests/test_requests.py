@@ -19,6 +19,7 @@ from coordinator.errors import SavepointError
 from coordinator.listener import Step
 from coordinator.operations import requests
 from coordinator.operations.requests import Request, ask_driver
+from coordinator.operations.savepoints.on_driver import DriverSavepoints
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from coordinator.store.encoding import seal
@@ -392,13 +393,13 @@ class Shaky(WrappedStorage):
 def _refuse_after_the_savepoint(storage: Shaky, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many calls, from when the savepoint is taken and not yet answered."""
 
-    class Fails(CheckpointCoordinator):
+    class Fails(DriverSavepoints):
         def _save(self, *given: Any) -> Any:
             savepoint = super()._save(*given)
             storage.left = calls
             return savepoint
 
-    monkeypatch.setattr("tests.protocol.job.CheckpointCoordinator", Fails)
+    monkeypatch.setattr("coordinator.coordinator.DriverSavepoints", Fails)
 
 
 def test_storage_that_fails_when_a_request_is_looked_for(job: Job, target: str) -> None:

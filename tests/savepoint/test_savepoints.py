@@ -718,14 +718,14 @@ def test_a_query_that_fails_while_its_savepoint_is_taken_was_not_stopped_by_it(
     """A restart would go on, past the savepoint."""
     coordinator, running = job.coordinator(), job.quiet(2)
     running.run(coordinator)
-    save = coordinator._save
+    save = coordinator._savepoints._save
 
     def saved(*arguments: Any) -> Any:
         running.stop()
         monkeypatch.setattr(running, "exception", lambda: RuntimeError("the source is gone"))
         return save(*arguments)
 
-    monkeypatch.setattr(coordinator, "_save", saved)
+    monkeypatch.setattr(coordinator._savepoints, "_save", saved)
     with pytest.raises(SavepointError, match=r"failed while savepoint .* was taken: the source is gone"):
         coordinator.stop_with_savepoint(running, target)
     assert len(list_savepoints(target)) == 1
