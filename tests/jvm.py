@@ -63,7 +63,7 @@ def archive() -> None:
         gateway = SparkContext._gateway
         assert gateway is not None
         gateway.proc.stdin.close()
-        gateway.proc.wait(120)
+        gateway.proc.wait(1200)  # writes the archive
     file.replace(CLASSES)
 
 

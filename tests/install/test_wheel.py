@@ -108,12 +108,14 @@ LONGEST_END = 40
 Spark's stacks has more."""
 
 
-def program(seconds: float) -> str:
+def program() -> str:
+    """Return the program of README, which runs until there is a file `enough` instead of for half a minute."""
     section = README.split("## A first pipeline")[1]
     found = re.search(r"```python\n(.*?)```", section, re.S)
     assert found
-    assert "awaitTermination(30)" in found[1]
-    return found[1].replace("awaitTermination(30)", f"awaitTermination({seconds})")
+    assert "    query.awaitTermination(30)\n" in found[1]
+    until = "    import os\n    while not os.path.exists('enough'):\n        query.awaitTermination(1)\n"
+    return found[1].replace("    query.awaitTermination(30)\n", until)
 
 
 class Pipeline:
@@ -121,9 +123,9 @@ class Pipeline:
         self.environment, self.home, self.dsn = environment, home, dsn
         self.log = home / "log"  # of the newest start; the JVM of one that was killed goes on writing for a while
 
-    def start(self, seconds: float, **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, **variables: str) -> subprocess.Popen[bytes]:
         script = self.home / "first.py"
-        script.write_text(program(seconds))
+        script.write_text(program())
         # SPARK_HOME, as on a cluster: the archive of classes is for Spark's jars in their own place
         environment = ENVIRONMENT | {"DSN": self.dsn, "HOME": str(self.home), "SPARK_HOME": str(SPARK)}
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1"} | variables
@@ -145,17 +147,15 @@ class Pipeline:
         assert found
         return int(found[0]), int(found[1]), int(found[2] or 0)
 
-    def killed_after(self, rows: int) -> int:
-        """How many rows there are then."""
-        process = self.start(600)
-        deadline = time.monotonic() + 300
+    def started_until(self, rows: int) -> subprocess.Popen[bytes]:
+        """The program, when there are so many rows."""
+        process = self.start()
+        deadline = time.monotonic() + 500
         while self.rows()[0] < rows:
             assert process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.2)
-        process.kill()
-        process.wait()
-        return self.rows()[0]
+        return process
 
 
 @pytest.fixture
@@ -165,14 +165,19 @@ def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pi
 
 @pytest.mark.slow
 @pytest.mark.chaos
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.large)], ids=["", "killed before"])
 def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
-    before = pipeline.killed_after(2000) if killed else 0
-    for seconds in (8, 90):  # a busy machine may not come to a checkpoint in the first
-        assert pipeline.start(seconds).wait(400) == 0, pipeline.log.read_text()
-        rows, different, expected = pipeline.rows()
-        if rows > before:
-            break
+    before = 0
+    if killed:
+        process = pipeline.started_until(2000)
+        process.kill()
+        process.wait()
+        before = pipeline.rows()[0]
+    process = pipeline.started_until(before + 1)
+    (pipeline.home / "enough").touch()
+    assert process.wait(400) == 0, pipeline.log.read_text()
+    rows, different, expected = pipeline.rows()
     assert rows == different == expected > before
     told = pipeline.log.read_text()
     begins = r"[1-9]\d*" if killed else "0"
@@ -211,7 +216,7 @@ def test_the_postgresql_to_try_with(base: Environment, with_postgres: Environmen
 @pytest.mark.slow
 def test_workers_without_the_library(pipeline: Pipeline, tmp_path: Path) -> None:
     bare = empty(tmp_path / "bare")
-    failed = pipeline.start(5, PYSPARK_PYTHON=bare.python)
+    failed = pipeline.start(PYSPARK_PYTHON=bare.python)
     assert failed.wait(400) == 1
     told = pipeline.log.read_text().splitlines()
     assert f"{bare.python} says ModuleNotFoundError: No module named 'sinks'" in told[-1]
