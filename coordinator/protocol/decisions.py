@@ -3,8 +3,7 @@ Rules: docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from coordinator.errors import (
@@ -13,24 +12,21 @@ from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
     CorruptRecord,
-    ExternalSystemBehind,
     InDoubtError,
     QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
-    StorageBehind,
     Superseded,
     UnknownSink,
     reason,
 )
 from coordinator.protocol.ports import BatchFacts, Sink, TopicIds
-from coordinator.store.records import ANY, Acceptance, CompletedCheckpoint, Participant, Record, RecordKey
+from coordinator.store.records import Acceptance, CompletedCheckpoint, Participant, Record
 from coordinator.task.task import Ack
 from sinks.dead_letters import allowed, too_many
-from sinks.diagnosis import InDoubt
 from sinks.errors import BadValue, SinkError
 from sinks.optional import DeadLettering
-from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, Identity, not_among, shown
+from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint, shown
 
 
 class Action(Enum):
@@ -339,171 +335,3 @@ def _in_doubt(
     """`lines`: what is to be said of each."""
     described = [f"  - {describe(participant, named)}{what}" for participant, (named, what) in lines.items()]
     return kind("\n".join([head, *described, tail]), [dict(named.transaction) for named, _ in lines.values()])
-
-
-# ---------------------------------------------------------------------- the three memories (R15)
-# Storage, Spark's checkpointLocation and each external system remember the job by themselves, and each can go back by
-# itself: a restored backup, a lagging replica, a deleted folder. `action_for` compares the first two.
-Memories = Mapping[str, Mapping[str, int] | None]
-"""By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
-
-
-def require_none_later(
-    sink: str, memory: Mapping[str, int] | None, known: Mapping[str, float], lineage: str, storage: str
-) -> None:
-    """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is
-    always put before anything of it is committed."""
-    if (later := later_checkpoint(memory, known)) is None:
-        return
-    other, newest = later
-    if other == lineage and other in known:
-        why = (
-            f"storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver, with a copy of it, "
-            "runs at the same time. Stop the other driver, and go on with the newer storage and its "
-            "checkpointLocation. If that is gone, set the target back to the same checkpoint. If the copy is for "
-            "another job, give that job another name."
-        )
-    elif other in known:
-        why = (
-            "this lineage began with a savepoint of that one. Restore a savepoint that is as new. Or make sure that "
-            "the old job has ended, remove its later rows from the target, and restore again with "
-            "allow_later_checkpoints=True."
-        )
-    else:
-        why = (
-            "storage was deleted, is older or is another one, or a second job of this name, with its own storage, "
-            "writes there. Restore the newer storage and its checkpointLocation, or give the second job another name. "
-            "To process the input from its start into these targets all the same, give the job a new name."
-        )
-    has = f"has none after {known[other]:.0f}" if known.get(other, -1) >= 0 else "holds none of it"
-    raise StorageBehind(
-        f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and checkpoint storage "
-        f"{storage} {has}. Going on would write rows again: {why} Nothing of this start was made visible."
-    )
-
-
-def replayed_already_error(
-    sink: str, unexpected: Sequence[str], complete: CompletedCheckpoint, storage: str
-) -> StorageBehind:
-    """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
-    lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
-    return StorageBehind(
-        f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
-        f"it that no record names ({', '.join(unexpected)}). Either checkpoint storage {storage} was set back to "
-        "before the lost ones were written again, or a driver with a copy of it runs now, or somebody committed "
-        "orphans by hand. To write the lost ones again would double rows. Stop the other driver, or restore the newer "
-        "storage. If that is gone, and the target has all rows of the lost transactions, go on without writing them: "
-        "coordinator resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted."
-    )
-
-
-def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage: str) -> Mapping[str, int]:
-    """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
-    newest record has them, or, if nobody has looked yet, as the sinks remember them."""
-    known = newest.record.predecessors if newest else None
-    if known is not None and ANY not in known:
-        return known
-    newest_of_each: dict[str, int] = {}
-    for memory in memories.values():
-        for other, checkpoint in (memory or {}).items():
-            newest_of_each[other] = max(checkpoint, newest_of_each.get(other, -1))
-    newest_of_each.pop(lineage, None)
-    return newest_of_each
-
-
-def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
-    for sink, memory in memories.items():
-        if lacking := before_savepoint(sink, memory, base):
-            lineage, newest = lacking
-            raise ExternalSystemBehind(
-                f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
-                f"{base.checkpoint_id}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier "
-                f"lineage {lineage}: the target was set back since, and going on would leave rows out. Restore its "
-                "newer state, or restore a savepoint of that checkpoint. Nothing was aborted."
-            )
-
-
-def before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
-    """The lineage that the savepoint of `base` was taken of, and the newest checkpoint that a sink remembers of it, if
-    the sink lacks rows of before the savepoint."""
-    if not base.restored_from:
-        return None
-    wanted, known = base.newest_rows.get(sink, -1), base.predecessors or {}
-    ends = ((lineage, at) for lineage, at in (memory or {}).items() if known.get(lineage) == base.checkpoint_id)
-    return next((end for end in ends if end[1] < wanted), None)
-
-
-def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
-    """Tells by its id whether a retained record before the newest has to be read, because a sink may lack its
-    checkpoint or have it in doubt. Of thousands these are a few."""
-    ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
-    if None in ids:  # its name does not tell
-        return lambda _: True
-    first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
-    return lambda id: id > first or id in ids
-
-
-def in_doubt_again(
-    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[CompletedCheckpoint]
-) -> list[tuple[str, CompletedCheckpoint]]:
-    """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
-    has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor in doubt: nobody
-    has its rows any more."""
-    parts = []
-    for complete in older:
-        for sink, memory in memories.items():
-            part = complete.only(sink)
-            named = [committable.transaction for committable in part.named.values()]
-            gone = not_among(named, in_doubt[sink])
-            if len(gone) < len(named):
-                parts.append((sink, part))
-            if gone and memory is not None and lacks_part(memory, part):
-                raise external_system_behind_error(sink, newest_of(memory, part), part)
-    return parts
-
-
-def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
-    """As in the next `Record`."""
-    return visible.newest_rows if visible and not visible.record.restored_from else {}
-
-
-def require_records(
-    memories: Memories, newest_rows: Mapping[str, int], lineage: str, visible: Sequence[RecordKey]
-) -> None:
-    """Raises `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
-    for sink, memory in memories.items():
-        newest, n = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
-        if memory is not None and newest < n and (n, 0) not in visible:
-            raise external_system_behind_error(sink, newest, n)
-
-
-def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoint | int) -> ExternalSystemBehind:
-    """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
-    id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.named.values()))
-    has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
-    rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
-    return ExternalSystemBehind(
-        f"the target of sink {sink!r} {has}, but checkpoint {id} was complete and visible, with {rows} of "
-        "this sink: the target is older than checkpoint storage (restored from a backup, failed over to a replica "
-        "that lagged, or emptied), and going on would leave these rows out. Restore the newer state of the target. Or "
-        "set storage and checkpointLocation back to the same checkpoint, by a backup or a savepoint, and start again: "
-        "that writes the later input again. Nothing was aborted.",
-        [dict(committable.transaction) for committable in named],
-    )
-
-
-def later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
-    """A lineage with a later checkpoint than the known one, and that checkpoint."""
-    return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
-
-
-def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
-    """Whether a sink should remember its part of a checkpoint, and does not."""
-    remembered = any(committable.remembered for committable in part.named.values())
-    return remembered and newest_of(memory, part) < part.checkpoint_id
-
-
-def newest_of(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
-    """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
-    return (memory or {}).get(complete.record.lineage, -1)

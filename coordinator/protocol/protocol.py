@@ -27,7 +27,8 @@ from coordinator.errors import (
     reason,
 )
 from coordinator.listener import Listeners, Step
-from coordinator.protocol import decisions, guarantee
+from coordinator.protocol import decisions, guarantee, memories
+from coordinator.protocol.abort_rights import AbortRights
 from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
@@ -83,11 +84,8 @@ class CheckpointProtocol:
         """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
         """R19: ids of the source's Kafka topics, which have to be the same at the next checkpoint."""
-        self.may_abort = False
-        """True once storage, Spark and the sinks are known to fit together (R15). Before, nothing is aborted (R16), nor
-        later where `Fence.displaced`."""
-        self._undecided = False
-        """Whether a record may yet name transactions that a sweep would abort, since none names them now."""
+        self._abort_rights = AbortRights()
+        """Of this generation, as `fence` is."""
         self._checked: dict[str, pa.Schema] = {}
         self._evolved: dict[str, pa.Schema] = {}
         """By sink, the schema that `check`, or `evolve`, was called with last."""
@@ -155,7 +153,7 @@ class CheckpointProtocol:
         refused before the claim, which would stop a driver that works well."""
         self.fence = Fence(self.store)
         self.open_sinks()
-        self.may_abort = self._undecided = False
+        self._abort_rights = AbortRights()
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
@@ -269,7 +267,7 @@ class CheckpointProtocol:
         self.newest = newest
         if not newest:
             return action
-        self.may_abort = True
+        self._abort_rights.grant()
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = Counter(sink for sink, _ in self.newest.lost())
         committed = len(self.newest.named) - len(self.newest.hidden())
@@ -278,7 +276,7 @@ class CheckpointProtocol:
             decisions.require_none_lost(self.newest)
         return action
 
-    def _memories(self, batch: MicroBatch | None) -> decisions.Memories:
+    def _memories(self, batch: MicroBatch | None) -> memories.Memories:
         """Asked before records are read: what is committed by now has one."""
         if not self.config.exactly_once:
             return {}
@@ -301,7 +299,7 @@ class CheckpointProtocol:
 
     def _compare_memories(
         self,
-        remembered: decisions.Memories,
+        remembered: memories.Memories,
         newest: CompletedCheckpoint | None,
         retained: Sequence[RecordKey],
         batch: MicroBatch | None,
@@ -309,7 +307,7 @@ class CheckpointProtocol:
         """R15: raise if storage or a sink was set back. `retained`: the records in storage."""
         adopt = self.config.adopt
         if self.config.exactly_once:
-            self._predecessors = decisions.predecessors(remembered, newest, self.store.lineage)
+            self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
@@ -318,7 +316,7 @@ class CheckpointProtocol:
             for name, memory in remembered.items():
                 self._require_none_later(name, memory, known)
             base = self.store.get(retained[0].checkpoint_id, 0) if retained else None
-            decisions.require_restored(remembered, base or newest.record, self.store.storage.uri)
+            memories.require_restored(remembered, base or newest.record, self.store.storage.uri)
         else:
             before = batch.facts.checkpoint_id - 1 if batch and adopt else -1
             for name, memory in remembered.items():
@@ -333,14 +331,14 @@ class CheckpointProtocol:
         """R15: raise `StorageBehind` if a sink has committed a checkpoint after those `known` by lineage, or one of
         another lineage."""
         try:
-            decisions.require_none_later(sink, remembered, known, self.store.lineage, self.store.storage.uri)
+            memories.require_none_later(sink, remembered, known, self.store.lineage, self.store.storage.uri)
         except StorageBehind:
             self.fence.displaced = True
             raise
 
     def _commit_in_doubt_again(
         self,
-        remembered: decisions.Memories,
+        remembered: memories.Memories,
         visible: Sequence[RecordKey],
         newest_rows: Mapping[str, int],
         batch: MicroBatch | None,
@@ -348,16 +346,16 @@ class CheckpointProtocol:
         """Commit again what was visible, and is in doubt because its system was set back to before the commit.
         `visible`: records in storage; `newest_rows`: as in `Record`, up to the last of them. Raises
         `ExternalSystemBehind` for what is gone."""
-        decisions.require_records(remembered, newest_rows, self.store.lineage, visible)
+        memories.require_records(remembered, newest_rows, self.store.lineage, visible)
         if not visible:
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
-        wanted = decisions.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
+        wanted = memories.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
         decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
-        for name, part in decisions.in_doubt_again(remembered, in_doubt, decided):
+        for name, part in memories.in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
-                raise decisions.external_system_behind_error(name, decisions.newest_of(remembered[name], part), part)
+                raise memories.external_system_behind_error(name, memories.newest_of(remembered[name], part), part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
@@ -402,7 +400,7 @@ class CheckpointProtocol:
         """Check what may still refuse the batch. After this, transactions may be aborted."""
         if action is Action.WRITE:
             self._check_schemas(batch)
-        self.may_abort = True
+        self._abort_rights.grant()
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         schemas = {name: self._schema(batch, name) for name in self.sinks}
@@ -423,7 +421,7 @@ class CheckpointProtocol:
     def may_sweep(self) -> bool:
         """Whether records tell of each transaction in doubt what is decided (R16). Once this driver was told that
         another storage, driver or target is in place of its own, they may not, and never will again."""
-        return self.may_abort and not self._undecided and not self.fence.displaced
+        return self._abort_rights.held and not self.fence.displaced
 
     def sweep(self) -> None:
         """Abort what is in doubt and no record names, once that is safe (R16)."""
@@ -546,11 +544,8 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        before, self._undecided = self._undecided, True
-        try:
+        with self._abort_rights.none_while_pre_committed():
             self._compare_memories_again(batch)
-        finally:
-            self._undecided = before
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
@@ -560,7 +555,7 @@ class CheckpointProtocol:
         """R15, before the batch is decided: the sinks still have what was visible when it began, and nothing of
         another driver. After a failover that lost only commits, their transactions are in doubt again, and are
         committed as at a restart."""
-        newest_rows = decisions.newest_rows(self.newest)
+        newest_rows = memories.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
@@ -607,7 +602,7 @@ class CheckpointProtocol:
             dead_letters=self._dead_letter_writers,
             row_hash=batch.row_hash,
             topic_ids=tuple(self._topic_ids),
-            newest_rows={} if round else decisions.newest_rows(self.newest),
+            newest_rows={} if round else memories.newest_rows(self.newest),
         )
 
     def _topic_ids_now(self, batch: MicroBatch) -> TopicIds:
@@ -630,9 +625,8 @@ class CheckpointProtocol:
         decided. `before`: the checkpoint that the record adds a round to."""
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
-            self._undecided = True  # also if the put fails: it may still land
-            decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
-            self._undecided = False
+            with self._abort_rights.none_until_decided():
+                decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
         except (Superseded, StorageBehind):
             self._abort(record.committables)
             raise
@@ -708,7 +702,7 @@ class CheckpointProtocol:
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self.fence.displaced = True
-                raise decisions.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
+                raise memories.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:

@@ -10,8 +10,8 @@ from typing import Any
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.decisions import worth_reading
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError

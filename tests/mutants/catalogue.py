@@ -216,8 +216,8 @@ MUTANTS = (
     Mutant(
         "who was told of another storage sweeps on (R16)",
         "coordinator",
-        "return self.may_abort and not self._undecided and not self.fence.displaced",
-        "return self.may_abort and not self._undecided",
+        "return self._abort_rights.held and not self.fence.displaced",
+        "return self._abort_rights.held",
         CLAIMS,
     ),
     Mutant(
@@ -379,7 +379,7 @@ MUTANTS = (
     Mutant(
         "a system of before the savepoint that was restored (R15)",
         "coordinator",
-        "decisions.require_restored(remembered, base or newest.record, self.store.storage.uri)",
+        "memories.require_restored(remembered, base or newest.record, self.store.storage.uri)",
         "pass",
         MEMORIES,
     ),
@@ -393,22 +393,22 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "            self._compare_memories_again(batch)\n        finally",
-        "            pass\n        finally",
+        "            self._compare_memories_again(batch)\n        for",
+        "            pass\n        for",
         MEMORIES,
     ),
     Mutant(
         "a driver sweeps what a put of its own may yet decide",
         "coordinator",
-        "return self.may_abort and not self._undecided and not self.fence.displaced",
-        "return self.may_abort and not self.fence.displaced",
+        "return self._granted and not self._undecided",
+        "return self._granted",
         ("tests/protocol/test_rules.py",),
     ),
     Mutant(
         "the end of a coordinator sweeps what a late put may yet decide",
         "coordinator",
-        "self._undecided = True  # also if the put fails: it may still land",
-        "",
+        "        self._undecided = True\n        yield\n",
+        "        yield\n",
         ("tests/protocol/test_rules.py",),
     ),
     Mutant(
@@ -421,8 +421,8 @@ MUTANTS = (
     Mutant(
         "a start that is refused sweeps (R16)",
         "coordinator",
-        "self.may_abort = self._undecided = False\n        self._checked.clear()",
-        "self.may_abort, self._undecided = True, False\n        self._checked.clear()",
+        "self._abort_rights = AbortRights()\n        self._checked.clear()",
+        "self._abort_rights = AbortRights()\n        self._abort_rights.grant()\n        self._checked.clear()",
         MEMORIES,
     ),
     Mutant(
@@ -785,13 +785,13 @@ MUTANTS = (
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
         "self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)",
-        "raise decisions.external_system_behind_error(sink, -1, newest_rows[sink])",
+        "raise memories.external_system_behind_error(sink, -1, newest_rows[sink])",
         MEMORIES,
     ),
     Mutant(
         "rows whose record retention has deleted are not missed (R15)",
         "coordinator",
-        "        decisions.require_records(remembered, newest_rows, self.store.lineage, visible)\n",
+        "        memories.require_records(remembered, newest_rows, self.store.lineage, visible)\n",
         "",
         MEMORIES,
     ),

@@ -19,19 +19,17 @@ from coordinator.errors import (
 from coordinator.protocol.decisions import (
     Action,
     action_for,
-    before_savepoint,
     may_try_again,
     refused_again_error,
     require_known,
-    require_none_later,
     require_none_lost,
-    require_restored,
     require_same_layout,
     require_same_offsets,
     require_same_rows,
     require_same_topics,
     still_in_doubt_error,
 )
+from coordinator.protocol.memories import before_savepoint, require_none_later, require_restored
 from coordinator.protocol.ports import BatchFacts
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.store.records import ANY, CompletedCheckpoint, Record

@@ -302,8 +302,10 @@ def test_a_refused_start_aborts_nothing(tmp_path: Path, mode: CheckpointingMode)
     assert world.in_doubt() == doubts
 
 
-def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path) -> None:
-    """The same object had a good start before all was restored."""
+@pytest.mark.parametrize("ended", [False, True], ids=["before it claims", "when it has claimed"])
+def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path, ended: bool) -> None:
+    """The same object had a good start before all was restored. If that query has `ended`, the next start claims a
+    generation before it is refused, so that it could sweep."""
     world = Files(tmp_path / "world")
     backups = Backups(world, tmp_path / "backups")
     world.start(listeners=[backups])
@@ -312,6 +314,10 @@ def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path)
     with world.coordinator() as coordinator:
         LocalQuery(world.path("query"), INPUT[:1]).run(coordinator)
         put_together(world, storage=old, query=new, db=new)
+        if ended:
+            store = JobStore(open_storage(world.storage), coordinator.job)
+            claim = store.newest_claim()
+            store.sign(claim.generation, 10_000, 0.0, ended="the query was stopped")
         doubts = world.in_doubt()
         with pytest.raises(CheckpointGap):
             LocalQuery(world.path("query"), INPUT).run(coordinator)

@@ -15,8 +15,8 @@ from coordinator.errors import StorageBehind, Superseded, reason
 from coordinator.operations.heartbeat import Driver, look_for_driver
 from coordinator.operations.inspection.memories import set_back
 from coordinator.operations.inspection.text import duration
-from coordinator.protocol.decisions import worth_reading
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.ports import Sink
 from coordinator.store.records import Claim, CompletedCheckpoint, JobStore
 from sinks._util.progress import progress

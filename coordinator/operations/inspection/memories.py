@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.protocol.decisions import before_savepoint, lacks_part, later_checkpoint, newest_of, worth_reading
+from coordinator.protocol.memories import before_savepoint, lacks_part, later_checkpoint, newest_of, worth_reading
 from coordinator.protocol.ports import Sink
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 from coordinator.store.records import ANY, CompletedCheckpoint, JobStore
