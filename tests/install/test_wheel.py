@@ -150,7 +150,7 @@ class Pipeline:
     def started_until(self, rows: int) -> subprocess.Popen[bytes]:
         """The program, when there are so many rows."""
         process = self.start()
-        deadline = time.monotonic() + 500
+        deadline = time.monotonic() + 900
         while self.rows()[0] < rows:
             assert process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
@@ -165,7 +165,7 @@ def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pi
 
 @pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.large)], ids=["", "killed before"])
 def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
     before = 0
