@@ -31,7 +31,7 @@ from coordinator.spark.internals import arrow_schema
 from coordinator.spark.lifecycle import FairLock, QueryLifecycle
 from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.storage import CheckpointStorage, open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from coordinator.store.spool import Spool
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink

@@ -25,7 +25,7 @@ from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.streams import DieAt, die, local_session, mysql_engine, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.kafka import KafkaServer

@@ -14,7 +14,7 @@ import pytest
 from coordinator.operations.inspection.balance import Verdict, take_balance
 from coordinator.protocol.ports import with_dead_letters
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.errors import BadValue
 from sinks.optional import DeadLettering
 from sinks.sql.sink import TableSink

@@ -15,7 +15,7 @@ import pytest
 from coordinator import CheckpointListener, Step
 from coordinator.errors import Superseded
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, KillAt

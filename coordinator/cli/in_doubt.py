@@ -34,7 +34,8 @@ from coordinator.operations import operators
 from coordinator.operations.inspection.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.operations.inspection.text import ago, duration, of_driver, of_newest
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.store.records import CompletedCheckpoint, JobStore, Participant
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import CompletedCheckpoint, Participant
 from sinks._util.progress import progress
 from sinks.audit import Part
 from sinks.optional import Auditable

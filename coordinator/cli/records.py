@@ -27,7 +27,8 @@ from coordinator.errors import CorruptRecord
 from coordinator.operations.heartbeat import Driver, look_for_driver
 from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.operations.statistics.model import PHASES, Activity, Status, load_history, summarized
-from coordinator.store.records import CompletedCheckpoint, Record, jobs_in
+from coordinator.store.job_store import jobs_in
+from coordinator.store.records import CompletedCheckpoint, Record
 from sinks.transaction import shown
 
 checkpoints = typer.Typer(

@@ -14,7 +14,7 @@ from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.operations.verifier import Verifier
 from coordinator.protocol.ports import Query, Sink
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -15,7 +15,8 @@ from typing import Any
 from coordinator.errors import CorruptRecord
 from coordinator.protocol.ports import Query
 from coordinator.storage import StorageError
-from coordinator.store.records import CompletedCheckpoint, JobStore, SignOfLife
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import CompletedCheckpoint, SignOfLife
 
 logger = logging.getLogger("coordinator.heartbeat")
 
@@ -91,7 +92,7 @@ class Heartbeat:
                 if is_due or now != signed:
                     self._signs[generation] += 1
                     due = time.monotonic() + self._interval
-                    self._store.sign(generation, self._signs[generation], self._interval, self._reason, now)
+                    self._store.journal.sign(generation, self._signs[generation], self._interval, self._reason, now)
                     signed = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()
@@ -160,7 +161,7 @@ def look_for_driver(
     if not claim.generation:
         return None
     try:
-        sign = store.last_sign(claim)
+        sign = store.journal.last_sign(claim)
     except (CorruptRecord, StorageError) as error:
         if bad is None:
             raise

@@ -24,7 +24,8 @@ from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
 from coordinator.store.encoding import fitting, understood
-from coordinator.store.records import JobStore, SignOfLife
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import SignOfLife
 from sinks._util.progress import progress
 
 logger = logging.getLogger("coordinator.requests")
@@ -82,7 +83,10 @@ class Requests:
         take: Callable[[str, Callable[[], None]], Mapping[str, Any]],
         require_newest: Callable[[], None],
     ) -> None:
-        self._store, self._take, self._require_newest = store, take, require_newest
+        self._store = store
+        self._journal = store.journal
+        self._take = take
+        self._require_newest = require_newest
         self._answers: dict[str, Mapping[str, Any]] = {}
         """By request that this driver has begun, the answer that is not in storage yet; {} until there is one."""
         self._worker = threading.Thread()
@@ -95,7 +99,7 @@ class Requests:
         if time.monotonic() >= self._sweep_at:
             self._sweep()
             self._sweep_at = time.monotonic() + _SWEEP
-        asked = self._store.notes("request")
+        asked = self._journal.notes("request")
         if asked:
             self._ended = False
             self._worker = threading.Thread(target=self._serve, args=asked, name="checkpoint-requests", daemon=True)
@@ -135,11 +139,11 @@ class Requests:
         if answer := self._answers.get(id):
             return answer
         try:
-            body, before = self._store.note("request", id), self._store.note("answer", id)
+            body, before = self._journal.note("request", id), self._journal.note("answer", id)
             if body is None or before is not None:
                 return before
             request = Request.from_json(body)
-            if request.how != "trigger" and id not in self._answers and self._store.note("begun", id) is not None:
+            if request.how != "trigger" and id not in self._answers and self._journal.note("begun", id) is not None:
                 raise SavepointError(
                     f"a driver before this one had begun to {request.how}, and ended. It is not done again, since the "
                     "query was started anew. See coordinator savepoint list, and ask again if it is to stop"
@@ -154,8 +158,8 @@ class Requests:
             self._require_newest()
             request.require_fresh(self._store.storage.clock())
             self._answers[id] = {}
-            self._store.put_note("begun", id, {})
-            if self._store.note("request", id) is None:
+            self._journal.put_note("begun", id, {})
+            if self._journal.note("request", id) is None:
                 raise SavepointError("the request was withdrawn")
             begun = True
 
@@ -174,18 +178,18 @@ class Requests:
         self._answers[id] = answer
 
         def put() -> None:
-            self._store.put_note("answer", id, answer)
-            self._store.delete_note("request", id)
+            self._journal.put_note("answer", id, answer)
+            self._journal.delete_note("request", id)
 
         retries(self._store.storage.uri, _INSIST, lambda error: isinstance(error, StorageError), reason)(put)
         del self._answers[id]
 
     def _sweep(self) -> None:
         for folder in ("request", "begun", "answer"):
-            for id in self._store.notes(folder):
+            for id in self._journal.notes(folder):
                 age = time.time_ns() // 1_000_000 - int(id.partition(".")[0])
                 if age > _OLDEST_MS:
-                    self._store.delete_note(folder, id)
+                    self._journal.delete_note(folder, id)
 
 
 # ---------------------------------------------------------------------- the operator's side
@@ -199,9 +203,9 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
     driver = look_for_driver(store)
     if not _may_run(driver):
         raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
-    id, sign = store.note_of_now()
+    id, sign = store.journal.note_of_now()
     try:
-        store.put_note("request", id, Request(how, sign, holds).to_json())
+        store.journal.put_note("request", id, Request(how, sign, holds).to_json())
         with progress("wait for the driver, which takes the savepoint between two batches"):
             answer = _wait(store, id, holds)
     except StorageError as error:
@@ -212,7 +216,7 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
     finally:
         with suppress(StorageError):  # a driver deletes what is left
             for folder in ("request", "answer", "begun"):
-                store.delete_note(folder, id)
+                store.journal.delete_note(folder, id)
     if "error" in answer:
         raise SavepointError(f"The driver refused: {answer['error']}")
     return dict(answer["savepoint"])
@@ -221,7 +225,7 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
 def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
     end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
     gone, gone_at, patience, driver = "", 0.0, _INSIST, look_for_driver(store)
-    while (answer := store.note("answer", id)) is None:
+    while (answer := store.journal.note("answer", id)) is None:
         now = time.monotonic()
         if now >= look_at:
             look_at, driver = now + _LOOK, look_for_driver(store)
@@ -229,10 +233,10 @@ def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
             gone = "" if _may_run(driver) else of_driver(driver)
             settles = driver is not None and driver.state in (State.ENDED, State.NONE)  # what it has stopped, perhaps
             patience = max(holds, _INSIST) if settles else _INSIST
-        begun = begun or store.note("begun", id) is not None
+        begun = begun or store.journal.note("begun", id) is not None
         if not begun and (gone or now > end):
-            store.delete_note("request", id)
-            begun = store.note("begun", id) is not None
+            store.journal.delete_note("request", id)
+            begun = store.journal.note("begun", id) is not None
             if not begun:
                 why = gone or f"The driver has not come to it within {duration(holds)}. {of_driver(driver)}"
                 raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from coordinator.config import CheckpointConfig
 from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
 from coordinator.protocol.ports import Query, Sink
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 
 logger = logging.getLogger("coordinator.verifier")
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.errors import StorageBehind, Superseded
-from coordinator.store.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Participant
 from sinks.transaction import CommitOutcome
 
 

@@ -36,7 +36,8 @@ from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
-from coordinator.store.records import Claim, CompletedCheckpoint, JobStore, Listing, Participant, Record, RecordKey
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Participant, Record, RecordKey
 from coordinator.store.spool import Spool, SpooledRows
 from coordinator.task.task import LostRows, SinkTask
 from sinks import dead_letters
@@ -182,7 +183,7 @@ class CheckpointProtocol:
     def _has_ended(self, claim: Claim) -> bool:
         """Whether the driver of a claim says so. One that cannot be understood may run."""
         try:
-            return bool(self.store.last_sign(claim).ended)
+            return bool(self.store.journal.last_sign(claim).ended)
         except CorruptRecord:
             return False
 

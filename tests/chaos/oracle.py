@@ -10,7 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from coordinator.storage import StorageError, open_storage
-from coordinator.store.records import JobStore, Record
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Record
 from tests.chaos.driver import CHECKPOINT, PARTITIONS, Input
 from tests.chaos.rigs import UNREADABLE, Row, Target
 

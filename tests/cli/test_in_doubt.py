@@ -15,7 +15,7 @@ import pyarrow as pa
 from coordinator.listener import Step
 from coordinator.operations.jobfile import load_job
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.testing.servers.kafka import KafkaService
 from sinks.transaction import TransactionId
 from tests.cli.jobs import Job, cli, ids

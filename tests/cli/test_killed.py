@@ -13,7 +13,7 @@ from coordinator.operations.jobfile import load_job
 from coordinator.operations.ui.job import JobView
 from coordinator.operations.ui.page import page_of
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
@@ -179,7 +179,7 @@ def test_what_was_given_up_is_told_for_ever(pg_job: Job, pg_database: str) -> No
     pg_job.cli("resolve", "--accept-loss", "orders/0", "--why", "gone", "--who", "ann", "--yes")
     assert re.search(r"Round 1, by generation \d+: 1 given up\.", pg_job.cli("checkpoints", "show").stdout)
     store = JobStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
-    (key,) = store.storage.list(f"{store._root}/loss")
+    (key,) = store.storage.list(f"{store._folder.root}/loss")
     store.storage.delete(key)  # whoever accepted it died in between
     assert len(pg_job.json("status", code=1)["losses"]) == 1
     pg_job.file.write_text(

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from coordinator import Step
 from coordinator.operations.jobfile import load_job
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.testing import LocalQuery
 from sinks.testing.table import eventually
 from sinks.transaction import token
@@ -137,7 +137,7 @@ def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.Mo
 
         def kill_when_asked() -> None:
             store = JobStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
-            eventually(lambda: bool(store.notes("request")))
+            eventually(lambda: bool(store.journal.notes("request")))
             process.kill()
             patient.undo()
 

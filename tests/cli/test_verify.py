@@ -23,7 +23,7 @@ from coordinator.operations.inspection.balance import Balance, take_balance
 from coordinator.operations.jobfile import load_job
 from coordinator.operations.verifier import Verifier
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink

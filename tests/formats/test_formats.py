@@ -16,7 +16,7 @@ from coordinator.operations.savepoints.model import list_savepoints
 from coordinator.operations.statistics.model import load_history
 from coordinator.storage import open_storage
 from coordinator.store.encoding import FORMAT
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from tests.formats import HERE, WORLDS, World, batch, leave, pack, shapes, unpack
 
 STORED = sorted(HERE.glob("format-*.json"))

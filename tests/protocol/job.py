@@ -17,7 +17,8 @@ from coordinator.protocol.clock import Clock
 from coordinator.protocol.ports import TopicIds
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
-from coordinator.store.records import JobStore, Record
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Record
 from examples.custom_sink import FileSink
 from sinks import TransactionContext
 from sinks.errors import TransactionBlocked

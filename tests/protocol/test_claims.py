@@ -16,7 +16,7 @@ from coordinator.operations import operators
 from coordinator.operations.inspection.in_doubt import look
 from coordinator.storage import CheckpointStorage
 from coordinator.store.encoding import seal, unseal
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from tests.protocol.job import CrashError, HookedStorage, Job, Steps, crash_at, decided

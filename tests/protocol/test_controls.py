@@ -13,7 +13,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMo
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
 from coordinator.operations.statistics.model import Status, load_history
 from coordinator.protocol.clock import Clock, deadline
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
 from sinks.testing import Hooked

@@ -13,7 +13,8 @@ from coordinator.operations.heartbeat import Driver, Heartbeat, State, look_for_
 from coordinator.operations.inspection.text import of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
-from coordinator.store.records import CompletedCheckpoint, JobStore, SignOfLife
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import CompletedCheckpoint, SignOfLife
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
 from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record
@@ -39,7 +40,7 @@ class Signs(WrappedStorage):
 
 
 def signs(job: Job) -> list[str]:
-    return job.storage.list(f"{JobStore(job.storage, 'job')._root}/alive")
+    return job.storage.list(f"{JobStore(job.storage, 'job')._folder.root}/alive")
 
 
 def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:

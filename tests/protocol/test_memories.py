@@ -38,7 +38,7 @@ from coordinator.errors import (
 from coordinator.operations import operators
 from coordinator.operations.inspection.memories import compared, set_back
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable, TransactionContext
 from sinks.audit import Audit, Holding, Part
@@ -317,7 +317,7 @@ def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path,
         if ended:
             store = JobStore(open_storage(world.storage), coordinator.job)
             claim = store.newest_claim()
-            store.sign(claim.generation, 10_000, 0.0, ended="the query was stopped")
+            store.journal.sign(claim.generation, 10_000, 0.0, ended="the query was stopped")
         doubts = world.in_doubt()
         with pytest.raises(CheckpointGap):
             LocalQuery(world.path("query"), INPUT).run(coordinator)

@@ -26,7 +26,7 @@ from coordinator.errors import (
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from coordinator.store.encoding import seal
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked
@@ -307,7 +307,7 @@ def test_records_copied_from_another_job_are_refused(job: Job) -> None:
     for key in job.storage.list(""):
         data = job.storage.get(key)
         assert data
-        job.storage.put_if_absent(key.replace(key.split("/")[0], JobStore(job.storage, "job 2")._root), data)
+        job.storage.put_if_absent(key.replace(key.split("/")[0], JobStore(job.storage, "job 2")._folder.root), data)
     with pytest.raises(WrongJob, match="belongs to job 'job', not to 'job 2'"):
         CheckpointCoordinator("job 2", [job.sink], job.storage).recover()
 

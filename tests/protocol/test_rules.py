@@ -27,7 +27,7 @@ from coordinator.protocol.ports import TopicIds
 from coordinator.spark.lifecycle import _CALLS
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome
 from sinks.errors import BadValue, TransactionBlocked

@@ -22,7 +22,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListe
 from coordinator.errors import CheckpointError
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows

@@ -27,7 +27,7 @@ from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, InD
 from coordinator.operations.statistics.model import CheckpointHistory, CheckpointStatistics, Status, load_history
 from coordinator.storage import StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
@@ -305,7 +305,7 @@ def test_an_altered_history_is_named_and_stops_no_query(job: Job) -> None:
 def test_a_history_that_is_none_and_a_foreign_key(job: Job) -> None:
     first = followed(job, 1)
     store, [key] = JobStore(job.storage, "job"), statistics_keys(job)
-    store.add_statistics([numbered(1).to_json() | {"status": "unheard of"}], together=100, keep=100)
+    store.journal.add_statistics([numbered(1).to_json() | {"status": "unheard of"}], together=100, keep=100)
     bad: list[str] = []
     assert load_history(store, bad) == first
     assert ["lack or misuse a field" in text for text in bad] == [True]

@@ -18,7 +18,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
 from tests.protocol import test_state_machine as base

@@ -23,7 +23,8 @@ from coordinator.operations.savepoints.on_driver import DriverSavepoints
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from coordinator.store.encoding import seal
-from coordinator.store.records import JobStore, SignOfLife
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import SignOfLife
 from sinks.testing.local import LocalQuery
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
@@ -120,8 +121,8 @@ def test_it_is_between_two_batches_and_the_signs_go_on(job: Job, target: str) ->
         assert held.reached.wait(120)
         asked = asking(job.storage)
         store, root = store_of(job.storage), store_of(job.storage).newest_claim()
-        before = store.last_sign(root).at
-        eventually(lambda: store.last_sign(root).at > before)
+        before = store.journal.last_sign(root).at
+        eventually(lambda: store.journal.last_sign(root).at > before)
         assert not asked.done()
         assert not [key for key in notes(job.storage) if "/begun/" in key]
         held.go_on.set()
@@ -164,11 +165,11 @@ def test_a_request_outlives_its_driver(job: Job, target: str) -> None:
     job.run(1)
     store = store_of(job.storage)
     id = asked(store)
-    store.put_note("begun", id, {})
+    store.journal.put_note("begun", id, {})
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
-        eventually(lambda: store.note("answer", id) is not None)
-        eventually(lambda: store.notes("request") == [])
+        eventually(lambda: store.journal.note("answer", id) is not None)
+        eventually(lambda: store.journal.notes("request") == [])
     assert [one.summary()["checkpoint"] for one in list_savepoints(target)] == [1]
 
 
@@ -176,10 +177,10 @@ def test_what_was_answered_is_not_done_again(job: Job, target: str) -> None:
     job.run(1)
     store = store_of(job.storage)
     id = asked(store, "stop")
-    store.put_note("answer", id, {"savepoint": {}})
+    store.journal.put_note("answer", id, {"savepoint": {}})
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
-        eventually(lambda: store.notes("request") == [])
+        eventually(lambda: store.journal.notes("request") == [])
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
@@ -190,19 +191,19 @@ def test_what_a_driver_began_before_it_died_does_not_stop_the_next_one(job: Job,
     job.run(1)
     store = store_of(job.storage)
     id = asked(store, how)
-    store.put_note("begun", id, {})
+    store.journal.put_note("begun", id, {})
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
         assert f"a driver before this one had begun to {how}" in answer_to(store, id)["error"]
-        eventually(lambda: store.notes("request") == [])
+        eventually(lambda: store.journal.notes("request") == [])
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
 
 def asked(store: JobStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s) -> str:
     """A request that nobody waits for."""
-    id, sign = store.note_of_now()
-    store.put_note("request", id, Request(how, change(sign)).to_json())
+    id, sign = store.journal.note_of_now()
+    store.journal.put_note("request", id, Request(how, change(sign)).to_json())
     return id
 
 
@@ -217,10 +218,10 @@ def test_a_request_is_refused_by_its_age(job: Job, target: str, hours: float, to
     id = asked(store, "stop", aged(hours))
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
-        eventually(lambda: store.note("answer", id) is not None)
-        assert told in (store.note("answer", id) or {})["error"]
+        eventually(lambda: store.journal.note("answer", id) is not None)
+        assert told in (store.journal.note("answer", id) or {})["error"]
         assert coordinator.query.isActive
-        eventually(lambda: store.notes("request") == [])
+        eventually(lambda: store.journal.notes("request") == [])
     assert list_savepoints(target) == []
 
 
@@ -234,8 +235,8 @@ def test_a_storage_with_a_clock_tells_the_age(job: Job, target: str) -> None:
     with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         id = asked(store, change=aged(5))  # the operator's machine is hours behind
-        eventually(lambda: store.note("answer", id) is not None)
-        assert "savepoint" in (store.note("answer", id) or {})
+        eventually(lambda: store.journal.note("answer", id) is not None)
+        assert "savepoint" in (store.journal.note("answer", id) or {})
 
 
 def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
@@ -248,11 +249,11 @@ def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
         with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s\. Driver: generation 2 \("):
             ask_driver(store, "trigger", holds=2)
         assert coordinator.query.isActive
-        assert store.notes("request") == [id]
-        assert store.notes("begun") == store.notes("answer") == []
+        assert store.journal.notes("request") == [id]
+        assert store.journal.notes("begun") == store.journal.notes("answer") == []
         assert list_savepoints(target) == []
         job.quiet(2).run(coordinator)  # started again, it is the newest
-        eventually(lambda: store.note("answer", id) is not None)
+        eventually(lambda: store.journal.note("answer", id) is not None)
         eventually(lambda: not coordinator.query.isActive)
     assert len(list_savepoints(target)) == 1
 
@@ -289,8 +290,8 @@ def amid_a_batch(
 
 
 def answer_to(store: JobStore, id: str) -> Mapping[str, Any]:
-    eventually(lambda: store.note("answer", id) is not None)
-    return store.note("answer", id) or {}
+    eventually(lambda: store.journal.note("answer", id) is not None)
+    return store.journal.note("answer", id) or {}
 
 
 def test_what_is_withdrawn_while_the_driver_waits_for_its_batch(
@@ -299,7 +300,7 @@ def test_what_is_withdrawn_while_the_driver_waits_for_its_batch(
     store = store_of(job.storage)
     with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held := Held(0)]) as coordinator:
         with amid_a_batch(job, coordinator, held, "stop", caplog) as id:
-            store.delete_note("request", id)
+            store.journal.delete_note("request", id)
         assert "was withdrawn" in answer_to(store, id)["error"]
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
@@ -343,7 +344,7 @@ def begun_at_once(storage: CheckpointStorage) -> Followed:
 
     def begin(method: str, key: str) -> None:
         if method == "put_if_absent" and "/request/" in key:
-            store_of(storage).put_note("begun", key.rpartition("/")[2], {})
+            store_of(storage).journal.put_note("begun", key.rpartition("/")[2], {})
 
     return Followed(storage, begin)
 
@@ -353,7 +354,7 @@ def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatc
     with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(begun_at_once(job.storage), "stop", holds=1)
-        eventually(lambda: bool(store_of(job.storage).notes("begun")))
+        eventually(lambda: bool(store_of(job.storage).journal.notes("begun")))
     with pytest.raises(SavepointError, match=r"(?s)the outcome is unknown.* savepoint list"):
         waiting.result(120)
 
@@ -370,11 +371,11 @@ def test_a_cancel_may_take_as_long_as_the_request_holds(job: Job, target: str, m
     with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(Followed(begun_at_once(job.storage), look), "cancel", holds=600)
-        eventually(lambda: bool(store.notes("begun")))
+        eventually(lambda: bool(store.journal.notes("begun")))
     looks.clear()
     eventually(lambda: len(looks) > 5 or waiting.done())
-    [id] = store.notes("begun")
-    store.put_note("answer", id, {"savepoint": {"checkpoint": 0}})
+    [id] = store.journal.notes("begun")
+    store.journal.put_note("answer", id, {"savepoint": {"checkpoint": 0}})
     assert waiting.result(120) == {"checkpoint": 0}
 
 
@@ -430,7 +431,7 @@ def test_an_answer_that_storage_did_not_take_for_long_is_told_later(
         job.quiet(1).run(coordinator)
         id = asked(store)
         assert "savepoint" in answer_to(store, id)
-        eventually(lambda: store.notes("request") == [])
+        eventually(lambda: store.journal.notes("request") == [])
         assert storage.left == 0
     assert len(list_savepoints(target)) == 1
 
@@ -461,7 +462,7 @@ def test_a_request_that_cannot_be_read_holds_up_no_other(job: Job, target: str) 
     with job.coordinator(storage=Denied(job.storage), config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         assert ask_driver(store_of(job.storage), "trigger")["checkpoint"] == 0
-    assert store_of(job.storage).notes("request") == [unreadable]
+    assert store_of(job.storage).journal.notes("request") == [unreadable]
 
 
 @pytest.mark.parametrize(
@@ -478,13 +479,13 @@ def test_a_request_that_cannot_be_read_holds_up_no_other(job: Job, target: str) 
 )
 def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, data: bytes) -> None:
     store = store_of(job.storage)
-    id, _ = store.note_of_now()
+    id, _ = store.journal.note_of_now()
     job.storage.put_if_absent(f"{token('job')}/request/{id}", data)
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         assert ask_driver(store, "trigger")["checkpoint"] == 0
-    assert "error" in (store.note("answer", id) or {})
-    assert store.notes("request") == []
+    assert "error" in (store.journal.note("answer", id) or {})
+    assert store.journal.notes("request") == []
 
 
 def test_a_foreign_object_beside_the_history_keeps_no_request_from_being_done(job: Job, target: str) -> None:
@@ -528,15 +529,15 @@ def test_what_nobody_fetched_is_gone_after_a_day(job: Job, monkeypatch: pytest.M
     store = store_of(job.storage)
     old = f"{time.time_ns() // 1_000_000 - 90_000_000:015d}.{'0' * 16}"
     for folder in ("request", "begun", "answer"):
-        store.put_note(folder, old, {})
-    new, _ = store.note_of_now()
-    store.put_note("answer", new, {})
+        store.journal.put_note(folder, old, {})
+    new, _ = store.journal.note_of_now()
+    store.journal.put_note("answer", new, {})
     with job.coordinator(config=FAST) as coordinator:
         job.quiet(1).run(coordinator)
         eventually(lambda: len(notes(job.storage)) == 1)
-        store.put_note("answer", old, {})  # while the driver runs
+        store.journal.put_note("answer", old, {})  # while the driver runs
         eventually(lambda: len(notes(job.storage)) == 1)
-    assert store.notes("answer") == [new]
+    assert store.journal.notes("answer") == [new]
 
 
 def test_it_costs_one_list_each_time(job: Job) -> None:

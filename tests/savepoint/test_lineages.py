@@ -12,7 +12,8 @@ from coordinator import Step
 from coordinator.errors import Superseded
 from coordinator.operations import operators
 from coordinator.storage import CheckpointStorage
-from coordinator.store.records import JobStore, Record
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Record
 from sinks.testing.conformance import ids
 from tests.protocol.job import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at, newest_record
 

@@ -39,7 +39,7 @@ from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from coordinator.storage.files import FileStorage
 from coordinator.store.encoding import seal, unseal
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input

@@ -16,7 +16,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, Savepoint, list
 from coordinator.operations.requests import ask_driver
 from coordinator.spark.checkpoint_location import _Directory, _HadoopDirectory, open_location
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.postgres import PostgresSink
 from tests.spark.job import wait_for, write_input
 

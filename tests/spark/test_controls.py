@@ -31,7 +31,7 @@ from coordinator.operations.heartbeat import look_for_driver
 from coordinator.operations.requests import ask_driver
 from coordinator.protocol.clock import Clock
 from coordinator.storage import CheckpointStorage, open_storage, storage_at
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from coordinator.task.task import Ack, SinkTask
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink

@@ -24,7 +24,7 @@ from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.operations.inspection.balance import Verdict, take_balance
 from coordinator.protocol.ports import with_dead_letters
 from coordinator.storage import open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
 from sinks.kafka import KafkaSink

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.operations.requests import ask_driver
 from coordinator.storage import CheckpointStorage, MissingStorage, StorageError, existing_storages, open_storage
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from sinks.testing.servers.hdfs import HdfsServer
 from sinks.testing.storage import ProcessConformance
 from tests.protocol.job import Job

@@ -29,7 +29,7 @@ from coordinator.operations.ui.job import JobView, pace, waterfall
 from coordinator.operations.ui.page import TABS, page_of
 from coordinator.storage.base import WrappedStorage
 from coordinator.store import encoding
-from coordinator.store.records import JobStore
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
@@ -321,7 +321,7 @@ def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
     with monkeypatch.context() as later:
         later.setattr(encoding, "FORMAT", encoding.FORMAT + 1)
-        JobStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
+        JobStore(job.storage, "job").journal.add_statistics([newer], together=100, keep=100)
     with seen_from_outside(job) as browser:
         pages = see_all(browser)
     assert "The history cannot be read" in pages[""]
@@ -343,7 +343,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         offsets_from=(HOSTILE,),
         offsets_to=(f'{{"x": "{HOSTILE}"}}',),
     )
-    JobStore(job.storage, HOSTILE).add_statistics([told.to_json()], together=100, keep=100)
+    JobStore(job.storage, HOSTILE).journal.add_statistics([told.to_json()], together=100, keep=100)
     sink = FileSink(job.sink.folder / HOSTILE.replace("/", ""), name=HOSTILE)
     with CheckpointCoordinator(HOSTILE, [sink], job.storage) as coordinator:
         browser = Browser(coordinator)

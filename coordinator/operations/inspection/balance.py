@@ -14,7 +14,8 @@ from typing import Any
 
 from coordinator.operations.inspection.memories import of_sink
 from coordinator.protocol.ports import Sink
-from coordinator.store.records import CompletedCheckpoint, JobStore, RecordKey
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import CompletedCheckpoint, RecordKey
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, not_among

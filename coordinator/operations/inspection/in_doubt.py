@@ -18,7 +18,8 @@ from coordinator.operations.inspection.text import duration
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.ports import Sink
-from coordinator.store.records import Claim, CompletedCheckpoint, JobStore
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import Claim, CompletedCheckpoint
 from sinks._util.progress import progress
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from coordinator.protocol.memories import before_savepoint, lacks_part, later_checkpoint, newest_of, worth_reading
 from coordinator.protocol.ports import Sink
 from coordinator.spark.checkpoint_location import newest_commit, open_location
-from coordinator.store.records import ANY, CompletedCheckpoint, JobStore
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import ANY, CompletedCheckpoint
 
 _DELETED = "newer: the storage was deleted, or is another one"
 SET_BACK = (

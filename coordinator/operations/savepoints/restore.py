@@ -20,7 +20,8 @@ from coordinator.spark.checkpoint_location import CheckpointLocation, open_locat
 from coordinator.storage import CheckpointStorage, storage_at
 from coordinator.storage.stream import Joined
 from coordinator.store.encoding import seal, unseal
-from coordinator.store.records import ANY, CompletedCheckpoint, JobStore, Record
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import ANY, CompletedCheckpoint, Record
 from sinks._util.progress import progress
 
 logger = logging.getLogger("coordinator.savepoints")

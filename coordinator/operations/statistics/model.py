@@ -17,7 +17,8 @@ from coordinator.operations.heartbeat import Driver, State
 from coordinator.operations.inspection.text import by_sink, duration
 from coordinator.storage import StorageError
 from coordinator.store.encoding import fitting
-from coordinator.store.records import CompletedCheckpoint, JobStore
+from coordinator.store.job_store import JobStore
+from coordinator.store.records import CompletedCheckpoint
 
 _TOGETHER = 100
 """Checkpoints that are kept in one object: the more, the fewer objects, and the more is written again by a flush."""
@@ -234,7 +235,7 @@ class CheckpointHistory:
             if new:
                 try:
                     values = [statistics.to_json() for statistics in new]
-                    self._store.add_statistics(values, together=_TOGETHER, keep=self._size)
+                    self._store.journal.add_statistics(values, together=_TOGETHER, keep=self._size)
                 except BaseException:
                     self._new.extendleft(reversed(new))
                     raise
@@ -247,7 +248,7 @@ def load_history(
     calls before have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}
-    for *_, key in store.statistics():
+    for *_, key in store.journal.statistics():
         read[key] = before.get(key) or list(_understood(store, key, bad))
     before.clear()
     before |= read
@@ -261,7 +262,7 @@ def load_history(
 
 def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
     try:
-        for value in store.statistics_in(key):
+        for value in store.journal.statistics_in(key):
             try:
                 yield CheckpointStatistics.from_json(value)
             except (KeyError, TypeError, ValueError) as error:

@@ -26,7 +26,8 @@ from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted
-from coordinator.store.records import Acceptance, CompletedCheckpoint, JobStore, jobs_in
+from coordinator.store.job_store import JobStore, jobs_in
+from coordinator.store.records import Acceptance, CompletedCheckpoint
 from sinks.errors import SinkError
 from sinks.optional import Diagnosable
 from sinks.transaction import Committable

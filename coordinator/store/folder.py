@@ -1,0 +1,53 @@
+"""The folder of one job in checkpoint storage, of which `JobStore` and `Journal` know different parts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.errors import WrongJob
+from coordinator.storage import CheckpointStorage, StorageError
+from coordinator.storage.base import TimedStorage
+from coordinator.store.encoding import unseal
+from coordinator.store.records import SignOfLife
+from sinks.transaction import token
+
+
+class JobFolder:
+    """Reads what is below the folder of a job, and refuses what belongs to another job."""
+
+    def __init__(
+        self, storage: CheckpointStorage, job: str, on_call: Callable[[str, float], None] | None = None
+    ) -> None:
+        """`on_call` is as in `TimedStorage`."""
+        self.storage = storage
+        self.calls = TimedStorage(storage, on_call) if on_call else storage
+        self.job = job
+        self.root = token(job)
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        data = self.calls.get(key)
+        if data is None:
+            return None
+        body = unseal(data, self.where(key))
+        if (job := body.get("job")) != self.job:
+            raise WrongJob(
+                f"{self.where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
+                "do not copy records between jobs."
+            )
+        return body
+
+    def stale(self, key: str, what: str) -> StorageError:
+        advice = "Listings have to show what is there; use a storage that is consistent, and start again"
+        return StorageError(self.storage.uri, key, what, advice)
+
+    def where(self, key: str) -> str:
+        return f"record {key} in {self.storage.uri}"
+
+
+def sign_of_life(storage: CheckpointStorage, next: float = 0.0, ended: str = "") -> SignOfLife:
+    who = f"host {socket.gethostname()}, process {os.getpid()}"
+    return SignOfLife(who, time.time_ns() // 1_000_000, storage.clock(), next, ended)

@@ -1,0 +1,278 @@
+"""The records of a job in checkpoint storage, and the only code that knows these keys (those of rows that are kept for
+replays are in `spool`). Rules: docs/protocol.md#the-rules
+
+JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
+                                    the current lineage. Its token tells it from a claim that another driver makes of
+                                    the same number, after this storage was emptied or set back
+JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
+JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
+JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
+JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
+JOB/request/TIME.RANDOM             what an operator asks of the driver; also below JOB/begun and JOB/answer
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from coordinator.errors import CheckpointError, CorruptRecord, Superseded
+from coordinator.storage import CheckpointStorage, StorageError
+from coordinator.store.encoding import fitting, seal, understood, unseal
+from coordinator.store.folder import JobFolder, sign_of_life
+from coordinator.store.journal import Journal
+from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Record, RecordKey, SignOfLife
+from sinks._util.progress import progress
+
+_RETAINED_CLAIMS = 10
+_STALE_LISTINGS = 20
+"""After so many listings in a row that contradict what is there, the storage is taken for an inconsistent one."""
+
+
+def jobs_in(storage: CheckpointStorage) -> list[str]:
+    """The names of all jobs that were ever started on a storage."""
+    claims = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
+    names = []
+    for root, key in claims.items():
+        with suppress(StorageError):
+            try:
+                if (data := storage.get(key)) is not None:
+                    names.append(str(unseal(data, key)["job"]))
+            except (CorruptRecord, KeyError):
+                names.append(f"{root} (its claim cannot be read)")
+    return sorted(names)
+
+
+class JobStore:
+    """What storage holds of one job, in its current lineage (that of the newest claim seen) or in the one given."""
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        job: str,
+        lineage: str = "",
+        on_call: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """`on_call`: as in `TimedStorage`."""
+        self.storage = storage
+        self.job = job
+        self._folder = JobFolder(storage, job, on_call)
+        self.journal = Journal(self._folder)
+        self.lineage = lineage
+        """ "" before the first claim."""
+
+    def listing(self, folder: str = "") -> Listing:
+        """List the job, or one of its folders, now."""
+        claims, records = f"{self._folder.root}/generation/", f"{self._folder.root}/{self.lineage}/checkpoint/"
+        generations, round_keys = list[int](), list[RecordKey]()
+        for key in self._folder.calls.list(f"{self._folder.root}/{folder}"):
+            try:
+                if key.startswith(claims):
+                    generations.append(int(key.removeprefix(claims)))
+                elif key.startswith(records):
+                    id, round = key.removeprefix(records).split(".")
+                    round_keys.append(RecordKey(int(id), int(round)))
+            except ValueError as error:
+                raise CorruptRecord(
+                    f"{key!r} in {self.storage.uri} is no file of this library: move it out of there"
+                ) from error
+        return Listing(generations, round_keys)
+
+    # ------------------------------------------------------------------ generations
+    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
+        """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice, as
+        long as the storage is not emptied or set back: then `holds` tells. `address`: as in `Claim`; `next_sign`:
+        seconds until a `sign`."""
+        newest, stale = self.newest_claim(), 0
+        while stale < _STALE_LISTINGS:
+            lineage = newest.lineage or secrets.token_hex(4)
+            claim = self._new_claim(newest.generation + 1, lineage, address, next_sign)
+            if self._claim(claim):
+                self.lineage = claim.lineage
+                return claim
+            before, newest = newest, self.newest_claim()
+            stale = stale + 1 if newest == before else 0
+        key = self._generation_key(newest.generation + 1)
+        raise self._folder.stale(
+            key, f"it is there, but {stale} listings in a row show no generation after {newest.generation}"
+        )
+
+    def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
+        """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
+        complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
+        has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
+        driver or another restore has started meanwhile."""
+        begins = self.newest_claim().lineage != base.lineage
+        if begins:
+            fence = self.claim_generation()
+            allow()
+        self.lineage = base.lineage
+        if not (self.put(base) if begins else self._has(base)):
+            raise CorruptRecord(
+                f"the lineage {base.lineage} has another base than the one that is restored, or none any more: restore "
+                "it with the same options as the first time, or into an empty checkpointLocation"
+            )
+        if begins and not (self.holds(fence) and self._claim(self._new_claim(fence.generation + 1, base.lineage))):
+            raise Superseded(
+                f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
+                "restore. See that nothing else runs, and restore again."
+            )
+
+    def newest_generation(self) -> int:
+        return self.listing("generation/").newest_generation
+
+    def newest_claim(self) -> Claim:
+        for _ in range(_STALE_LISTINGS):
+            number = self.newest_generation()
+            if not number:
+                return Claim()
+            if claim := self.claim_of(number):  # None: so many have been claimed since that it is deleted
+                return claim
+        shown = f"{_STALE_LISTINGS} listings in a row show it, but it is not there"
+        raise self._folder.stale(self._generation_key(number), shown)
+
+    def follow_newest_claim(self) -> Claim:
+        """The newest claim, whose lineage is read from now on. Claims nothing."""
+        claim = self.newest_claim()
+        self.lineage = claim.lineage
+        return claim
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this very claim is in storage: neither gone, nor another one of the same number."""
+        found = self.claim_of(claim.generation)
+        return found is not None and found.token == claim.token
+
+    def claim_of(self, generation: int) -> Claim | None:
+        """The claim of a number; None if it is not there."""
+        key = self._generation_key(generation)
+        body = self._folder.read(key)
+        if body is None:
+            return None
+        with understood(self._folder.where(key)):
+            lineage, address, sign = body["lineage"], body["address"], SignOfLife(**body["sign"])
+            return fitting(Claim(generation, lineage, address, sign, body.get("token", "")))
+
+    def _new_claim(self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0) -> Claim:
+        return Claim(generation, lineage, address, sign_of_life(self.storage, next_sign), secrets.token_hex(8))
+
+    def _claim(self, claim: Claim) -> bool:
+        body = {key: value for key, value in vars(claim).items() if key != "generation"}
+        body |= {"sign": claim.sign.to_json(), "job": self.job}
+        if not self._folder.calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
+            return False
+        listing = self.listing("generation/")
+        if listing.newest_generation != claim.generation:
+            return False
+        with suppress(StorageError):  # they do no harm
+            for old in listing.generations:
+                if old <= claim.generation - _RETAINED_CLAIMS:
+                    self._folder.calls.delete(self._generation_key(old))
+        return True
+
+    def _generation_key(self, number: int) -> str:
+        return f"{self._folder.root}/generation/{number:010d}"
+
+    # ------------------------------------------------------------------ records
+    def put(self, record: Record) -> bool:
+        """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
+        key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
+        won = self._folder.calls.put_if_absent(key, data) or self._has(record)
+        if won:
+            with suppress(StorageError):  # `delete_older_than` tries again
+                self._keep_loss(record)
+        return won
+
+    def _has(self, record: Record) -> bool:
+        return self._folder.calls.get(self._record_key(record.checkpoint_id, record.round)) == seal(record.to_json())
+
+    def get(self, checkpoint_id: int, round: int) -> Record | None:
+        """The record of a checkpoint (round 0), or of one of its replays."""
+        key = self._record_key(checkpoint_id, round)
+        record = self._record_at(key)
+        if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
+            raise CorruptRecord(
+                f"{self._folder.where(key)} is the record of another checkpoint: it was copied or renamed."
+            )
+        return record
+
+    def _record_at(self, key: str) -> Record | None:
+        body = self._folder.read(key)
+        return Record.from_json(body, self._folder.where(key)) if body is not None else None
+
+    def load_newest(self) -> CompletedCheckpoint | None:
+        """The newest complete checkpoint; None if there is none (R9: read again when retention cut in). A reader need
+        not claim a generation before."""
+        if not (self.lineage or self.follow_newest_claim().lineage):
+            return None
+        highest, stale = -1, 0
+        while stale < _STALE_LISTINGS:
+            newest = self.listing().newest_complete
+            if newest < 0:
+                return None
+            rounds: list[Record] = []
+            while record := self.get(newest, len(rounds)):
+                rounds.append(record)
+            if rounds and self.listing().newest_complete == newest:
+                return CompletedCheckpoint(tuple(rounds))
+            highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
+        shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
+        raise self._folder.stale(self._record_key(newest, 0), shown)
+
+    def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[CompletedCheckpoint]:
+        """Retained complete checkpoints, oldest first: the newest, and those before it whose
+        id is `wanted`. A reader need not claim."""
+        newest = self.load_newest()
+        if not newest:
+            return []
+        older = [key for key in self.record_keys() if key.checkpoint_id < newest.checkpoint_id]
+        return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
+
+    def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
+        """One retained checkpoint. A reader need not claim."""
+        return next(iter(self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])), None)
+
+    def read(self, keys: Sequence[RecordKey]) -> list[CompletedCheckpoint]:
+        """The checkpoints of some of the `record_keys`; else as `history`."""
+        by_id: dict[int, list[Record]] = {}
+        with progress("read the records", len(keys), "records") as advance:
+            for key in keys:
+                if record := self.get(*key):  # None: retention was quicker
+                    by_id.setdefault(key.checkpoint_id, []).append(record)
+                advance(1)
+        return [CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0]
+
+    def record_keys(self) -> list[RecordKey]:
+        """The keys of all records, oldest first. A reader need not claim."""
+        return sorted(self.listing().records) if self.lineage or self.follow_newest_claim().lineage else []
+
+    # ------------------------------------------------------------------ old records, and losses
+    def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
+        for key in listing.records:
+            if key.checkpoint_id < checkpoint_id:
+                with suppress(CorruptRecord):  # it stays, since it may tell of a loss: see `losses`
+                    if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
+                        self._keep_loss(replay)
+                    self._folder.calls.delete(self._record_key(*key))
+
+    def losses(self, bad: list[str]) -> list[Record]:
+        """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that
+        cannot be read."""
+        losses = {}
+        replays = [self._record_key(*key) for key in self.record_keys() if key.round]
+        for key in [*self._folder.calls.list(f"{self._folder.root}/loss"), *replays]:
+            try:
+                record = self._record_at(key)
+                if record and record.accepted:
+                    losses[record.lineage, record.checkpoint_id, record.round] = record
+            except (CheckpointError, StorageError) as error:
+                bad.append(str(error))
+        return sorted(losses.values(), key=lambda record: record.completed_at)
+
+    def _keep_loss(self, record: Record) -> None:
+        if record.accepted:
+            name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
+            self._folder.calls.put_if_absent(f"{self._folder.root}/loss/{name}", seal(record.to_json()))
+
+    def _record_key(self, checkpoint_id: int, round: int) -> str:
+        return f"{self._folder.root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"

@@ -1,0 +1,124 @@
+"""What a job writes down beside its records: heartbeats, statistics, and notes between operators and drivers.
+
+No decision of the protocol depends on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.errors import CorruptRecord
+from coordinator.store.encoding import fitting, seal, understood, unseal
+from coordinator.store.folder import JobFolder, sign_of_life
+from coordinator.store.records import Claim, SignOfLife
+
+logger = logging.getLogger(__name__)
+
+_STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
+_NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")
+
+
+class Journal:
+    """The journal of one job."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+
+    # ------------------------------------------------------------------ signs of life
+    def sign(
+        self, generation: int, number: int, next: float, ended: str = "", now: Mapping[str, Any] | None = None
+    ) -> None:
+        """Give the sign `number` of a generation. It takes the place of all before."""
+        folder = f"{self._folder.root}/alive"
+        key = f"{folder}/{generation:010d}.{number:010d}"
+        self._folder.calls.put_if_absent(
+            key, seal({"sign": sign_of_life(self._folder.storage, next, ended).to_json(), "now": now or {}})
+        )
+        for old in self._folder.calls.list(folder):
+            if old < key:
+                self._folder.calls.delete(old)
+
+    def last_sign(self, claim: Claim) -> SignOfLife:
+        """The newest sign of the driver that holds the claim; the claim itself is its first."""
+        folder = f"{self._folder.root}/alive"
+        own = f"{folder}/{claim.generation:010d}."
+        while keys := [key for key in self._folder.calls.list(folder) if key.startswith(own)]:
+            if (data := self._folder.calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
+                body = unseal(data, self._folder.where(keys[-1]))
+                with understood(self._folder.where(keys[-1])):
+                    return fitting(SignOfLife(**body["sign"], now=body.get("now", {})))
+        return claim.sign
+
+    # ------------------------------------------------------------------ statistics
+    def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
+        """Put them with those of the newest object, if it has fewer than `together`, and delete the oldest objects that
+        are not needed for the newest `keep`. Two drivers at once leave some twice, and lose none."""
+        objects = self.statistics()
+        number, count, newest = objects[-1] if objects else (0, 0, "")
+        before: list[Mapping[str, Any]] = []
+        if count >= together:
+            newest = ""
+        elif newest:
+            try:
+                before = self.statistics_in(newest)
+            except CorruptRecord as error:
+                logger.warning("statistics of job %s go on beside what cannot be read: %s", self._folder.job, error)
+                newest = ""
+        number += not newest
+        count = len(before) + len(new)
+        key = f"{self._folder.root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
+        self._folder.calls.put_if_absent(key, seal({"job": self._folder.job, "checkpoints": [*before, *new]}))
+        if newest:
+            self._folder.calls.delete(newest)
+        for _, older, old in reversed([each for each in objects if each[2] != newest]):
+            if count >= keep:
+                self._folder.calls.delete(old)
+            count += older
+
+    def statistics(self) -> list[tuple[int, int, str]]:
+        """Number, count and key of each object, oldest first; what else is there is passed over. An object never
+        changes."""
+        keys = self._folder.calls.list(f"{self._folder.root}/statistics")
+        matches = [(_STATISTICS.search(key), key) for key in keys]
+        return [(int(name[1]), int(name[2]), key) for name, key in matches if name]
+
+    def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
+        """Oldest first; some may be in another object, too."""
+        body = self._folder.read(key)
+        if body is None:
+            return []
+        with understood(self._folder.where(key)):
+            return [dict(checkpoint) for checkpoint in body["checkpoints"]]
+
+    # ------------------------------------------------------------------ notes between operators and drivers
+    def note_of_now(self) -> tuple[str, SignOfLife]:
+        """The id of a new note, which begins with the milliseconds since the epoch, and who puts it when."""
+        sign = sign_of_life(self._folder.storage)
+        return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
+
+    def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
+        """Put a note, unless it is there. `folder`: request, begun or answer."""
+        self._folder.calls.put_if_absent(
+            f"{self._folder.root}/{folder}/{id}", seal({"job": self._folder.job, "note": body})
+        )
+
+    def notes(self, folder: str) -> list[str]:
+        """The ids, oldest first; what else is there is passed over."""
+        ids = [key.rpartition("/")[2] for key in self._folder.calls.list(f"{self._folder.root}/{folder}")]
+        return [id for id in ids if _NOTE.fullmatch(id)]
+
+    def note(self, folder: str, id: str) -> Mapping[str, Any] | None:
+        key = f"{self._folder.root}/{folder}/{id}"
+        body = self._folder.read(key)
+        if body is None:
+            return None
+        if not isinstance(note := body.get("note"), dict):
+            raise CorruptRecord(f"{self._folder.where(key)} is no note of this library")
+        return note
+
+    def delete_note(self, folder: str, id: str) -> None:
+        self._folder.calls.delete(f"{self._folder.root}/{folder}/{id}")
