@@ -131,11 +131,19 @@ class Connections:
         )
 
     # ------------------------------------------------------------------ in coroutines
+    @property
+    def _open_client(self) -> Client:
+        """The client of a coroutine. One that is still running when the sink is closed must not connect again."""
+        client = self._client
+        if client is None:
+            raise KafkaConnectionError("the sink was closed")
+        return client
+
     async def both(
         self, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
     ) -> tuple[First, Second]:
         """Ask two questions at once."""
-        under_way = self.client.call_soon(second)
+        under_way = self._open_client.call_soon(second)
         return await first(), await under_way
 
     def send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
@@ -144,15 +152,12 @@ class Connections:
         An exception in place of a node is the answer. None is the least busy of the brokers that are connected.
         """
         sent: list[Any] = []
-        client = self._client
         for request, node in requests:
             if isinstance(node, Exception):
                 sent.append(node)
                 continue
             try:
-                if client is None:
-                    raise KafkaConnectionError("the sink was closed")
-                sent.append(client.send(request, node))
+                sent.append(self._open_client.send(request, node))
             except KafkaError as error:
                 sent.append(error)
         return sent
@@ -175,7 +180,7 @@ class Connections:
         can be asked.
         """
         answer = await self.request(metadata_request(sorted(topics)))
-        self.client.learn(answer)
+        self._open_client.learn(answer)
         for topic in answer.topics:
             self.leaders[topic.name] = {its.partition_index: its.leader_id for its in topic.partitions}
         return answer
@@ -191,7 +196,7 @@ class Connections:
     async def ask_all(self, requests: Callable[[int], list[Any]]) -> dict[int, list[Any]]:
         """Ask every broker its `requests`: those that the client knows at once, beside the question which there are,
         and then those that have joined since. Raises if one does not answer."""
-        known = self.client.nodes()
+        known = self._open_client.nodes()
         about_them, sent = await self.both(lambda: self.metadata(()), lambda: self._ask_each(requests, known))
         there = [broker.node_id for broker in about_them.brokers]
         sent |= await self._ask_each(requests, [node for node in there if node not in sent])
@@ -249,7 +254,7 @@ class Connections:
             if broker.error_code:
                 nodes[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
             else:
-                node = self.client.add_coordinator(broker, kind, broker.key)
+                node = self._open_client.add_coordinator(broker, kind, broker.key)
                 nodes[broker.key] = self._coordinators[kind, broker.key] = node
         return nodes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.metadata
 import re
 import subprocess
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaConnectionError
 from kafka.net.manager import KafkaConnectionManager
 
 from sinks._util.private_names import is_there
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink, internals
 from sinks.kafka.cluster import Cluster
+from sinks.kafka.connection import Connections
 from sinks.kafka.internals import KAFKA_PYTHON
 from sinks.testing.servers.kafka import KafkaService
 from tests.private_names import taken_from_others
@@ -123,3 +126,12 @@ def test_the_client_is_bounded_above_its_requests_where_kafka_python_bounds_call
     with closing(KafkaSink(kafka.bootstrap, kafka_topic, timeout=90)) as sink:
         assert sink._brokers.cluster_id()
         assert sink._brokers.net.client.admin.config["default_api_timeout_ms"] == 900_000
+
+
+def test_a_question_that_is_under_way_does_not_connect_a_closed_sink_again(kafka: KafkaService) -> None:
+    connections = Connections({"bootstrap_servers": kafka.bootstrap.split(",")}, timeout=60)
+    connections.connect()
+    connections.close()
+    with pytest.raises(KafkaConnectionError, match="the sink was closed"):
+        asyncio.run(connections.ask_all(lambda _: []))
+    assert not connections.is_open
