@@ -355,7 +355,7 @@ def test_a_savepoint_is_asked_for_while_batches_follow_each_other(
         wait_for(lambda: [step for step, _ in steps.seen[before:]].count(Step.TRIGGERED) > 1)
         return storage_at(target)
 
-    monkeypatch.setattr("coordinator.coordinator.storage_at", slow)
+    monkeypatch.setattr("coordinator.operations.savepoints.on_driver.storage_at", slow)
     place = f"file://{tmp_path}/storage"
     config = CheckpointConfig(savepoint_dir=f"file://{tmp_path}/savepoints", request_poll_interval=0.1)
     with CheckpointCoordinator("spark-job", [sink], place, config, [steps]) as coordinator:
