@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sinks._util.options import seconds
+from sinks.options import seconds
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,7 +60,7 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How checkpoints are taken. Each time is a `sinks._util.options.Duration`: seconds, a timedelta, or a text such as
+    """How checkpoints are taken. Each time is a `sinks.options.Duration`: seconds, a timedelta, or a text such as
     "10 s", "5 min". Raises ValueError on a value out of range, TypeError on one of another type.
 
     interval: Spark begins a batch at every multiple of this time; None: as soon as the one before is done.

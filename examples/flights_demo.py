@@ -300,8 +300,9 @@ class Archiving:
         try:
             with archiving_job(new, self._folder, self._dsn) as self._job:
                 self._job.run_to_its_end()
-            new.replace(CLASSES)
-            self._clock.say("the classes of Spark are archived")
+            if not self._closed:  # `__exit__` may have killed the JVM while it was writing
+                new.replace(CLASSES)
+                self._clock.say("the classes of Spark are archived")
         except (DemoError, OSError) as error:
             if not self._closed:
                 self._clock.say(f"the classes of Spark could not be archived, which does no harm: {error}")

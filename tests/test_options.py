@@ -13,12 +13,12 @@ import pytest
 from coordinator import CheckpointConfig
 from coordinator.operations.jobfile import JobFileError, load_job
 from coordinator.operations.restart import ExponentialDelay, FailureRate, FixedDelay
-from sinks._util.options import Duration, seconds
 from sinks.delta import DeltaSink
 from sinks.errors import ConfigurationError
 from sinks.iceberg import IcebergSink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
+from sinks.options import Duration, seconds
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 

@@ -32,7 +32,7 @@ from coordinator.operations.savepoints.model import (
 )
 from coordinator.operations.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
-from sinks._util.options import seconds
+from sinks.options import seconds
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
 

@@ -16,8 +16,8 @@ from coordinator import errors
 from coordinator.coordinator import CheckpointCoordinator, refused_start
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from coordinator.protocol.ports import BatchLeft
-from sinks._util.options import seconds
 from sinks.errors import TargetChanged
+from sinks.options import seconds
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -67,7 +67,7 @@ class NoRestart:
 @dataclass(frozen=True)
 class FixedDelay:
     """`attempts` restarts at most, over all of the run, `delay` after each failure. Times of all strategies are
-    `sinks._util.options.Duration`: seconds, a timedelta, or a text such as "10 s"."""
+    `sinks.options.Duration`: seconds, a timedelta, or a text such as "10 s"."""
 
     attempts: int = 3
     delay: float = 10.0

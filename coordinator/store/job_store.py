@@ -1,5 +1,7 @@
-"""The records of a job in checkpoint storage, and the only code that knows these keys (those of rows that are kept for
-replays are in `spool`). Rules: docs/protocol.md#the-rules
+"""The claims and records of a job in checkpoint storage.
+
+Only this module and `journal` (alive, statistics, request) know these keys; those of rows that are kept for replays are
+in `spool`. Rules: docs/protocol.md#the-rules
 
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage. Its token tells it from a claim that another driver makes of

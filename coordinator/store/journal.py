@@ -1,6 +1,7 @@
 """What a job writes down beside its records: heartbeats, statistics, and notes between operators and drivers.
 
-No decision of the protocol depends on them.
+It decides nothing about rows. The last heartbeat only tells when a start that cannot be right is refused: after it has
+claimed a generation if the driver before says that it has ended, and before the claim otherwise.
 """
 
 from __future__ import annotations

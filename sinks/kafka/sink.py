@@ -16,7 +16,6 @@ from kafka.errors import BrokerResponseError, GroupAuthorizationFailedError, Kaf
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from sinks._util.idle_connections import put_back, take
-from sinks._util.options import Duration, no_flags, seconds_of_sink
 from sinks.arrow.values import python_values
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
@@ -51,6 +50,7 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
+from sinks.options import Duration, no_flags, seconds_of_sink
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sinks._util.options import no_flags
 from sinks._util.threads import side_by_side
 from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
@@ -41,6 +40,7 @@ from sinks.optional import (
     Validating,
     WholeCommitting,
 )
+from sinks.options import no_flags
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,

@@ -20,7 +20,6 @@ import pymysql
 from pymysql.constants import CLIENT, ER
 from pymysql.cursors import Cursor
 
-from sinks._util.options import Duration, seconds_of_sink
 from sinks._util.threads import side_by_side
 from sinks.base import Sink
 from sinks.diagnosis import Finding, compare_clocks
@@ -46,6 +45,7 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.xa import name_of, recovered
+from sinks.options import Duration, seconds_of_sink
 from sinks.sql.backend import Backend, Move, NotEnded, Plan, StagedTypes, by_table
 from sinks.sql.dialects import TRIGGERS
 from sinks.sql.ledger import Ledger, LedgerRow

@@ -16,10 +16,10 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.postgres import types as builtin
 
-from sinks._util.options import Duration
 from sinks.base import Sink
 from sinks.diagnosis import Finding, InDoubt, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.options import Duration
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
 from sinks.postgres.connection import SILENCE, Connection, error_text, fault, row

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sinks._util.idle_connections import disconnect, put_back, take
-from sinks._util.options import Duration, seconds_of_sink
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.options import Duration, seconds_of_sink
 from sinks.sql.names import target_named
 
 logger = logging.getLogger(__name__)

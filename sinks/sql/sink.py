@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks._util.options import no_flags
 from sinks.arrow.json import in_ascii
 from sinks.arrow.spark_types import KINDS
 from sinks.arrow.types import lacking, spark_name
@@ -23,6 +22,7 @@ from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refu
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff, Severity
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Related, SchemaEvolving, Validating
+from sinks.options import no_flags
 from sinks.sql.backend import Backend, Plan, RowTransaction
 from sinks.sql.dialects import addition, weaknesses
 from sinks.sql.ledger import Ledger

@@ -6,6 +6,8 @@ import re
 import subprocess
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import closing
 from email.parser import Parser
 from pathlib import Path
 
@@ -121,6 +123,7 @@ def program() -> str:
 class Pipeline:
     def __init__(self, environment: Environment, home: Path, dsn: str) -> None:
         self.environment, self.home, self.dsn = environment, home, dsn
+        self.started: list[subprocess.Popen[bytes]] = []
         self.log = home / "log"  # of the newest start; the JVM of one that was killed goes on writing for a while
 
     def start(self, **variables: str) -> subprocess.Popen[bytes]:
@@ -131,9 +134,17 @@ class Pipeline:
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1"} | variables
         self.log = self.log.with_suffix(f"{self.log.suffix}.next")
         with self.log.open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [self.environment.python, script], env=environment, stdout=log, stderr=log, cwd=self.home
             )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a test that failed has left, because the program would not end by itself."""
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def rows(self) -> tuple[int, int, int]:
         """How many there are, how many different ones, and how many there should be."""
@@ -159,8 +170,9 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pipeline:
-    return Pipeline(with_postgres, tmp_path, pg_database)
+def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Iterator[Pipeline]:
+    with closing(Pipeline(with_postgres, tmp_path, pg_database)) as started:
+        yield started
 
 
 @pytest.mark.slow
