@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
-from sinks.mysql.sink import MySQLBackend
+from sinks.mysql.catalog import MySQLCatalog
 from sinks.postgres import PostgresSink
 from sinks.postgres import catalog as postgres
-from sinks.sql.sink import TableSink
+from sinks.sql.sink import AnyTableSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mysql import mysql_service
 from sinks.testing.servers.postgres import postgres_service
@@ -42,12 +42,12 @@ def timed(call: Callable[[], object], runs: int) -> str:
     return f"{min(seconds) * 1000:8.2f} {median(seconds) * 1000:8.2f}"
 
 
-def fill(sink: TableSink, rows: int) -> None:
+def fill(sink: AnyTableSink, rows: int) -> None:
     """Rows of the job "job" in the ledger, as many as there are to be."""
     plan = sink._planned()
     numbers = range(rows)
     one = token("job"), "lineage", token(sink.name)
-    with sink._backend.lend() as connection, sink._backend.transaction(connection), connection.cursor() as cursor:
+    with sink._server.lend() as connection, sink._server.transaction(connection), connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {plan.ledger.name} WHERE job = %s", one[:1])
         cursor.executemany(
             f"INSERT INTO {plan.ledger.name} (transaction_id, committed, job, lineage, sink, checkpoint)"
@@ -56,27 +56,27 @@ def fill(sink: TableSink, rows: int) -> None:
         )
 
 
-def look_at_postgres(sink: TableSink) -> None:
+def look_at_postgres(sink: AnyTableSink) -> None:
     target = sink._planned().target
-    with sink._backend.lend() as connection, sink._backend.transaction(connection):
+    with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.lock(connection, target)
         postgres.current(connection, target)
 
 
-def look_at_all_of_postgres(sink: TableSink) -> None:
+def look_at_all_of_postgres(sink: AnyTableSink) -> None:
     target = sink._planned().target
-    with sink._backend.lend() as connection, sink._backend.transaction(connection):
+    with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.describe(connection, target.schema, target.name)
 
 
-def look_at_mysql(sink: TableSink) -> None:
-    backend = sink._backend
-    assert isinstance(backend, MySQLBackend)
-    with backend.lend() as connection, backend.transaction(connection):
-        backend.current(connection, sink._planned().target, SCHEMA.names)
+def look_at_mysql(sink: AnyTableSink) -> None:
+    catalog = sink._backend.catalog
+    assert isinstance(catalog, MySQLCatalog)
+    with sink._server.lend() as connection, sink._server.transaction(connection):
+        catalog.current(connection, sink._planned().target, SCHEMA.names)
 
 
-def measure(name: str, sink: TableSink, look: Callable[[TableSink], None], runs: int) -> None:
+def measure(name: str, sink: AnyTableSink, look: Callable[[AnyTableSink], None], runs: int) -> None:
     sink.check(SCHEMA)
     look(sink)
     print(f"{name}, a participant's look at the table in a transaction of its own {timed(lambda: look(sink), runs)}")

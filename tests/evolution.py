@@ -196,15 +196,15 @@ class Evolution:
     ) -> None:
         """Both have seen the old table."""
         first, second = (self.make(orders.dsn, "orders", schema_evolution="add") for _ in range(2))
-        backend = second._backend
-        execute = backend.execute
+        server = second._server
+        execute = server.execute
 
         def after_the_first(connection: Any, statement: str, *parameters: Any) -> int:
             if "ALTER TABLE" in statement:
                 first.evolve(NEW)
             return execute(connection, statement, *parameters)
 
-        monkeypatch.setattr(backend, "execute", after_the_first)
+        monkeypatch.setattr(server, "execute", after_the_first)
         with closing(first), closing(second):
             second.evolve(NEW)
             assert second.schema_diff(NEW).changes == ()

@@ -46,7 +46,7 @@ from coordinator.storage.base import (
 )
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
-from sinks.sql.dialects import weaknesses
+from sinks.sql.databases import weaknesses
 from sinks.sql.server import Row
 from sinks.sqlalchemy.engine import file_readers, make_engine, parse
 

@@ -1,317 +1,145 @@
-"""What the server says about the target, columns, indexes, what judges rows, and rights; and which Arrow type goes into
-which MySQL type, and as what text.
-
-Rows reach the server as text, and most of what does not fit comes back as a warning, which fails the transaction (see
-`load`). What the server would alter without a word is refused here: fractions of a second that are rounded, NULL
-that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like.
-"""
+"""What MySQL and MariaDB tell of the target: columns, constraints, indexes and rights."""
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
-from enum import Enum
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as at
 import pymysql
 from pymysql.constants import ER
 
-from sinks.arrow import convert
-from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, as_json, bits, created_type, in_utf8, same, short
-from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
-from sinks.mysql.connection import RIGHTS, Connection, code_of, error_text, execute, listed, query, quoted
-from sinks.sql import table as tables
-from sinks.sql.backend import LEDGER_RIGHTS
-from sinks.sql.dialects import lacks_characters
+from sinks.mysql.columns import MySQLColumn, MySQLTarget, members_of, target_type
+from sinks.mysql.connection import (
+    RIGHTS,
+    SHAPE,
+    Connection,
+    code_of,
+    error_text,
+    execute,
+    is_mariadb,
+    listed,
+    query,
+    quoted,
+)
+from sinks.mysql.dialect import ROW, MySQLDialect
+from sinks.mysql.server import MySQLServer
+from sinks.sql.catalog import LEDGER_RIGHTS, Catalog, ColumnTypes, by_table
+from sinks.sql.databases import TRIGGERS, lacks_characters
+from sinks.sql.dialect import marks
+from sinks.sql.names import witness_of
 from sinks.sql.server import Row
 from sinks.sql.table import ForeignKey, Unique
 
-_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
-_NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
-_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_REFERENCES = (
+    "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
+    " FROM information_schema.referential_constraints"
+    " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
+)
+_LONGEST_NAME = 64
 
 
-@dataclass(frozen=True)
-class MySQLColumn(tables.Column):
-    """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
+class MySQLCatalog(Catalog[Connection, MySQLTarget]):
+    NO_TABLE_HINT = ", or none that this user may see"
 
-    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of a second, `length`
-    is in bytes. `collation` is "" for what is no text. `members` are those of an ENUM. `on_update` is the time that the
-    server puts into the column when an UPDATE changes the row, as ON UPDATE has it; "" for none.
-    """
+    server: MySQLServer
 
-    precision: int = 0
-    scale: int | None = None
-    digits: int = 0
-    length: int = 0
-    collation: str = ""
-    members: tuple[str, ...] = ()
-    on_update: str = ""
+    def __init__(self, server: MySQLServer, dialect: MySQLDialect) -> None:
+        super().__init__(server, dialect)
+        self._known: MySQLTarget | None = None
 
-    @property
-    def staged_as(self) -> str:
-        return f"{self.declared} {self.collation}".rstrip()
+    # ------------------------------------------------------------------ what is there
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return locate(connection, table)
 
-    @property
-    def unsigned(self) -> bool:
-        return "unsigned" in self.declared
-
-    @property
-    def form(self) -> Form:
-        return _FORMS.get(self.type, Form.TEXT)
-
-    def conversion(self, arrow: pa.DataType) -> Convert:
-        """To the text of the column. LOAD DATA would take the end of a line for a part of what is not UTF-8."""
-        converted = self._conversion(arrow)
-        return (lambda array: in_utf8(converted(array))) if self.form is Form.TEXT else converted
-
-    def _conversion(self, arrow: pa.DataType) -> Convert:
-        if at.is_null(arrow):
-            return lambda array: pa.nulls(len(array), pa.string())
-        if self.type not in _HOLDS:
-            other = "alter it to a text, json or blob column, or drop the column in Spark"
-            raise Unfit(f"type {self.type} is not supported; {other}")
-        if any("?" in member for member in self.members):
-            shown = "the catalog shows characters beyond U+FFFF as question marks, so its members are not known"
-            raise Unfit(f"{shown}: use a varchar column")
-        holds = self._holds()
-        if holds.takes is convert.JSON and not self.collation and self.type == "json":
-            holds.takes(arrow)
-            return as_mysql_json(arrow)  # MariaDB's is a text, and has a collation
-        checked = holds.conversion(arrow)
-        written = _WRITTEN.get(self.type, same if self.form is Form.TEXT else _string)
-        return lambda array: written(checked(array))
-
-    def _holds(self) -> Holds:
-        holds = replace(_HOLDS[self.type], name=self.in_sql)
-        if self.type == "bit":
-            return replace(holds, bounds=bits(self.precision, signed=False))
-        if self.type in _BITS:
-            return replace(holds, bounds=bits(_BITS[self.type], signed=not self.unsigned))
-        if self.type == "decimal":
-            unsigned = (0, 10**76) if self.unsigned else None
-            return replace(holds, precision=self.precision, scale=self.scale or 0, bounds=unsigned)
-        if self.type == "binary":
-            return replace(holds, size=self.length)
-        if self.type == "enum":
-            return replace(holds, members=self.members)
-        return replace(holds, scale=self.scale, unit=10 ** (6 - self.digits))
-
-
-class Form(Enum):
-    """How a column's text stands in a row."""
-
-    WORD = "word"  # with nothing in it to escape; in SQL 1.5E-7 is a double, '1.5E-7' what the column takes
-    TEXT = "text"  # anything: escaped
-    HEX = "hex"  # hexadecimal digits of bytes
-    BITS = "bits"  # a number that only SQL can turn into a BIT
-
-
-_FORMS = {
-    **dict.fromkeys((*_BITS, "float", "double", "year", "decimal"), Form.WORD),
-    **dict.fromkeys(("date", "datetime", "timestamp", "moment", "time"), Form.WORD),
-    **dict.fromkeys(_BINARIES, Form.HEX),
-    "bit": Form.BITS,
-}
-
-
-# ---------------------------------------------------------------------- what columns hold
-def _is_integer(arrow: pa.DataType) -> bool:
-    return bool(at.is_integer(arrow) or (at.is_decimal(arrow) and arrow.scale == 0))
-
-
-_INTEGER = Holds(convert.only(_is_integer, "an integer type"))
-_FLAG = Holds(convert.only(lambda arrow: at.is_boolean(arrow) or _is_integer(arrow), "an integer type"))
-_YEARS = "is outside the years of YEAR, which are 1901 to 2155"  # 0 to 99 would be years of two digits
-_HOLDS = {
-    **dict.fromkeys(("tinyint", "bit"), _FLAG),
-    **dict.fromkeys(("smallint", "mediumint", "int", "bigint"), _INTEGER),
-    "year": Holds(convert.INTEGER, bounds=(1901, 2155), complaint=_YEARS),
-    "decimal": Holds(convert.DECIMAL, complaint="is below 0"),
-    "float": Holds(convert.FLOAT, to=pa.float32(), missing=_NO_INFINITIES),
-    "double": Holds(convert.FLOAT, to=pa.float64(), missing=_NO_INFINITIES),
-    "char": Holds(convert.TEXT, drops=True),
-    **dict.fromkeys(("varchar", "tinytext", "text", "mediumtext", "enum"), Holds(convert.TEXT)),
-    **dict.fromkeys(("uuid", "inet4", "inet6"), Holds(convert.TEXT)),  # MariaDB's, which checks their text
-    **dict.fromkeys(("json", "longtext"), Holds(convert.JSON)),
-    **dict.fromkeys(_BINARIES, Holds(convert.BYTES)),
-    "date": Holds(convert.DATE),
-    "datetime": Holds(convert.wall_clock("timestamp")),
-    **dict.fromkeys(("timestamp", "moment"), Holds(convert.MOMENT)),  # "moment": in UTC, as a datetime
-    "time": Holds(convert.TIME_OR_SPAN),
-}
-
-
-# ---------------------------------------------------------------------- values as text
-def _string(array: pa.Array) -> pa.Array:
-    return (array.cast(pa.int8()) if at.is_boolean(array.type) else array).cast(pa.string())
-
-
-_HEX = np.array([f"{byte:02X}".encode() for byte in range(256)], "S2").view(np.uint16)
-
-
-def _hex(array: pa.Array) -> pa.Array:
-    array = array.cast(pa.large_binary())
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]] if data is not None else np.zeros(0, np.uint8)
-    digits = pa.LargeStringArray.from_buffers(
-        len(array), pa.py_buffer((bounds - bounds[0]) * 2), pa.py_buffer(_HEX[used])
-    )
-    return pc.if_else(array.is_valid(), digits, None) if array.null_count else digits
-
-
-def _span(array: pa.Array) -> pa.Array:
-    counts = array.view(pa.int64())
-    whole = pc.abs(counts)
-    seconds = pc.divide(whole, 1_000_000)
-    hours, minutes = pc.divide(seconds, 3600), pc.divide(seconds, 60)
-    parts = hours, pc.subtract(minutes, pc.multiply(hours, 60)), pc.subtract(seconds, pc.multiply(minutes, 60))
-    clock = pc.binary_join_element_wise(*map(_string, parts), ":")
-    fraction = pc.utf8_lpad(_string(pc.subtract(whole, pc.multiply(seconds, 1_000_000))), 6, "0")
-    sign = pc.if_else(pc.less(counts, 0), "-", "")
-    return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, clock, ""), fraction, ".")
-
-
-_WRITTEN: dict[str, Convert] = {
-    **dict.fromkeys(_BINARIES, _hex),
-    "float": lambda array: array.cast(pa.float64()).cast(pa.string()),  # servers read its own text as a double first
-    "time": _span,
-}
-
-
-# ---------------------------------------------------------------------- JSON
-# It has 64-bit integers and doubles, and the last of equal names. MariaDB's is a text.
-_SUSPICIOUS = r'"\s*:(?s:.*)"\s*:|[0-9.]{16}|[0-9][eE][+-]?[0-9]{3}'
-"""Two names, or a number that may have more digits than a double, or be beyond its range."""
-
-
-def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
-    """The first type in it, or itself, whose values may have more digits than a double."""
-    if at.is_decimal(arrow) and arrow.precision > convert.DOUBLE_DIGITS:
-        return arrow
-    inner = (beyond_doubles(arrow.field(i).type) for i in range(arrow.num_fields))
-    return next(filter(None, inner), None)
-
-
-def as_mysql_json(arrow: pa.DataType) -> Convert:
-    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would drop a name or a
-    digit. Raises Unfit."""
-    as_text = as_json(arrow)
-    if wide := beyond_doubles(arrow):
-        raise Unfit(
-            f"it holds a {spark_name(wide)}, and MySQL's JSON keeps such numbers as doubles, with "
-            f"{convert.DOUBLE_DIGITS} digits: make the column longtext, or cast to string in Spark"
+    def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+        """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
+        triggers = connection.defer(TRIGGERS[self.dialect.name], [schema, name])
+        referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
+        target = self._read(connection, schema, name)
+        return target and replace(
+            target,
+            constraints=(*target.constraints, *sorted(dict(triggers))),
+            triggers=dict(triggers),
+            referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
         )
-    judged = is_text(arrow) or _holds_map(arrow)
-    return (lambda array: _unaltered(as_text(array))) if judged else as_text
 
+    def _read(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+        self._known = read(connection, schema, name, self._known)
+        return self._known
 
-def _holds_map(arrow: pa.DataType) -> bool:
-    """Their keys are names, and may come twice."""
-    return at.is_map(arrow) or any(_holds_map(arrow.field(i).type) for i in range(arrow.num_fields))
-
-
-def _unaltered(array: pa.Array) -> pa.Array:
-    decoder = json.JSONDecoder(object_pairs_hook=_distinct_names, parse_float=_check_number, parse_int=_check_number)
-    suspicious = pc.fill_null(pc.match_substring_regex(array, _SUSPICIOUS), False)
-    for index in np.flatnonzero(suspicious.to_numpy(zero_copy_only=False)):
+    def current(self, connection: Connection, known: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
+        """The target as the running transaction sees it, under its metadata lock. Raises ConfigurationError if it may
+        not write such rows any more."""
+        not_locked = ""
+        connection.defer(locking(known.identifier, written))
         try:
-            decoder.decode(array[index].as_py())
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RefusedValue(int(index), f"{short(array[index])} is no JSON: {error}") from None
-        except ValueError as error:
-            altered = f"{short(array[index])} would be altered by MySQL's JSON, use a longtext column"
-            raise RefusedValue(int(index), f"{altered}: {error}") from None
-    return array
+            target = self._read(connection, known.schema, known.name)
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            not_locked = error_text(error)
+            target = self._read(connection, known.schema, known.name)
+        reasons = [*no_innodb(known, target.engine if target else None)]
+        if target and not reasons:
+            reasons = [*target.unfit(written)] or [not_locked] * bool(not_locked)
+        if reasons or not target:
+            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        return target
+
+    def column_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> ColumnTypes:
+        """Read the columns. The type of a text has its collation behind it."""
+        if not tables:
+            return {}
+        rows = query(
+            connection,
+            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+            f" WHERE table_schema = %s AND column_name <> %s AND table_name IN ({marks(tables)})"
+            " ORDER BY ordinal_position",
+            [schema, ROW, *tables],
+        )
+        return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
+
+    # ------------------------------------------------------------------ what is wrong with it
+    def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
+        yield from no_innodb(target, target.engine)
+        if len(witness_of(ledger)) > _LONGEST_NAME:
+            yield f"ledger={ledger!r} leaves no room for the name of its witness: give it a shorter name"
+
+    def missing_rights(
+        self,
+        connection: Connection,
+        target: MySQLTarget,
+        rights: Sequence[str],
+        ledgers: Iterable[str] = (),
+        create: bool = False,
+    ) -> Iterable[str]:
+        return missing_rights(connection, target, rights, ledgers, create)
+
+    # ------------------------------------------------------------------ creating and altering
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        return target_type(field.type, key=key)
+
+    def table_options(self, connection: Connection) -> str:
+        with contextlib.suppress(pymysql.Error):  # else MariaDB before 10.10 gives a timestamp ON UPDATE
+            execute(connection, "SET SESSION explicit_defaults_for_timestamp = 1")
+        bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"  # blanks at the end too
+        return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
+
+    def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
+        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
+        kind = target_type(field.type)
+        if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
+            kind += " CHARACTER SET utf8mb4"
+        return self.dialect.column(field.name, kind, nullable=True)
 
 
-def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError for a name that comes twice."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
-    return members
-
-
-def _check_number(text: str) -> None:
-    """Raises ValueError for one that neither a 64-bit integer nor a double holds."""
-    value = float(text)
-    try:
-        exact = Decimal(text)
-    except InvalidOperation:  # its exponent is too large for a Decimal
-        raise ValueError(f"{text[:60]} is out of range of a double") from None
-    if math.isinf(value) or (exact and not value):
-        raise ValueError(f"{text[:60]} is out of range of a double")
-    is_integer = text.lstrip("-").isdigit() and -(2**63) <= exact < 2**64
-    if not (is_integer or exact == Decimal(repr(value))):
-        raise ValueError(f"{text[:60]} would be rounded to {value!r}")
-
-
-# ---------------------------------------------------------------------- members of ENUM
-_MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
-
-
-def members_of(declared: str) -> tuple[str, ...]:
-    """Of a type as the catalog writes it: with marks, and question marks for characters beyond U+FFFF."""
-    written = re.findall(r"'((?:[^'\\]|''|\\.)*)'", declared)
-    return tuple(re.sub(r"''|\\.", lambda mark: _MARKS.get(mark[0], mark[0][1]), member) for member in written)
-
-
-# ---------------------------------------------------------------------- columns that the sink creates
-def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
-    """The MySQL type of a column that the sink creates for an Arrow type; `key` for one that gets an index, which text
-    and bytes of any length cannot have. Raises Unfit for one that has none."""
-    if is_text(arrow):
-        return "varchar(255)" if key else "longtext"
-    if is_bytes(arrow):
-        return "varbinary(255)" if key else "longblob"
-    if at.is_decimal(arrow) and arrow.scale <= 30:
-        return f"decimal({arrow.precision},{arrow.scale})"
-    return created_type(arrow, _CREATED, "longtext" if beyond_doubles(arrow) else "json", "MySQL")
-
-
-_CREATED = {
-    "boolean": "boolean",
-    "tinyint": "tinyint",
-    "smallint": "smallint",
-    "int": "int",
-    "bigint": "bigint",
-    "float": "float",
-    "double": "double",
-    "void": "longtext",
-    "date": "date",
-    "timestamp": "timestamp(6)",
-    "timestamp_ntz": "datetime(6)",
-    "time": "time(6)",
-    "interval day to second": "time(6)",
-}
-
-
+# ---------------------------------------------------------------------- names
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
 _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MySQLTarget(tables.Target):
-    """A table that rows go to. `definition` tells all of it but triggers, and who refers to it."""
-
-    engine: str
-    definition: str = ""
-
-    @property
-    def identifier(self) -> str:
-        return quoted(self.schema, self.name)
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
@@ -368,9 +196,9 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     return MySQLTarget(
         schema,
         name,
-        columns,
-        uniques,
-        tuple(constraints),
+        columns=columns,
+        uniques=uniques,
+        constraints=tuple(constraints),
         foreign_keys=tuple(_foreign_keys(schema, lines)),
         other_uniques=tuple(_of_other_index(index, parts, columns, lines) for index, parts in others.items()),
         engine=engine or "",

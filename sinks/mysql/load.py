@@ -25,12 +25,12 @@ from pymysql.protocol import OKPacketWrapper
 from sinks._util.idle_connections import disconnect
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
-from sinks.mysql.catalog import Form, MySQLColumn, MySQLTarget
+from sinks.mysql.columns import Form, MySQLColumn, MySQLTarget
 from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
-from sinks.sql.backend import RowTransaction
 from sinks.sql.names import target_named
 from sinks.sql.server import Fault
 from sinks.sql.table import APPEND, Encoder, MergeOptions
+from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
 
 _PACKET = 2**15
@@ -38,7 +38,7 @@ _PACKET = 2**15
 _ROW = re.compile(r" at row (\d+)")
 
 
-class RowEncoder(Encoder):
+class RowEncoder(Encoder[MySQLColumn]):
     null: ClassVar[str]
     """The text of NULL."""
     no_null = "NULL in a column that is NOT NULL"
@@ -163,14 +163,12 @@ def _bytes(text: pa.Array) -> memoryview:
     return memoryview(bytes_of(text))  # type: ignore[arg-type]
 
 
-class LoadTransaction(RowTransaction):
+class LoadTransaction(RowTransaction[Connection]):
     """Memory: two encoded pieces of a batch.
 
     LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
     counted, and any difference fails the transaction.
     """
-
-    connection: Connection
 
     def __init__(
         self,

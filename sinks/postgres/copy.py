@@ -13,15 +13,16 @@ import pyarrow as pa
 from psycopg import sql
 
 from sinks.errors import BadValue
-from sinks.postgres.catalog import PostgresColumn
+from sinks.postgres.columns import PostgresColumn
 from sinks.postgres.connection import Connection, Rows, fault
-from sinks.sql.backend import RowTransaction
-from sinks.sql.dialects import POSTGRES_MAY_REST
+from sinks.postgres.server import PostgresServer
+from sinks.sql.databases import POSTGRES_MAY_REST
 from sinks.sql.table import APPEND, Encoder, MergeOptions
+from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
 
 
-class CopyEncoder(Encoder):
+class CopyEncoder(Encoder[PostgresColumn]):
     """For one COPY. Rows are counted as COPY's own errors do."""
 
     rows_at_once = 16_384
@@ -60,10 +61,17 @@ class CopyEncoder(Encoder):
         return pa.RecordBatch.from_arrays(self.converted(rows), names=rows.schema.names)
 
 
-class CopyTransaction(RowTransaction):
+class CopyTransaction(RowTransaction[Connection]):
     """Memory: one encoded batch and libpq's output buffer."""
 
-    connection: Connection
+    @classmethod
+    def begin(
+        cls, server: PostgresServer, context: TransactionContext, table: str, identity: Identity
+    ) -> CopyTransaction:
+        """Begin a transaction on a connection that it has to itself. `table` is the target's name for a reader."""
+        connection = server.take()
+        server.begin(connection)
+        return cls(connection, server.give, context, table, identity)
 
     def __init__(
         self,

@@ -13,15 +13,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import pyarrow as pa
 
 from sinks.audit import Holding, Part
 from sinks.errors import ConfigurationError
-from sinks.sql.dialects import LEDGERS, MYSQL
+from sinks.sql.catalog import Catalog
+from sinks.sql.databases import LEDGERS, MYSQL
+from sinks.sql.dialect import batches, marks
 from sinks.sql.names import label, witness_of
-from sinks.sql.server import Row, batches, marks
+from sinks.sql.server import ConnectionT, Row
 from sinks.transaction import Checkpoint, Fingerprint, Identity, TransactionId, token
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
 _OF_SINK = "{transaction_id} LIKE %s AND {sink} = %s"
 """Of a job, a lineage or a checkpoint, and a sink: PostgreSQL and MySQL find them by the primary key."""
 
-LedgerRow = tuple[object, ...]
 LEDGER = pa.schema(
     [
         pa.field("transaction_id", pa.string(), nullable=False),
@@ -56,63 +57,65 @@ _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYS
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The ledger table, as it travels to the tasks. `backend` is the sink's `Backend`. `id` is random, and tells the
-    table from another one of its name. It is the `lineage` of the row with the key `IDENTITY`: a table that was emptied
-    has no id."""
+class Ledger(Generic[ConnectionT]):
+    """The ledger table, as it travels to the tasks.
+
+    `id` is random, and tells the table from another one of its name. It is the `lineage` of the row with the key
+    `IDENTITY`, so a table that was emptied has no id.
+    """
 
     IDENTITY: ClassVar[str] = "ledger"
-    backend: Any = field(compare=False, repr=False)
+    catalog: Catalog[ConnectionT, Any] = field(compare=False, repr=False)
     schema: str
     name: str
     id: str
 
     @classmethod
-    def find(cls, backend: Any, connection: Any, schema: str, name: str) -> Self | None:
+    def find(cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
-        ledger = cls(backend, schema, name, "")
+        ledger = cls(catalog, schema, name, "")
         id = ledger._id(connection) if ledger.exists(connection) else ""
         return replace(ledger, id=id) if id else None
 
     @classmethod
-    def ensure(cls, backend: Any, connection: Any, schema: str, name: str) -> Self:
+    def ensure(cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
-        new = cls(backend, schema, name, uuid.uuid4().hex)
+        new = cls(catalog, schema, name, uuid.uuid4().hex)
         for table in (new, new.witness):
             if not table.exists(connection):
                 table._create(connection)
         if not (id := new._id(connection)):
-            with backend.transaction(connection):
+            with catalog.server.transaction(connection):
                 identity = (cls.IDENTITY, True, "-", new.id, "-", 0, None, None)
-                backend.insert_missing(connection, {new.table: [identity]})
+                catalog.server.insert_missing(connection, LEDGER_COLUMNS, {new.table: [identity]})
             id = new._id(connection)
         if not id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
         return replace(new, id=id)
 
-    def exists(self, connection: Any) -> bool:
+    def exists(self, connection: ConnectionT) -> bool:
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
         if question := self._question:
-            columns = self.backend.query(connection, *question)
+            columns = self.catalog.server.query(connection, *question)
         else:
-            table = self.backend.describe(connection, self.schema, self.name)
+            table = self.catalog.describe(connection, self.schema, self.name)
             columns = [(name, name == _KEY and table.is_unique((name,))) for name in table.names] if table else []
         self._judge(columns)
         return bool(columns)
 
-    def require_intact(self, connection: Any) -> None:
+    def require_intact(self, connection: ConnectionT) -> None:
         """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the latest with the next
         statement. Where reading a table keeps others from altering it until the transaction ends, the caller has read
         it."""
         if question := self._question:
-            self.backend.defer(connection, *question, self._judge)
+            self.catalog.server.defer(connection, *question, self._judge)
         else:
             self.exists(connection)
 
     @property
     def _question(self) -> tuple[str, list[str]] | None:
         """Which columns it has, and which are its key; None for a database of which only `describe` tells."""
-        ask = LEDGERS.get(self.backend.dialect)
+        ask = LEDGERS.get(self.catalog.dialect.name)
         return (ask, [self.schema, self.name] * (ask.count("%s") // 2)) if ask else None
 
     def _judge(self, columns: Sequence[Row]) -> None:
@@ -124,26 +127,28 @@ class Ledger:
                 "another name with ledger=…"
             )
 
-    def _create(self, connection: Any) -> None:
-        backend, columns = self.backend, list[str]()
+    def _create(self, connection: ConnectionT) -> None:
+        catalog = self.catalog
+        dialect = catalog.dialect
+        columns: list[str] = []
         for column in LEDGER:
-            word = _WORDS.get(backend.dialect, "varchar(199)")
-            kind = word if column.type == pa.string() else backend.declared(connection, column, key=False)
-            columns.append(backend.column(column.name, kind, nullable=column.nullable))
-        time = _TIMES.get(backend.dialect, "timestamp")
-        columns.append(f"{backend.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
-        columns.append(f"PRIMARY KEY ({backend.quote(_KEY)})")
-        engine = " ENGINE=InnoDB" if backend.dialect in MYSQL else ""
-        backend.create_table(connection, self.schema, self.name, columns, engine)
+            word = _WORDS.get(dialect.name, "varchar(199)")
+            kind = word if column.type == pa.string() else catalog.declared(connection, column, key=False)
+            columns.append(dialect.column(column.name, kind, nullable=column.nullable))
+        time = _TIMES.get(dialect.name, "timestamp")
+        columns.append(f"{dialect.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
+        columns.append(f"PRIMARY KEY ({dialect.quote(_KEY)})")
+        engine = " ENGINE=InnoDB" if dialect.name in MYSQL else ""
+        catalog.create_table(connection, self.schema, self.name, columns, engine)
 
-    def _id(self, connection: Any) -> str:
+    def _id(self, connection: ConnectionT) -> str:
         rows = self._query(connection, _ASK_ID, [self.IDENTITY])
         return str(rows[0][0]) if rows else ""
 
-    def require_same(self, connection: Any) -> None:
+    def require_same(self, connection: ConnectionT) -> None:
         """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
         another database that has one; the driver's errors if it is gone."""
-        self.backend.defer(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
+        self.catalog.server.defer(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
         self.require_intact(connection)
 
     def _require_id(self, rows: Sequence[Row]) -> None:
@@ -151,7 +156,7 @@ class Ledger:
         if there != self.id:
             raise ConfigurationError(
                 f"the ledger {self.label} is another one than when the query looked at it first (id "
-                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.backend} is another "
+                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.catalog.server} is another "
                 "database now. See that it is the right one, then start the query again"
             )
 
@@ -168,21 +173,21 @@ class Ledger:
     @property
     def table(self) -> str:
         """Its name in a statement that has parameters, in which % stands for itself only when doubled."""
-        return str(self.backend.quote(self.schema, self.name)).replace("%", "%%")
+        return self.catalog.dialect.quote(self.schema, self.name).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
-        return template.format(ledger=self.table, **{name: self.backend.quote(name) for name in LEDGER_COLUMNS})
+        return template.format(ledger=self.table, **{name: self.catalog.dialect.quote(name) for name in LEDGER_COLUMNS})
 
-    def _query(self, connection: Any, template: str, parameters: Sequence[object]) -> list[Row]:
-        return list(self.backend.query(connection, self._sql(template), parameters))
+    def _query(self, connection: ConnectionT, template: str, parameters: Sequence[object]) -> list[Row]:
+        return list(self.catalog.server.query(connection, self._sql(template), parameters))
 
     def proof(self) -> dict[str, object]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
         return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
-    def foreign(self, connection: Any, proof: Mapping[str, object]) -> str | None:
+    def foreign(self, connection: ConnectionT, proof: Mapping[str, object]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        there = self.find(self.backend, connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        there = self.find(self.catalog, connection, self.schema, self.name)  # it may have been made anew since `ensure`
         if not proof:
             return None
         then = proof["ledger"]
@@ -195,7 +200,7 @@ class Ledger:
             f"{proof.get('ledger_id')}); it was emptied or dropped, or the sink points elsewhere"
         )
 
-    def contradiction(self, connection: Any, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
+    def contradiction(self, connection: ConnectionT, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or None. `witnessed`:
         the witness, asked before the ledger since others commit meanwhile, has it."""
         return self.foreign(connection, proof) or (self._set_back() if witnessed else None)
@@ -206,7 +211,7 @@ class Ledger:
             "the ledger alone was set back, or rows of it were deleted"
         )
 
-    def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
+    def states(self, connection: ConnectionT, ids: Collection[str]) -> dict[str, bool]:
         """For those ids whose outcome is told: True is committed, False is a tombstone."""
         states = dict[str, bool]()
         for some in batches(list(ids), _ASKED_TOGETHER):
@@ -216,7 +221,9 @@ class Ledger:
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
 
-    def newest(self, connection: Any, job: str, sink: str, *, is_witnessed: bool | None = None) -> dict[str, int]:
+    def newest(
+        self, connection: ConnectionT, job: str, sink: str, *, is_witnessed: bool | None = None
+    ) -> dict[str, int]:
         """By lineage, the newest checkpoint of a job and sink that has a row of a commit. Raises ConfigurationError if
         the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
         template = (
@@ -225,7 +232,7 @@ class Ledger:
         )
         asked, witnessed = [*_of_sink(job, sink), True], dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
-            self.backend.defer(connection, self.witness._sql(template), asked, witnessed.update)
+            self.catalog.server.defer(connection, self.witness._sql(template), asked, witnessed.update)
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
@@ -237,7 +244,7 @@ class Ledger:
 
     def insert(
         self,
-        connection: Any,
+        connection: ConnectionT,
         transactions: Mapping[str, TransactionId],
         *,
         committed: bool,
@@ -251,12 +258,15 @@ class Ledger:
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
+        insert = self.catalog.server.insert_missing
         if not committed:
-            return bool(self.backend.insert_missing(connection, {self.table: rows}) == len(rows))
+            return insert(connection, LEDGER_COLUMNS, {self.table: rows}) == len(rows)
         both = {self.table: rows, self.witness.table: [(*row[:-2], None, None) for row in rows]}
-        return bool(self.backend.insert_missing(connection, both) == 2 * len(rows))
+        return insert(connection, LEDGER_COLUMNS, both) == 2 * len(rows)
 
-    def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
+    def holding(
+        self, connection: ConnectionT, job: str, sink: str, part: Part, key: Callable[[Identity], str]
+    ) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
         template = (
             f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_OF_SINK}"
@@ -279,7 +289,7 @@ class Ledger:
             unexpected=tuple(sorted(stored.keys() - {*keys, *map(key, part.given_up)})),
         )
 
-    def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
+    def prune(self, connection: ConnectionT, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again. By their keys, a
         tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a DELETE of more than about a tenth of
         the table, would wait for what others have prepared."""
@@ -290,7 +300,7 @@ class Ledger:
             old = [text for (text,) in table._query(connection, template, mine)]
             for some in batches(old, min(len(old) // 10 + 1, _DELETED_TOGETHER)):
                 those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
-                self.backend.execute(connection, table._sql(those), some)
+                self.catalog.server.execute(connection, table._sql(those), some)
 
 
 def _of_sink(job: str, sink: str, part: str | None = None) -> list[object]:

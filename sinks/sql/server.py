@@ -1,5 +1,4 @@
-"""Connections to a server: a few are lent again and again on the driver, and no password is ever shown; and what a
-server answers, in the words of the sinks: what happened, where, and what to do."""
+"""One database as a sink reaches it: connections, statements, transactions, and what the errors of its driver mean."""
 
 from __future__ import annotations
 
@@ -8,14 +7,16 @@ import logging
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from sinks._util.idle_connections import disconnect, put_back, take
+from sinks._util.idle_connections import Closable, disconnect, put_back, take
+from sinks.diagnosis import Finding
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.options import Duration, seconds_of_sink
+from sinks.sql.dialect import Dialect
 from sinks.sql.names import target_named
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,116 @@ _TRUSTED_SECONDS = 5
 
 Row: TypeAlias = tuple[Any, ...]
 """What a driver makes of a row."""
-ItemT = TypeVar("ItemT")
+ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
 
-class Pool(ABC):
-    """Connections to one database of one server. All are in autocommit mode, and every transaction of ours is begun by
+class HasDescriptor(Protocol):
+    """A connection that tells the file descriptor of its socket."""
+
+    def fileno(self) -> int: ...
+
+
+class Server(ABC, Generic[ConnectionT]):
+    """Reach one database: lend connections, run statements and transactions, and tell what errors mean.
+
+    It is pickled to the executors, so it holds no open connection there. `str` of it tells which database it is, and
+    never a password.
+    """
+
+    CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
+    """What to check if the server cannot be reached, or lets nobody in."""
+
+    dialect: Dialect[Any]
+
+    # ------------------------------------------------------------------ connections
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[ConnectionT]:
+        """Lend a connection for the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+
+    # ------------------------------------------------------------------ statements and transactions
+    @abstractmethod
+    def transaction(self, connection: ConnectionT, *, undo: bool = False) -> AbstractContextManager[None]:
+        """Run the block as one READ COMMITTED transaction with bounded lock waits.
+
+        It is durable when the block ends, and rolled back if anything is raised. With `undo` it is rolled back in any
+        case.
+        """
+
+    def at_work(self, connection: ConnectionT) -> AbstractContextManager[None]:
+        """Let statements in the block take long. Default: any may."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def execute(self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()) -> int:
+        """Run a statement; returns how many rows it changed."""
+
+    @abstractmethod
+    def query(self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Run a statement; returns its rows."""
+
+    def defer(
+        self,
+        connection: ConnectionT,
+        statement: str,
+        parameters: Sequence[object],
+        judge: Callable[[list[Row]], object],
+    ) -> object:
+        """Run a statement at the latest with the next one. `judge` gets its rows, and may raise. Default: now."""
+        return judge(self.query(connection, statement, parameters))
+
+    def insert_missing(
+        self, connection: ConnectionT, columns: Sequence[str], inserts: Mapping[str, Sequence[Sequence[object]]]
+    ) -> int:
+        """Insert into each (quoted) table those of its rows whose primary key no row has; returns how many.
+
+        Waits for others that insert the same keys, within the limit for lock waits. `columns` are those of every table.
+        """
+        statements = [
+            statement for table, rows in inserts.items() for statement in self.dialect.insertions(table, columns, rows)
+        ]
+        return sum(self.execute(connection, *statement) for statement in statements)
+
+    def writing(self, connection: ConnectionT) -> str:
+        """Tell by which statement rows go in, for the log. Default: that goes without saying."""
+        return ""
+
+    # ------------------------------------------------------------------ whether it will do
+    def unfit(self, connection: ConnectionT) -> str | None:
+        """Tell why the sink cannot work with this server at all. Default: it can with any."""
+        return None
+
+    def findings(self, connection: ConnectionT) -> Iterable[Finding]:
+        """Tell what `coordinator doctor` is to say about this kind of server. Default: nothing."""
+        return ()
+
+    # ------------------------------------------------------------------ errors
+    @abstractmethod
+    def fault(self, error: Exception) -> Fault | None:
+        """Tell what an error of the server is about; None for a lost connection, and what is no error of the server."""
+
+    def misconfigured(self, error: Exception) -> str | None:
+        """Tell what an error means to somebody who sets up the sink; None to let it pass."""
+        fault = self.fault(error)
+        if fault and fault.kind == "blocked":
+            where = f"table or ledger at {self}"
+            return f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
+        if fault and fault.kind == "right":
+            return f"the user lacks a right at {self}: {fault.text}"
+        text = self.unreachable(error)
+        return None if text is None else f"{text}. Check {self.CHECK}"
+
+    def unreachable(self, error: Exception) -> str | None:
+        """Give the driver's words where the server could not be reached, without the password. Default: what is no
+        `fault` is for the driver's error to say."""
+        return None
+
+
+class Pool(Server[ConnectionT]):
+    """Lend a few connections again and again. All are in autocommit mode, and every transaction of ours is begun by
     hand."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
@@ -42,34 +148,39 @@ class Pool(ABC):
     KEEPS_IDLE: ClassVar[bool] = False  # whether the next task of a process may take one that was given back
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
 
-    def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: Duration) -> None:
-        """`parameters` are the driver's, for a connection; `name` is the sink's. Raises ConfigurationError
-        for a `lock_timeout` that is not above 0."""
+    def __init__(
+        self, dialect: Dialect[Any], parameters: Mapping[str, Any], *, name: str, lock_timeout: Duration
+    ) -> None:
+        """Keep the driver's `parameters` for connections; nothing is connected yet. `name` is the sink's.
+
+        Raises ConfigurationError for a `lock_timeout` that is not above 0.
+        """
+        self.dialect = dialect
         self._lock_timeout = seconds_of_sink(name, lock_timeout, "lock_timeout")
         if self._lock_timeout <= 0:
             raise ConfigurationError(
                 f"sink {name!r}: lock_timeout is above 0, such as '10 s': a wait without limit could block for ever"
             )
         self._parameters = dict(parameters)
-        self._idle: list[tuple[Any, float]] = []
+        self._idle: list[tuple[ConnectionT, float]] = []
         self._in_task = False
 
     @abstractmethod
-    def connect(self) -> Any:
+    def connect(self) -> ConnectionT:
         """A new connection, in autocommit mode, that any thread may use. Raises the driver's OperationalError, naming
         the server but no password, if it fails."""
 
     @abstractmethod
-    def answers(self, connection: Any, rested: float) -> bool:
+    def answers(self, connection: ConnectionT, rested: float) -> bool:
         """Whether a connection that was idle for some seconds still has its server. The driver's errors mean no."""
 
-    def can_be_lent(self, connection: Any) -> bool:
+    def can_be_lent(self, connection: ConnectionT) -> bool:
         """Whether it is open, and not inside a transaction, once what it has queued is sent. Default: it is, since
         `transaction` has ended each."""
         return True
 
     @contextmanager
-    def lend(self) -> Iterator[Any]:
+    def lend(self) -> Iterator[ConnectionT]:
         """A connection out of a small pool. It comes back unless something was raised meanwhile."""
         connection = self.take()
         try:
@@ -79,30 +190,33 @@ class Pool(ABC):
             disconnect(connection)
             raise
 
-    def take(self) -> Any:
+    def take(self) -> ConnectionT:
         """One that is idle and answers, or a new one."""
         for connection, since in self._pooled():
             if self._answers(connection, time.monotonic() - since):
                 return connection
-        while self.KEEPS_IDLE and (connection := take(self._place)) is not None:
-            if self._answers(connection, 0):
-                return connection
+        while self.KEEPS_IDLE:
+            kept: ConnectionT | None = take(self._place)
+            if kept is None:
+                break
+            if self._answers(kept, 0):
+                return kept
         return self.connect()
 
-    def _pooled(self) -> Iterator[tuple[Any, float]]:
+    def _pooled(self) -> Iterator[tuple[ConnectionT, float]]:
         """Takes each out of the pool, for one thread only, with the moment from which on it was idle."""
         with contextlib.suppress(IndexError):
             while True:
                 yield self._idle.pop()
 
-    def _answers(self, connection: Any, idle_seconds: float) -> bool:
+    def _answers(self, connection: ConnectionT, idle_seconds: float) -> bool:
         with contextlib.suppress(Exception):
             if self.answers(connection, idle_seconds):
                 return True
         disconnect(connection)
         return False
 
-    def give(self, connection: Any) -> None:
+    def give(self, connection: ConnectionT) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
         if self.can_be_lent(connection) and len(self._idle) < self.IDLE:
             self._idle.append((connection, time.monotonic()))
@@ -143,16 +257,7 @@ class Pool(ABC):
         self._in_task = True
 
 
-def batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def marks(parameters: Sequence[object]) -> str:
-    """For a list of parameters."""
-    return ", ".join(["%s"] * len(parameters))
-
-
-def is_trusted(connection: Any, rested: float) -> bool:
+def is_trusted(connection: HasDescriptor, rested: float) -> bool:
     """Whether a connection, with a file descriptor, need not be asked if it still works: after a short rest, in which
     nothing came. A server that ends says so."""
     came = select.poll()

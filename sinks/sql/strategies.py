@@ -9,27 +9,35 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Generic
 
 from sinks._util.progress import progress
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked, TransactionEnded
-from sinks.sql.backend import Backend, Move, NotEnded, Plan, RowTransaction
-from sinks.sql.dialects import JUDGE_NOW
+from sinks.sql.backend import Backend
+from sinks.sql.databases import JUDGE_NOW
+from sinks.sql.dialect import Move, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import columns_digest, label, of_sink, staging_table, target_named
-from sinks.sql.server import Fault, Row, explained
+from sinks.sql.prepared import NotEnded
+from sinks.sql.server import ConnectionT, Fault, Row, explained
+from sinks.sql.transaction import Plan, RowTransaction
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
 
 logger = logging.getLogger(__name__)
 
 
-class Strategy:
+class Strategy(Generic[ConnectionT, TargetT]):
     """What `TwoPhase` and `StagingTables` do alike."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend, self.merge = backend, backend.merge
+    def __init__(self, backend: Backend[ConnectionT, TargetT]) -> None:
+        self.server = backend.server
+        self.dialect = backend.dialect
+        self.catalog = backend.catalog
+        self.staging = backend.staging
+        self.prepared = backend.prepared
+        self.merge = backend.merge
 
-    def finish(self, transaction: RowTransaction, plan: Plan) -> int:
+    def finish(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> int:
         """Wait until every row is judged, and see that they went into the database that the query began with. Returns
         how many there were."""
         rows = transaction.finish()
@@ -37,46 +45,44 @@ class Strategy:
             plan.ledger.require_same(transaction.connection)
         return rows
 
-    def proof(self, plan: Plan) -> dict[str, object]:
+    def proof(self, plan: Plan[ConnectionT, TargetT]) -> dict[str, object]:
         """What committables carry: which ledger speaks for them, and what their rows were written for."""
-        return plan.ledger.proof() | {"target": self.backend.destination(plan.target)}
+        return plan.ledger.proof() | {"target": self.merge.destination(plan.target)}
 
 
-class TwoPhase(Strategy):
+class TwoPhase(Strategy[ConnectionT, TargetT]):
     """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
 
-    def finish(self, transaction: RowTransaction, plan: Plan) -> int:
+    def finish(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
-            self.backend.require_known_triggers(transaction.connection, plan.target)
+            self.catalog.require_known_triggers(transaction.connection, plan.target)
         return rows
 
-    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
+    def pre_commit(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> Committable:
         """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
         rows = self.finish(transaction, plan)
         text, ledger = transaction.context.transaction_id, plan.ledger
-        key = self.backend.key(transaction.identity)
+        key = self.prepared.key(transaction.identity)
         fingerprints = {key: replace(transaction.fingerprint, rows=rows)} if transaction.fingerprint else None
         with transaction.explained():
-            proof = self.proof(plan) | self.backend.evidence(transaction)
+            proof = self.proof(plan) | self.prepared.evidence(transaction)
             names = {key: TransactionId.parse(text)}
             if not ledger.insert(transaction.connection, names, committed=True, fingerprints=fingerprints):
                 raise TransactionEnded(f"{text} was aborted, or used, before it was pre-committed")
         transaction.prepare()
         return Committable(transaction.identity, proof=proof)
 
-    def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
+    def commit_directly(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> None:
         self.finish(transaction, plan)
         transaction.commit()
 
-    def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit(self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Commit one participant; the checkpoint's others are committed by calls of their own."""
         [committable] = committables
-        with self.backend.lend() as connection:
+        with self.server.lend() as connection:
             try:
-                if self.backend.end_prepared(
-                    connection, plan.ledger, "COMMIT", committable.transaction, committable.proof
-                ):
+                if self.prepared.end(connection, plan.ledger, "COMMIT", committable.transaction, committable.proof):
                     return [CommitOutcome.COMMITTED]
             except (ConfigurationError, NotEnded) as refused:
                 return [CommitOutcome.unknown(str(refused))]
@@ -86,24 +92,26 @@ class TwoPhase(Strategy):
         """Where the rows are, for a person who looks for them."""
         return "It was there when the rows were prepared"
 
-    def _outcome_of_gone(self, connection: Any, plan: Plan, committable: Committable) -> CommitOutcome:
+    def _outcome_of_gone(
+        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committable: Committable
+    ) -> CommitOutcome:
         """Of one that is not prepared: it was committed, or rolled back by somebody, or is not prepared yet. The ledger
         tells which, or a tombstone makes it the second."""
         ledger = plan.ledger
-        key = self.backend.key(committable.transaction)
+        key = self.prepared.key(committable.transaction)
         witnessed = key in ledger.witness.states(connection, [key])
         committed = ledger.states(connection, [key]).get(key)
         if committed is None:
             proof = committable.proof
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)
-            if reason or (reason := self.backend.contradiction(connection, proof)):
+            if reason or (reason := self.prepared.contradiction(connection, proof)):
                 return CommitOutcome.unknown(
-                    f"{key} is no longer prepared at {self.backend}, and its outcome is unknown: {reason}. "
+                    f"{key} is no longer prepared at {self.server}, and its outcome is unknown: {reason}. "
                     "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
                     "new one"
                 )
             tombstone = {key: TransactionId.parse(proof.get("transaction_id", key))}
-            with self.backend.transaction(connection):
+            with self.server.transaction(connection):
                 ledger.insert(connection, tombstone, committed=False)
             committed = ledger.states(connection, [key])[key]
         if committed:
@@ -112,13 +120,13 @@ class TwoPhase(Strategy):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
-        if astray := committable.target_mismatch(self.backend.destination(plan.target)):
+        if astray := committable.target_mismatch(self.merge.destination(plan.target)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
-    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
-        key = self.backend.key(identity)
-        ended = self.backend.end_prepared(connection, ledger, "ROLLBACK", identity, {})
+    def abort(self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity) -> None:
+        key = self.prepared.key(identity)
+        ended = self.prepared.end(connection, ledger, "ROLLBACK", identity, {})
         if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 
@@ -131,7 +139,7 @@ class StagedRowsChanged(Exception):
     """The staging tables hold other rows than were acknowledged, so their outcome is unknown."""
 
 
-class StagingTables(Strategy):
+class StagingTables(Strategy[ConnectionT, TargetT]):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
 
@@ -139,41 +147,41 @@ class StagingTables(Strategy):
     moves a table without dropping it leaves it with another number of rows, and a move counts them."""
 
     # ------------------------------------------------------------------ in the task and on the driver
-    def transfer(self, move: Move, rows: int | None) -> None:
+    def transfer(self, connection: ConnectionT, move: Move[TargetT], rows: int | None) -> None:
         """Append or upsert the rows of all staging tables, in the caller's transaction. `rows`: as in `count`."""
-        with self.backend.at_work(move.connection):
+        with self.server.at_work(connection):
             if self.merge.mode == "append":
-                self.backend.append(move, rows)
+                self.staging.append(connection, move, rows)
             else:
-                self.backend.count(move, rows)
-                self.backend.upsert(move)
-            if judge_now := JUDGE_NOW.get(self.backend.dialect):
-                self.backend.execute(move.connection, judge_now)
+                self.staging.count(connection, move, rows)
+                self.staging.upsert(connection, move)
+            if judge_now := JUDGE_NOW.get(self.dialect.name):
+                self.server.execute(connection, judge_now)
 
-    def require_unique(self, move: Move) -> None:
+    def require_unique(self, connection: ConnectionT, move: Move[TargetT]) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing, or
         if it cannot be told which change of a key is the last one."""
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
-                self._twice(move, self.merge.keys, "two changes of one key in a batch, and no order_by=")
-            elif not self.backend.POSITION:
+                self._twice(connection, move, self.merge.keys, "two changes of one key in a batch, and no order_by=")
+            elif not self.dialect.POSITION:
                 ordered = [*self.merge.keys, self.merge.order_by]
-                self._twice(move, ordered, "two changes of one key with an equal order_by")
-            elif row := self.backend.first_tie(move):
+                self._twice(connection, move, ordered, "two changes of one key with an equal order_by")
+            elif row := self.staging.first_tie(connection, move):
                 self._refuse_tie(move, row)
             return
         for unique in move.target.uniques:
             if set(unique.columns) <= set(move.written):
                 rule = f'unique index "{unique.name}"'
-                self._twice(move, unique.columns, rule)
-                self._taken(move, unique.columns, rule)
+                self._twice(connection, move, unique.columns, rule)
+                self._taken(connection, move, unique.columns, rule)
 
-    def _twice(self, move: Move, columns: Sequence[str], rule: str) -> None:
-        if row := self.backend.first_duplicate(move, columns):
+    def _twice(self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str) -> None:
+        if row := self.staging.first_duplicate(connection, move, columns):
             clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 
-    def _refuse_tie(self, move: Move, row: Row) -> None:
+    def _refuse_tie(self, move: Move[TargetT], row: Row) -> None:
         keys, by = _key(self.merge.keys, row), self.merge.order_by
         raise BadValue(
             f"table {move.target.label}: {row[-1]} partitions have different changes of the key {keys}, all with "
@@ -182,16 +190,12 @@ class StagingTables(Strategy):
             "partition, in their order: of equal ones the last in the partition wins"
         )
 
-    def _taken(self, move: Move, columns: Sequence[str], rule: str) -> None:
-        names = ", ".join(self.backend.AS_TEXT.format(f"staged.{self.backend.quote(column)}") for column in columns)
-        staged = f"({self.backend.union(move.tables, self.backend.quoted(columns))}) AS staged"
-        target = f"{self.backend.quote(move.target.schema, move.target.name)} AS target"
-        same = self.backend.equal("target", "staged", columns)
-        for row in self.backend.query(move.connection, f"SELECT {names} FROM {staged} JOIN {target} ON {same} LIMIT 1"):
+    def _taken(self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str) -> None:
+        for row in self.server.query(connection, self.dialect.taken(move, columns)):
             raise BadValue(f"table {move.target.label}: {rule}: {_key(columns, row)} is in the table already")
 
     # ------------------------------------------------------------------ in the task
-    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
+    def pre_commit(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> Committable:
         staged, given = self.finish(transaction, plan), transaction.fingerprint
         if given and staged != given.rows:
             raise SinkError(
@@ -202,54 +206,56 @@ class StagingTables(Strategy):
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
-    def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
+    def commit_directly(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
         rows, connection = self.finish(transaction, plan), transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
             move = self._locked(connection, plan, [name])
             if self.merge.mode == "upsert":
-                self.require_unique(move)
-            self.transfer(move, rows)
+                self.require_unique(connection, move)
+            self.transfer(connection, move, rows)
         transaction.commit()
         try:
-            with self.backend.lend() as connection:
-                self.backend.drop_unused(connection, plan.target.schema, [name])
+            with self.server.lend() as connection:
+                self.staging.drop_unused(connection, plan.target.schema, [name])
         except Exception:
             logger.info("the staging table %s is dropped by the next sweep", name, exc_info=True)
 
     # ------------------------------------------------------------------ on the driver
-    def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+    def validate_all(
+        self, plan: Plan[ConnectionT, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> None:
         """Raise what would keep the rows from being moved: a staging table that is gone, a table that was changed since
         they were staged, and values that it would refuse and no staging table could. For an append to a table without
         constraints it only looks at the tables, or tries one row; the same for an upsert with `order_by` to a table
         with none but its key."""
-        with self.backend.lend() as connection:
+        with self.server.lend() as connection:
             tables, where = names_of(committables), f"checkpoint {checkpoint.checkpoint_id}"
-            there = self.backend.existing(connection, plan.target.schema, tables)
+            there = self.catalog.existing(connection, plan.target.schema, tables)
             if gone := sorted(set(tables) - there):
                 raise TransactionEnded(
                     f"table {plan.target.label}: {len(gone)} of {len(tables)} staging tables of {where} are gone. Of "
                     f"{gone[0]}: an operator or another driver of this job has dropped it, or this is another database"
                 )
             with (
-                explained(partial(self.backend.of_move, plan.target), plan.target.label, where),
-                self.backend.transaction(connection, undo=True),
+                explained(partial(self.staging.of_move, plan.target), plan.target.label, where),
+                self.server.transaction(connection, undo=True),
             ):
                 move = self._locked(connection, plan, tables, committables)
-                self.require_unique(move)
-                if self.backend.constraints(move):
-                    self.transfer(move, sum(c.fingerprint.rows for c in committables))
+                self.require_unique(connection, move)
+                if self.staging.constraints(connection, move):
+                    self.transfer(connection, move, sum(c.fingerprint.rows for c in committables))
                 else:
-                    self.backend.try_out(move)
+                    self.staging.try_out(connection, move)
 
-    def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit(self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
         """All participants of the checkpoint become visible, or none does."""
         rows = sum(committable.fingerprint.rows for committable in committables)
         moving = f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
         try:
-            with self.backend.lend() as connection:
-                with progress(moving), self.backend.transaction(connection):
+            with self.server.lend() as connection:
+                with progress(moving), self.server.transaction(connection):
                     outcomes = self._commit_all(connection, plan, committables)
                 committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
                 try:
@@ -278,13 +284,15 @@ class StagingTables(Strategy):
         """What an operator has to mend. None if asking again may help."""
         if isinstance(error, TargetRefuses):
             return str(error)
-        if (fault := self.backend.fault(error)) and fault.kind == "right":
+        if (fault := self.server.fault(error)) and fault.kind == "right":
             return f"the user lacks a right: {fault.text}: grant it"
         if fault and fault.kind == "refused":
             return _refusal(fault, table)
         return None
 
-    def _commit_all(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+    def _commit_all(
+        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+    ) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. A lost one gets a tombstone, and holds its siblings until the replay, for an
         older change must not come after a newer one. If none is lost, all rows are moved."""
         ledger = plan.ledger
@@ -294,7 +302,7 @@ class StagingTables(Strategy):
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.target_mismatch(self.backend.destination(plan.target))):
+            if not states.get(text) and (astray := c.target_mismatch(self.merge.destination(plan.target))):
                 raise TargetRefuses(f"{text}: {astray}")
         there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
         intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
@@ -320,7 +328,7 @@ class StagingTables(Strategy):
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
 
-    def _outcome(self, ledger: Ledger, text: str, committed: bool | None) -> CommitOutcome:
+    def _outcome(self, ledger: Ledger[ConnectionT], text: str, committed: bool | None) -> CommitOutcome:
         if committed is None:
             return CommitOutcome.HELD
         if committed:
@@ -331,7 +339,11 @@ class StagingTables(Strategy):
         )
 
     def _write_ledger(
-        self, connection: Any, ledger: Ledger, ids: Sequence[str], fingerprints: Mapping[str, Fingerprint] | None = None
+        self,
+        connection: ConnectionT,
+        ledger: Ledger[ConnectionT],
+        ids: Sequence[str],
+        fingerprints: Mapping[str, Fingerprint] | None = None,
     ) -> dict[str, bool]:
         """With `fingerprints` of their rows they are committed, and lost without."""
         names, committed = {text: TransactionId.parse(text) for text in ids}, fingerprints is not None
@@ -339,19 +351,21 @@ class StagingTables(Strategy):
             raise TransactionBlocked(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
-    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
+    def abort(self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity) -> None:
         """Make the loss final with a tombstone, and remove what is staged."""
         text = identity["transaction_id"]
-        with self.backend.transaction(connection):
+        with self.server.transaction(connection):
             ledger.insert(connection, {text: TransactionId.parse(text)}, committed=False)
         if ledger.states(connection, [text]).get(text):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
-        self.backend.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
+        self.staging.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
 
-    def in_doubt(self, connection: Any, schema: str, ledger: Ledger | None, job: str, sink: str) -> Iterator[Identity]:
+    def in_doubt(
+        self, connection: ConnectionT, schema: str, ledger: Ledger[ConnectionT] | None, job: str, sink: str
+    ) -> Iterator[Identity]:
         """What is staged and was not moved."""
         prefix = TransactionId.prefix(job)
-        tagged = self.backend.staged(connection, schema, prefix)
+        tagged = self.staging.staged(connection, schema, prefix)
         staged = [text for text in tagged if text.startswith(prefix) and of_sink(text, sink)]
         states = ledger.states(connection, staged) if ledger and staged else {}
         moved = sorted(text for text in staged if states.get(text))
@@ -363,14 +377,16 @@ class StagingTables(Strategy):
         """Where the rows are, for a person who looks for them."""
         return f"If it was dropped or renamed, restore it: the rows are safe in {_tables(committables)}"
 
-    def move(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> None:
+    def move(
+        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+    ) -> None:
         """Transfer their rows, in the caller's transaction, so that nobody can move them again. Raises TargetRefuses or
         StagedRowsChanged for what asking again does not mend. Without the record nobody knows how many rows."""
         target, tables = plan.target, names_of(committables)
         rows = sum(c.fingerprint.rows for c in committables) if all(c.proof for c in committables) else None
         try:
             move = self._locked(connection, plan, tables, committables)
-            self.transfer(move, rows)
+            self.transfer(connection, move, rows)
         except (ConfigurationError, BadValue) as error:
             raise TargetRefuses(str(error)) from error
         except SinkError as error:
@@ -378,26 +394,30 @@ class StagingTables(Strategy):
                 raise
             raise StagedRowsChanged(f"table {target.label}: {error}") from error
         except Exception as error:
-            fault = self.backend.of_move(target, error)
+            fault = self.staging.of_move(target, error)
             if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
                 raise
             if fault.kind == "gone" and any(name in fault.text for name in tables):  # asked again, it is lost
                 raise
             raise TargetRefuses(_refusal(fault, target.label)) from error
-        self.backend.mark_moved(connection, plan.target.schema, tables)
+        self.staging.mark_moved(connection, plan.target.schema, tables)
 
-    def drop_moved(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
+    def drop_moved(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> None:
         """Drop what moved participants leave behind, as far as it can be done now."""
-        self.backend.drop_unused(connection, schema, self._existing(connection, schema, ids))
+        self.staging.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
-    def _existing(self, connection: Any, schema: str, ids: Sequence[str]) -> list[str]:
-        return sorted(self.backend.existing(connection, schema, [staging_table(text) for text in ids]))
+    def _existing(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> list[str]:
+        return sorted(self.catalog.existing(connection, schema, [staging_table(text) for text in ids]))
 
     def _locked(
-        self, connection: Any, plan: Plan, tables: Sequence[str], committables: Sequence[Committable] = ()
-    ) -> Move:
+        self,
+        connection: ConnectionT,
+        plan: Plan[ConnectionT, TargetT],
+        tables: Sequence[str],
+        committables: Sequence[Committable] = (),
+    ) -> Move[TargetT]:
         """Raises SinkError if one of `committables` has other columns than its task gave it."""
-        staged = self.backend.staged_types(connection, plan.target.schema, tables)
+        staged = self.catalog.column_types(connection, plan.target.schema, tables)
         for committable in committables:
             its = committable.transaction
             there = staged.get(staging_table(its["transaction_id"]), {})
@@ -407,8 +427,8 @@ class StagingTables(Strategy):
                     f"the staging table {its['table']} was altered by somebody: it has the columns {', '.join(there)} "
                     "now, and its task wrote others: change it back"
                 )
-        with self.backend.at_work(connection):
-            return self.backend.locked(connection, plan, {name: staged.get(name, {}) for name in tables})
+        with self.server.at_work(connection):
+            return self.staging.locked(connection, plan, {name: staged.get(name, {}) for name in tables})
 
 
 def _refusal(fault: Fault, table: str) -> str:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +50,9 @@ class Column(ABC):
         return self.in_sql
 
 
+ColumnT = TypeVar("ColumnT", bound=Column)
+
+
 @dataclass(frozen=True)
 class Unique:
     """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred, and has no period).
@@ -85,7 +88,7 @@ class Target:
 
     schema: str
     name: str
-    columns: tuple[Any, ...]
+    columns: tuple[Column, ...]
     uniques: tuple[Unique, ...] = ()
     constraints: tuple[str, ...] = ()
     referenced_by: tuple[str, ...] = ()
@@ -163,9 +166,18 @@ class MergeOptions:
     order_by_nulls: str = "error"
 
     @classmethod
-    def of(cls, mode: str, keys: Sequence[str] | str, *others: Any) -> MergeOptions:
-        """A single key may be given as it is."""
-        return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
+    def of(
+        cls,
+        mode: str,
+        keys: Sequence[str] | str,
+        order_by: str | None = None,
+        delete_marker: str | None = None,
+        keep_newer: bool = False,
+        order_by_nulls: str = "error",
+    ) -> MergeOptions:
+        """Make the options out of a sink's arguments. A single key may be given as it is."""
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
+        return cls(mode, names, order_by, delete_marker, keep_newer, order_by_nulls)
 
     def __str__(self) -> str:
         """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever.
@@ -225,6 +237,21 @@ class MergeOptions:
         extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
         return [column for column in columns if column not in extra]
 
+    def rights(self, target: Target, strategy: str) -> list[str]:
+        """List what the sink has to be allowed to do with the target."""
+        upsert = self.mode == "upsert"
+        needed = {
+            "INSERT": True,
+            "SELECT": strategy == "staged" and (upsert or target.uniques),
+            "UPDATE": upsert,
+            "DELETE": self.delete_marker,
+        }
+        return [right for right, is_needed in needed.items() if is_needed]
+
+    def destination(self, target: Target) -> str:
+        """Tell where rows go, and how, in the words by which committables are compared."""
+        return f"{target.label} ({self})"
+
 
 APPEND = MergeOptions()
 _NO_ORDER = (
@@ -234,7 +261,7 @@ _NO_ORDER = (
 
 
 # ---------------------------------------------------------------------- rows
-class Encoder:
+class Encoder(Generic[ColumnT]):
     """Encodes the batches that go into one table, whose `columns` the catalog told.
 
     Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
@@ -251,7 +278,7 @@ class Encoder:
     def __init__(
         self,
         schema: pa.Schema,
-        columns: Sequence[Any],
+        columns: Sequence[ColumnT],
         table: str,
         merge: MergeOptions = APPEND,
     ) -> None:
@@ -309,7 +336,7 @@ class Encoder:
         return BadValue(f"{where}, {what}{begins}").because(what)
 
 
-class Values(Encoder):
+class Values(Encoder[ColumnT]):
     """For drivers that take rows of Python values."""
 
     rows_at_once = 1000

@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sinks.sql.dialects import MYSQL
+from sinks.sql.databases import MYSQL
 from sinks.sql.server import KEEPALIVES
 
 LOCK_SECONDS = 10

@@ -150,3 +150,24 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
         SqlAlchemyColumn.of("", kind, dialect).conversion(arrow)
         return kind
     return created_type(arrow, types, sa.JSON(), "portable")
+
+
+# ---------------------------------------------------------------------- the table
+@dataclass(frozen=True, kw_only=True)
+class SqlAlchemyTarget(tables.Target):
+    """What judges its rows is not asked for: there may be something."""
+
+    columns: tuple[SqlAlchemyColumn, ...]
+    table: sa.Table
+    constraints: tuple[str, ...] = ("what the table has",)
+
+    def is_unique(self, keys: tuple[str, ...]) -> bool:
+        known = self.table.constraints
+        uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
+        indexes = (index for index in self.table.indexes if index.unique and not is_partial(index))
+        uniques += [tuple[Any, ...](index.expressions) for index in indexes]
+        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
+
+
+def is_partial(index: sa.Index) -> bool:
+    return any(name.endswith("_where") and rule is not None for name, rule in index.dialect_kwargs.items())

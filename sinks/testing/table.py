@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.sql.ledger import Ledger
-from sinks.sql.sink import TableSink
+from sinks.sql.sink import AnyTableSink
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
@@ -36,7 +36,7 @@ def change(id: int | None, name: str | None, at: int | None, gone: bool | None =
 
 
 def context(
-    sink: TableSink,
+    sink: AnyTableSink,
     checkpoint: int = 0,
     subtask: int = 0,
     schema: pa.Schema = SCHEMA,
@@ -49,7 +49,7 @@ def context(
 
 
 def pre_commit(
-    sink: TableSink,
+    sink: AnyTableSink,
     *batches: pa.RecordBatch,
     checkpoint: int = 0,
     subtask: int = 0,

@@ -16,7 +16,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import CheckpointFailed, InDoubtError, StorageBehind
 from sinks.errors import BadValue, ConfigurationError
-from sinks.sql.sink import TableSink
+from sinks.sql.sink import AnyTableSink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import COMMIT_TIMEOUT, KillAt, die
@@ -82,7 +82,7 @@ def assert_exactly_once(db: Database, input: Any) -> None:
         assert db.staging() == []
 
 
-def set_back_to_before_a_replay(folder: Path, sink: TableSink, db: Database, *, whole: bool) -> None:
+def set_back_to_before_a_replay(folder: Path, sink: AnyTableSink, db: Database, *, whole: bool) -> None:
     """One transaction of checkpoint 1 is lost and written again as round 1, and its record goes: alone, or with all of
     storage that is newer than the loss."""
     input, storage = example_input(), folder / "storage"
@@ -116,7 +116,7 @@ class TableCrashes:
     """Fixtures: `server`, one that tests may kill, `dsn` of a database of it with a table `orders`, and `strategy`, one
     of the sink's after the other."""
 
-    make: Callable[..., TableSink]
+    make: Callable[..., AnyTableSink]
     """The sink for a DSN and a table, with its options."""
     observe: Callable[[str], Database]
     strategies: tuple[str, str]

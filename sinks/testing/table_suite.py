@@ -15,7 +15,7 @@ import pytest
 
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionEnded
-from sinks.sql.sink import TableSink
+from sinks.sql.sink import AnyTableSink
 from sinks.testing.table import (
     CHANGES,
     COMMITTED,
@@ -36,7 +36,7 @@ from sinks.transaction import CommitState, Fingerprint
 class TableSuite:
     """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
 
-    make: Callable[..., TableSink]
+    make: Callable[..., AnyTableSink]
     held: Callable[..., AbstractContextManager[Any]]
     """Another session, by its DSN, with an open transaction that ran these statements."""
     sessions: Callable[[Any], int]
@@ -50,7 +50,7 @@ class TableSuite:
     end_prepared: Callable[[Committable, Any, str], None]
     """What an operator does with a prepared transaction: COMMIT or ROLLBACK, in the database that is observed."""
 
-    def test_rows_are_invisible_until_committed_and_then_there_once(self, db: Database, sink: TableSink) -> None:
+    def test_rows_are_invisible_until_committed_and_then_there_once(self, db: Database, sink: AnyTableSink) -> None:
         committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
         assert db.visible() == []
         assert db.pending() == 2
@@ -109,12 +109,12 @@ class TableSuite:
         with pytest.raises(CommittedError):
             sink.abort(committable.transaction)
 
-    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink) -> None:
+    def test_two_drivers_commit_at_once(self, db: Database, sink: AnyTableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
         other = self.make(db, strategy=sink.strategy)
         start = threading.Barrier(2)
 
-        def drive(driver: TableSink) -> list[Any]:
+        def drive(driver: AnyTableSink) -> list[Any]:
             start.wait()
             return list(driver.commit_all(checkpoint(), committables))
 
@@ -126,7 +126,7 @@ class TableSuite:
         assert db.ids() == list(range(8))
         assert db.pending() == 0
 
-    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink) -> None:
+    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: AnyTableSink) -> None:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         sink.commit_directly(transaction)
@@ -134,7 +134,7 @@ class TableSuite:
         assert db.pending() == 0
         assert db.ledger() == {}
 
-    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink) -> None:
+    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: AnyTableSink) -> None:
         for number in (0, 1, 120):
             sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
         sink.commit_all(checkpoint(159), [pre_commit(sink, rows_of(159), checkpoint=159)])
@@ -168,7 +168,7 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_a_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink) -> None:
+    def test_a_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: AnyTableSink) -> None:
         """Nothing waits for a sweep, with its locks."""
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
@@ -176,7 +176,7 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_no_row_goes_into_another_table_than_it_was_written_for(self, db: Database, sink: TableSink) -> None:
+    def test_no_row_goes_into_another_table_than_it_was_written_for(self, db: Database, sink: AnyTableSink) -> None:
         """The sink was given another table while a checkpoint was in doubt: what is to be moved, or was rolled back and
         is to be written again, waits until it has the old one."""
         db.run("CREATE TABLE others (id bigint NOT NULL, name varchar(100))")
@@ -204,7 +204,7 @@ class TableSuite:
         assert "orders (upsert by id; the last by id) now: give it" in why_unknown(outcome)
         assert append.commit_all(checkpoint(), [committable]) == [COMMITTED]
 
-    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: AnyTableSink) -> None:
         """A replay would write what is committed a second time."""
         committable = pre_commit(sink, rows_of(1))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -217,7 +217,7 @@ class TableSuite:
 
     @pytest.mark.parametrize("partly", [False, True])
     def test_a_ledger_that_is_older_than_its_rows_proves_no_loss(
-        self, db: Database, sink: TableSink, partly: bool
+        self, db: Database, sink: AnyTableSink, partly: bool
     ) -> None:
         """It was restored from a dump by itself, or its newest rows were deleted."""
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
@@ -237,7 +237,9 @@ class TableSuite:
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
         assert db.ids() == [0, 1]
 
-    def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(self, db: Database, sink: TableSink) -> None:
+    def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(
+        self, db: Database, sink: AnyTableSink
+    ) -> None:
         staged = [pre_commit(sink, rows_of(1))] if sink.strategy == "staged" else []
         for statement in self.alter_rows:
             db.run(statement)
@@ -256,7 +258,7 @@ class TableSuite:
         assert db.visible() == [(2, "meddled")]
 
     def test_rows_do_not_go_into_another_database_that_took_the_place_of_the_first(
-        self, db: Database, sink: TableSink
+        self, db: Database, sink: AnyTableSink
     ) -> None:
         db.run("UPDATE tpc_ledger SET lineage = 'of another database' WHERE transaction_id = 'ledger'")
         for end in (sink.pre_commit, sink.commit_directly):
@@ -268,7 +270,7 @@ class TableSuite:
         assert db.visible() == []
         assert db.pending() == 0
 
-    def test_a_ledger_that_was_altered_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_a_ledger_that_was_altered_proves_nothing(self, db: Database, sink: AnyTableSink) -> None:
         committable = pre_commit(sink, rows_of(1))
         if sink.strategy != "staged":
             assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -393,7 +395,7 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_a_dropped_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_a_dropped_ledger_proves_nothing(self, db: Database, sink: AnyTableSink) -> None:
         done = pre_commit(sink, rows_of(1), subtask=0)
         sink.commit_all(checkpoint(), [done])
         db.run("DROP TABLE tpc_ledger")
@@ -408,7 +410,7 @@ class TableSuite:
         start = threading.Barrier(8)
 
         def create(_: int) -> Any:
-            with sink._backend.lend() as connection:
+            with sink._server.lend() as connection:
                 start.wait()
                 return sink._ensured_ledger(connection)
 

@@ -26,7 +26,7 @@ from sinks.testing.driver import die
 from sinks.testing.table import CHANGES, COMMITTED, batch, change, checkpoint, pre_commit, rows_of, why_unknown
 from sinks.testing.table_crashes import At, run
 from sinks.transaction import CommitState, Identity
-from tests.another_database.sqlite_sink import SqliteBackend, SqliteSink
+from tests.another_database.sqlite_sink import SqliteDialect, SqliteSink, SqliteStaging
 
 ORDERS = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double)"
 
@@ -137,7 +137,7 @@ def test_without_an_order_of_staged_rows_two_equal_changes_are_refused(
     rows = batch([change(1, "a", 5), change(1, "b", 5)], CHANGES)
     committed(sink, 0, rows, batch([change(1, "b", 5), change(2, "c", 1)], CHANGES))
     assert db.visible() == [(1, "b", 5), (2, "c", 1)]
-    monkeypatch.setattr(SqliteBackend, "POSITION", "")
+    monkeypatch.setattr(SqliteDialect, "POSITION", "")
     told = r"two changes of one key with an equal order_by: \(id, at\) = \(1, 5\) comes 2 times"
     with pytest.raises(BadValue, match=told):
         sink.validate_all(checkpoint(1), [pre_commit(sink, rows, checkpoint=1)])
@@ -312,7 +312,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- crashes
-class DyingBackend(SqliteBackend):
+class DyingStaging(SqliteStaging):
     def mark_moved(self, connection: sqlite3.Connection, schema: str, names: Sequence[str]) -> None:
         super().mark_moved(connection, schema, names)
         die()
@@ -323,7 +323,7 @@ class DyingSink(SqliteSink):
 
     def __init__(self, path: Path, table: str) -> None:
         super().__init__(path, table)
-        self._backend.__class__ = DyingBackend
+        self._backend.staging.__class__ = DyingStaging
 
 
 def exactly_once(db: Database, input: Any) -> None:

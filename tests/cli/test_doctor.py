@@ -155,7 +155,7 @@ def test_postgres_out_of_reach_or_without_table(tmp_path: Path, pg_database: str
 def test_an_old_prepared_transaction_is_reported(
     pg_job: Job, pg_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.postgres.sink._OLD_SECONDS", 0)
+    monkeypatch.setattr("sinks.postgres.prepared._OLD_SECONDS", 0)
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute("BEGIN")
         connection.execute("INSERT INTO orders VALUES (1)")

@@ -763,7 +763,7 @@ MUTANTS = (
     Mutant(
         "another ledger speaks for a transaction",
         "sinks",
-        "if reason or (reason := self.backend.contradiction(connection, proof)):",
+        "if reason or (reason := self.prepared.contradiction(connection, proof)):",
         "if reason := None:",
         POSTGRES,
     ),
@@ -826,7 +826,7 @@ MUTANTS = (
     Mutant(
         "SqlAlchemySink: a staging table that was moved keeps its rows",
         "sinks/sql",
-        'self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")',
+        'self.server.execute(connection, f"DELETE FROM {self.dialect.quote(schema, name)}")',
         "pass",
         SQLALCHEMY,
     ),
@@ -1057,14 +1057,14 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.target_mismatch(self.backend.destination(plan.target))):",
+        "if not states.get(text) and (astray := c.target_mismatch(self.merge.destination(plan.target))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
     Mutant(
         "what was rolled back in one table is written again into another",
         "sinks/sql",
-        "if astray := committable.target_mismatch(self.backend.destination(plan.target)):",
+        "if astray := committable.target_mismatch(self.merge.destination(plan.target)):",
         "if astray := None:",
         POSTGRES,
     ),
@@ -1810,7 +1810,7 @@ MUTANTS = (
     Mutant(
         "PostgreSQL: only the first partition of an upsert is tried",
         "sinks/postgres",
-        "tables = move.tables if self.merge.delete_marker else move.tables[:1]",
+        "tables = move.tables if marker else move.tables[:1]",
         "tables = move.tables[:1]",
         ("tests/postgres/test_changes.py",),
     ),
@@ -1824,8 +1824,8 @@ MUTANTS = (
     Mutant(
         "upsert: a row that moves away from a deleted one goes with it",
         "sinks/sql",
-        "        for statement in self.move_away(move, last):\n",
-        "        for statement in self.move_away(move, last)[:0]:\n",
+        "        for statement in self.dialect.move_away(move, last):\n",
+        "        for statement in self.dialect.move_away(move, last)[:0]:\n",
         ("tests/postgres/test_dead_letters.py", "tests/mysql/test_dead_letters.py"),
     ),
     Mutant(

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from sinks.mysql import sink, xa
+from sinks.mysql import server as mysql_server
+from sinks.mysql import xa
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer, MySQLService, mysql_can_be_had
 from tests.mysql.observer import Observer
@@ -20,7 +21,7 @@ REPEATED = [pytest.mark.large] if mysql_can_be_had() else []
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No busy machine takes ten minutes from one statement of a transaction to the next, nor two minutes to end a
     session of MariaDB."""
-    monkeypatch.setattr(sink, "_IDLE_LIMIT", 600)
+    monkeypatch.setattr(mysql_server, "_IDLE_LIMIT", 600)
     monkeypatch.setattr(xa, "_DETACH_TIMEOUT", 120.0)
 
 

@@ -19,9 +19,9 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, load, xa
-from sinks.mysql import sink as mysql_sink
+from sinks.mysql import server as mysql_server
 from sinks.mysql.connection import Connection, parameters
-from sinks.mysql.sink import MySQLBackend
+from sinks.mysql.staging import MySQLStaging
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -209,7 +209,7 @@ def test_a_column_renamed_after_the_pre_commit_does_not_lose_its_values(db: Obse
     restarted.close()
 
 
-class Overtaken(MySQLBackend):
+class Overtaken(MySQLStaging):
     """Somebody else inserts a key after it was looked for, and commits before it is inserted, or while that waits."""
 
     db: Observer
@@ -239,9 +239,11 @@ def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(
 ) -> None:
     db.run(f"ALTER TABLE orders ADD {index} (id)")
     sink = MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"], lock_timeout=300)
-    sink._backend.__class__ = Overtaken
-    sink._backend.later = later  # type: ignore[attr-defined]
-    sink._backend.db = db  # type: ignore[attr-defined]
+    staging = sink._backend.staging
+    staging.__class__ = Overtaken
+    assert isinstance(staging, Overtaken)
+    staging.later = later
+    staging.db = db
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
     (answer,) = sink.commit_all(checkpoint(), [committable])
@@ -264,7 +266,7 @@ class SoonIdle(Driver):
     """The server ends its sessions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        mysql_sink._IDLE_LIMIT = 2
+        mysql_server._IDLE_LIMIT = 2
         super().run_here()
 
 

@@ -75,7 +75,7 @@ def test_a_session_that_keeps_its_branch_is_ended(db: Observer) -> None:
     with closing(MySQLSink(db.dsn, "orders", strategy="xa")) as sink:
         sink.check(SCHEMA)
         if not is_mariadb(db.connection):
-            sink._backend.close()
+            sink._server.close()
             db.run("SET GLOBAL xa_detach_on_prepare = OFF")
         try:
             committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
@@ -270,7 +270,7 @@ def test_another_server_behind_the_same_address(
 
             def swap() -> None:
                 cut(db)
-                sink._backend._parameters |= parameters(server.url(db.schema))
+                vars(sink._server)["_parameters"] |= parameters(server.url(db.schema))
 
             if when == "between":
                 swap()

@@ -85,7 +85,7 @@ def test_a_task_whose_connection_dies_leaves_nothing_but_what_a_sweep_finds(db: 
 
 
 def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: MySQLSink) -> None:
-    with sink._backend.lend():
+    with sink._server.lend():
         pass
     copy = pickle.loads(pickle.dumps(sink))
     assert copy._planned() == sink._plan
@@ -199,7 +199,7 @@ def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None
 
 def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: MySQLSink) -> None:
     committable = pre_commit(sink, rows_of(1))
-    with sink._backend.lend() as connection:
+    with sink._server.lend() as connection:
         thread = connection.thread_id()
     db.run(f"KILL {thread}")
     eventually(lambda: not db.run(f"SELECT 1 FROM information_schema.processlist WHERE id = {thread}"))
@@ -285,7 +285,7 @@ def test_load_data_switched_off_after_the_check(db: Observer, request: pytest.Fi
 def test_the_server_cannot_read_a_file_of_ours(db: Observer) -> None:
     """PyMySQL would hand over any file that a server names; the connections of the sink do not."""
     sink = make(db)
-    with sink._backend.lend() as connection, pytest.raises(RuntimeError, match="local_infile option is false"):
+    with sink._server.lend() as connection, pytest.raises(RuntimeError, match="local_infile option is false"):
         execute(connection, "LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE orders")
 
 
@@ -327,7 +327,7 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mysq
         committable = pre_commit(sink, batch([{"id": 1, "at": 0}, {"id": 2, "at": 1_000_000}][1:], schema))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
         assert db.run("SELECT UNIX_TIMESTAMP(at) FROM at") == [(1,)]
-        with sink._backend.lend() as connection, connection.cursor() as cursor:
+        with sink._server.lend() as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT @@sql_mode LIKE '%STRICT_ALL_TABLES%', @@{isolation}, @@sql_notes")
             assert cursor.fetchone() == (1, "READ-COMMITTED", 1)
         with pytest.raises(BadValue, match="name"):
@@ -548,7 +548,7 @@ def test_a_wrong_dsn_is_explained_without_the_password(caplog: pytest.LogCapture
         sink.check(SCHEMA)
     for part in ("127.0.0.1", "port=1", "shop", "me"):
         assert part in str(caught.value)
-    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._backend), caplog.text]
+    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._server), caplog.text]
     shown.append(str(caught.value.__cause__))
     for text in shown:
         assert SECRET not in text
@@ -586,10 +586,10 @@ def test_committables_hold_no_password(db: Observer, sink: MySQLSink) -> None:
 
 def test_parameters_pass_through(db: Observer) -> None:
     sink = make(db, connect_options={"read_timeout": 77})
-    with sink._backend.lend() as connection:
+    with sink._server.lend() as connection:
         assert connection._read_timeout == 77
     sink = make(db, dsn=with_option(db.dsn, "read_timeout=78"))
-    with sink._backend.lend() as connection:
+    with sink._server.lend() as connection:
         assert connection._read_timeout == 78
 
 
@@ -598,9 +598,9 @@ def test_servers_that_forget_prepared_transactions_are_refused(
     db: Observer, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = make(db, check=None)
-    with sink._backend.lend() as connection:
-        connection.server_version = version
-    monkeypatch.setattr("sinks.mysql.sink.query", lambda *_: [(version,)])
+    with sink._server.lend() as connection:
+        connection.server_version = version  # type: ignore[attr-defined]
+    monkeypatch.setattr("sinks.mysql.server.query", lambda *_: [(version,)])
     with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
         sink.check(SCHEMA)
 
@@ -872,7 +872,7 @@ def test_an_upsert_that_no_statement_has_room_for_is_found_before_the_decision(
     sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
     ((most,),) = keyed.run("SELECT @@max_allowed_packet")
     committables = [pre_commit(sink, batch([{"id": 1, "name": "a", "at": 1, "gone": False}], CHANGES))]
-    monkeypatch.setattr("sinks.mysql.sink._FRAME", most)
+    monkeypatch.setattr("sinks.mysql.staging._FRAME", most)
     advice = rf"takes statements of up to [\d,]+ bytes, and the server takes max_allowed_packet = {most:,}: set that"
     with pytest.raises(ConfigurationError, match=advice):
         sink.validate_all(checkpoint(), committables)

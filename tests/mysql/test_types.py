@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql import MySQLSink
-from sinks.mysql.catalog import MySQLColumn, target_type
+from sinks.mysql.columns import MySQLColumn, target_type
 from sinks.mysql.connection import literal
 from sinks.mysql.load import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.sql.table import mismatches

@@ -60,9 +60,9 @@ def test_waits_have_bounds_that_nobody_had_to_set(server: EmbeddedMySQL) -> None
     with server.database() as dsn, closing(Observer(dsn)) as db:
         db.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100)) ENGINE=InnoDB")
         sink = MySQLSink(dsn, "orders", lock_timeout=5)
-        with sink._backend.lend() as connection:
+        with sink._server.lend() as connection:
             assert connection._read_timeout == 35
-            with sink._backend.transaction(connection, undo=True):
+            with sink._server.transaction(connection, undo=True):
                 assert connection._read_timeout == 900
             assert connection._read_timeout == 35
         sink.close()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sinks.sql import dialects
+from sinks.sql import databases
 from sinks.testing.servers.postgres import PostgresService
 from tests.postgres.observer import Observer
 
@@ -12,7 +12,7 @@ from tests.postgres.observer import Observer
 @pytest.fixture(autouse=True)
 def patient_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No busy machine takes ten minutes from one statement of a transaction to the next."""
-    monkeypatch.setattr(dialects, "_IDLE_LIMIT", 600)
+    monkeypatch.setattr(databases, "_IDLE_LIMIT", 600)
 
 
 @pytest.fixture

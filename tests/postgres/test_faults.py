@@ -21,7 +21,7 @@ from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
 from sinks.postgres.connection import fault
-from sinks.sql import dialects
+from sinks.sql import databases
 from sinks.sql.server import explained
 from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
@@ -161,7 +161,7 @@ class SoonIdle(Driver):
     """The server ends its transactions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        dialects._IDLE_LIMIT = 2
+        databases._IDLE_LIMIT = 2
         super().run_here()
 
 

@@ -46,7 +46,7 @@ class TestPostgres(ForeignKeys):
     def test_other_names_of_one_table(self, tmp_path: Path, dsn: str, db: Observer) -> None:
         """Another sink, another DSN, a dead letter, a partition."""
         other = psycopg.conninfo.make_conninfo(dsn, application_name="other")
-        parents = [
+        parents: list[PostgresSink | SqlAlchemySink] = [
             PostgresSink(other, "public.parent", name="other"),
             SqlAlchemySink(url_of(dsn), "parent", name="other"),
         ]

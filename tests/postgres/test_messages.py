@@ -181,7 +181,7 @@ def test_another_database_behind_the_same_address(
 
         def swap() -> None:
             db.run("SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
-            sink._backend._parameters["dbname"] = conninfo_to_dict(dsn)["dbname"]
+            vars(sink._server)["_parameters"]["dbname"] = conninfo_to_dict(dsn)["dbname"]
 
         if when == "between":
             swap()

@@ -22,8 +22,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.postgres import PostgresSink
-from sinks.sql.backend import Move
-from sinks.sql.dialects import postgres_settings
+from sinks.sql.databases import postgres_settings
+from sinks.sql.dialect import Move
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import (
     CHANGES,
@@ -109,14 +109,14 @@ def test_a_commit_that_the_server_answers_with_rollback_is_no_success(db: Observ
     with pytest.raises(psycopg.Error, match="rolled back in place of a commit"):
         transaction.prepare() if sink.strategy == "prepared" else transaction.commit()
     sink.rollback(transaction)
-    lent = sink._backend.lend()
-    with pytest.raises(psycopg.Error, match="rolled back in place"), lent as driver, sink._backend.transaction(driver):
+    lent = sink._server.lend()
+    with pytest.raises(psycopg.Error, match="rolled back in place"), lent as driver, sink._server.transaction(driver):
         fail_unnoticed(driver)
     assert db.pending() == db.sessions() == 0
 
 
 def test_a_statement_that_cannot_be_sent_takes_no_begin_with_it(db: Observer) -> None:
-    with make(db, strategy="staged")._backend.lend() as connection:
+    with make(db, strategy="staged")._server.lend() as connection:
         connection.defer("BEGIN")
         with pytest.raises(psycopg.DataError):
             connection.execute("SELECT %s", ["\0"])
@@ -126,7 +126,7 @@ def test_a_statement_that_cannot_be_sent_takes_no_begin_with_it(db: Observer) ->
 
 
 def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: PostgresSink) -> None:
-    with sink._backend.lend():
+    with sink._server.lend():
         pass
     copy = pickle.loads(pickle.dumps(sink))
     db.run("ALTER ROLE CURRENT_USER SET search_path = pg_catalog")  # a task that resolved the table anew would fail
@@ -263,7 +263,7 @@ def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None
 
 def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: PostgresSink) -> None:
     committable = pre_commit(sink, rows_of(1))
-    with sink._backend.lend() as connection:
+    with sink._server.lend() as connection:
         pid = connection.info.backend_pid
     db.run("SELECT pg_terminate_backend(%s, 120000)", [pid])
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -393,7 +393,7 @@ def test_commits_are_flushed_even_if_the_server_would_not(db: Observer) -> None:
         sink = make(db, strategy="staged")
         transaction = sink.begin_transaction(context(sink))
         assert transaction.connection.info.backend_pid
-        with sink._backend.lend() as connection, sink._backend.transaction(connection):
+        with sink._server.lend() as connection, sink._server.transaction(connection):
             (setting,) = connection.execute("SHOW synchronous_commit").fetchone() or ("",)
         assert setting == "local"
         sink.rollback(transaction)
@@ -532,7 +532,7 @@ def test_a_wrong_dsn_is_explained_without_the_password(dsn: str, caplog: pytest.
         sink.check(SCHEMA)
     for part in ("127.0.0.1", "port=1", "shop", "postgres"):
         assert part in str(caught.value)
-    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._backend), caplog.text]
+    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._server), caplog.text]
     shown.append(str(caught.value.__cause__))
     for text in shown:
         assert SECRET not in text
@@ -570,7 +570,7 @@ def test_committables_hold_no_password(db: Observer, sink: PostgresSink) -> None
 
 def test_libpq_parameters_pass_through(db: Observer) -> None:
     sink = make(db, connect_options={"application_name": "mine", "options": "-c work_mem=7MB"})
-    with sink._backend.lend() as connection:
+    with sink._server.lend() as connection:
         assert connection.info.parameter_status("application_name") == "mine"
         assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
     with pytest.raises(ConfigurationError, match="sslmode"):
@@ -599,7 +599,8 @@ def test_what_is_committed_at_once_stays_committed_where_its_staging_table_canno
     sink = make(db, strategy="staged")
     transaction = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
-    monkeypatch.setattr(sink._backend, "drop_unused", Mock(side_effect=psycopg.OperationalError("the server is gone")))
+    failing = Mock(side_effect=psycopg.OperationalError("the server is gone"))
+    monkeypatch.setattr(sink._backend.staging, "drop_unused", failing)
     sink.commit_directly(transaction)
     assert db.ids() == [1]
     assert len(db.staging()) == 1
@@ -969,7 +970,7 @@ def test_rows_of_a_partition_that_others_refer_to_by_the_whole_table_do_not_go_o
 def test_the_server_notices_when_the_machine_of_a_task_is_gone(db: Observer) -> None:
     """While it waits for rows of a COPY, no other limit counts."""
     sink = make(db)
-    with sink._backend.lend() as connection, connection.transaction():
+    with sink._server.lend() as connection, connection.transaction():
         connection.execute(postgres_settings(5))
         names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
         assert [connection.execute(f"SHOW {name}").fetchone() for name in names] == [("20",), ("10",), ("4",)]
@@ -1001,11 +1002,11 @@ def test_a_move_is_tried_for_an_index_over_defaults_only_where_they_may_clash(
     keyed.run("CREATE FUNCTION seven() RETURNS int LANGUAGE sql AS 'SELECT 7'")  # VOLATILE, unless it is said
     keyed.run(f"ALTER TABLE orders ADD COLUMN {column} UNIQUE")
     sink = make(keyed, strategy="staged")
-    with sink._backend.lend() as connection:
-        target = sink._backend.describe(connection, "public", "orders")
-    assert (
-        sink._backend.constraints(Move(None, target, [], [], SCHEMA.names, {})) == ["index orders_number_key"] * tried
-    )
+    with sink._server.lend() as connection:
+        target = sink._backend.catalog.describe(connection, "public", "orders")
+        assert target
+        move = Move(target, [], [], SCHEMA.names, {})
+        assert sink._backend.staging.constraints(connection, move) == ["index orders_number_key"] * tried
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

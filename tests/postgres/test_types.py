@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
-from sinks.postgres.catalog import PostgresColumn, target_type
+from sinks.postgres.columns import PostgresColumn, target_type
 from sinks.postgres.connection import Connection
 from sinks.postgres.copy import CopyEncoder
 from sinks.sql.table import mismatches

@@ -88,8 +88,8 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server) -> None:
         assert pg.commit(sink, pg.pre_commit(sink, ORDERS, [(1, "a")])) == [CommitOutcome.COMMITTED]
         names = "lock_timeout", "synchronous_commit", "idle_in_transaction_session_timeout"
         settings = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
-        with sink._backend.lend() as connection:
-            assert sink._backend.query(connection, settings) == [("10s", "local", "10s")]
+        with sink._server.lend() as connection:
+            assert sink._server.query(connection, settings) == [("10s", "local", "10s")]
             connection.rollback()
             cursor = connection.connection.cursor()
             assert cursor.execute(settings).fetchall() == [("0", "off", "0")]
@@ -119,8 +119,8 @@ def test_a_pooler_meets_no_statement_that_the_server_keeps(pg: Server) -> None:
     for n in range(8):
         sink.committed_checkpoints("job")
         assert pg.commit(sink, pg.pre_commit(sink, ORDERS, [(n, "a")])) == [CommitOutcome.COMMITTED]
-    with sink._backend.lend() as connection:
-        assert sink._backend.query(connection, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+    with sink._server.lend() as connection:
+        assert sink._server.query(connection, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
@@ -379,7 +379,7 @@ def commit_while(
         ThreadPoolExecutor(1) as pool,
         pytest.MonkeyPatch.context() as patched,
     ):
-        patched.setattr("sinks.sqlalchemy.sink.LOCK_SECONDS", 300)
+        patched.setattr("sinks.sqlalchemy.server.LOCK_SECONDS", 300)
         other.execute(statement)
         outcomes = pool.submit(sink.commit_all, Checkpoint("job", "l1", 0), [committable])
         while not pg.run(waiting) and not outcomes.done():

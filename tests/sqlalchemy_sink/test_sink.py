@@ -20,7 +20,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.arrow.convert import RefusedValue
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked, TransactionEnded
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.sqlalchemy.sink import SqlAlchemyBackend
+from sinks.sqlalchemy.staging import SqlAlchemyStaging
 from sinks.sqlalchemy.types import SqlAlchemyColumn
 from sinks.testing.lines import watched
 from sinks.testing.table import context, why_unknown
@@ -587,7 +587,7 @@ def test_moved_rows_are_not_moved_again_after_the_ledger_was_emptied(db: Play) -
     sink = db.sink()
     sink.check(ORDERS)
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
-    with patch.object(SqlAlchemyBackend, "drop", side_effect=sa.exc.OperationalError("DROP", (), Exception("locked"))):
+    with patch.object(SqlAlchemyStaging, "drop", side_effect=sa.exc.OperationalError("DROP", (), Exception("locked"))):
         assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
     for table in ("tpc_ledger", "tpc_ledger_witness"):
         db.run(f"DELETE FROM {table} WHERE transaction_id <> 'ledger'")
@@ -600,7 +600,7 @@ def test_what_could_not_be_dropped_is_dropped_by_the_next_sweep(db: Play) -> Non
     sink = db.sink()
     sink.check(ORDERS)
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
-    with patch.object(SqlAlchemyBackend, "drop", side_effect=sa.exc.OperationalError("DROP", (), Exception("locked"))):
+    with patch.object(SqlAlchemyStaging, "drop", side_effect=sa.exc.OperationalError("DROP", (), Exception("locked"))):
         assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
     assert db.run(f"SELECT count(*) FROM {committable.transaction['table']}") == [(0,)]
     assert list(sink.in_doubt("job")) == []
