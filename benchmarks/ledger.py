@@ -44,7 +44,7 @@ def timed(call: Callable[[], object], runs: int) -> str:
 
 def fill(sink: AnyTableSink, rows: int) -> None:
     """Rows of the job "job" in the ledger, as many as there are to be."""
-    plan = sink._planned()
+    plan = sink._target.planned()
     numbers = range(rows)
     one = token("job"), "lineage", token(sink.name)
     with sink._server.lend() as connection, sink._server.transaction(connection), connection.cursor() as cursor:
@@ -57,14 +57,14 @@ def fill(sink: AnyTableSink, rows: int) -> None:
 
 
 def look_at_postgres(sink: AnyTableSink) -> None:
-    target = sink._planned().target
+    target = sink._target.planned().target
     with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.lock(connection, target)
         postgres.current(connection, target)
 
 
 def look_at_all_of_postgres(sink: AnyTableSink) -> None:
-    target = sink._planned().target
+    target = sink._target.planned().target
     with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.describe(connection, target.schema, target.name)
 
@@ -73,7 +73,7 @@ def look_at_mysql(sink: AnyTableSink) -> None:
     catalog = sink._backend.catalog
     assert isinstance(catalog, MySQLCatalog)
     with sink._server.lend() as connection, sink._server.transaction(connection):
-        catalog.current(connection, sink._planned().target, SCHEMA.names)
+        catalog.current(connection, sink._target.planned().target, SCHEMA.names)
 
 
 def measure(name: str, sink: AnyTableSink, look: Callable[[AnyTableSink], None], runs: int) -> None:

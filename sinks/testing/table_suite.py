@@ -412,7 +412,7 @@ class TableSuite:
         def create(_: int) -> Any:
             with sink._server.lend() as connection:
                 start.wait()
-                return sink._ensured_ledger(connection)
+                return sink._target.ensured_ledger(connection)
 
         for _ in range(5):
             db.run("DROP TABLE IF EXISTS tpc_ledger")

@@ -88,7 +88,7 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     with sink._server.lend():
         pass
     copy = pickle.loads(pickle.dumps(sink))
-    assert copy._planned() == sink._plan
+    assert copy._target.planned() == sink._target.plan
     committable = pre_commit(copy, rows_of(1))
     copy.close()
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -157,7 +157,7 @@ def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(
     transaction: Any = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
     transaction.finish()
-    ledger, name = sink._planned().ledger, transaction.context.transaction_id
+    ledger, name = sink._target.planned().ledger, transaction.context.transaction_id
     ledger.insert(transaction.connection, {name: TransactionId.parse(name)}, committed=True)
     committable = Committable(transaction.identity, proof=ledger.proof())
     branch = xa.xid(transaction.identity, db.schema)

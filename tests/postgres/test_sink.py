@@ -238,7 +238,7 @@ def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> No
     transaction.finish()
     gid = transaction.context.transaction_id
     named = {gid: TransactionId.parse(gid)}
-    sink._planned().ledger.insert(transaction.connection, named, committed=True)  # the task hangs before PREPARE
+    sink._target.planned().ledger.insert(transaction.connection, named, committed=True)  # the task hangs before PREPARE
     committable = Committable({"gid": gid})
     with pytest.raises(psycopg.errors.LockNotAvailable):
         sink.commit(committable)
