@@ -48,7 +48,7 @@ from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committabl
 
 logger = logging.getLogger(__package__)
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 STOP_GRACE_PERIOD = 5.0
 """Seconds that a complete checkpoint may take to become visible when its query is being stopped."""
@@ -358,10 +358,10 @@ class CheckpointProtocol:
             if self.commit(self.fence.permit(part), batch).lost():
                 raise memories.external_system_behind_error(name, memories.newest_of(remembered[name], part), part)
 
-    def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
+    def _ask_sinks(self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None) -> dict[str, T]:
         """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
         timeout; other failures are raised. `doing`: the question in words, for the log."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, T] = {}
         started, tries = self.clock.monotonic(), 0
         for name, sink in self.sinks.items():
             while name not in answers:

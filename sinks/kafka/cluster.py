@@ -68,8 +68,8 @@ _CONCURRENT = ConcurrentTransactionsError.errno
 _FENCED = (0, InvalidProducerEpochError.errno, InvalidProducerIdMappingError.errno, ProducerFencedError.errno)
 _LONGEST_PAUSE = 0.5
 
-Answer = int | Exception
-"""An error code of the broker (0: done), or why it could not be asked."""
+EndResult = int | Exception
+"""The result of EndTxn for one transaction: the broker's error code (0: done), or why the broker gave none."""
 Ids = dict[str, str | None]
 """Of topics, as Kafka writes them; None of those that are not there."""
 States = dict[str, tuple[Identity, str]]
@@ -107,7 +107,7 @@ class Cluster:
         self.net.close()
 
     # ------------------------------------------------------------------ the end of transactions
-    def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
+    def end(self, identities: Sequence[Identity], *, commit: bool) -> list[EndResult]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
         fences = self.fences
@@ -124,7 +124,7 @@ class Cluster:
 
     def commit(
         self, identities: Sequence[Identity], topics: Iterable[str], *, fences: bool
-    ) -> tuple[list[Answer], list[Ids]]:
+    ) -> tuple[list[EndResult], list[Ids]]:
         """As `end`, where `fences` is known; and the ids that topics have after that, as each coordinator tells."""
         return self._end(identities, partial(_end_txn, True, fences), sorted(topics))
 
@@ -148,13 +148,13 @@ class Cluster:
 
     def _end(
         self, identities: Sequence[Identity], request: Callable[[Identity], Any], topics: Sequence[str] = ()
-    ) -> tuple[list[Answer], list[Ids]]:
+    ) -> tuple[list[EndResult], list[Ids]]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way, and where
         the coordinator has moved. The ids of `topics` are asked for behind that, on the same connections: a broker
         answers in the order of the requests."""
         ids_after: list[Ids] = []
 
-        def asked(places: Sequence[int]) -> dict[int, Answer]:
+        def asked(places: Sequence[int]) -> dict[int, EndResult]:
             names = [identities[at]["transactional_id"] for at in places]
             requests = [request(identities[at]) for at in places]
             behind = partial(metadata_request, topics) if topics else None

@@ -30,7 +30,7 @@ from kafka.errors import (
 
 from sinks._util.progress import progress
 from sinks._util.threads import side_by_side
-from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Answer, Cluster, Ids, Logs
+from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Cluster, EndResult, Ids, Logs
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.internals import MemoryRecords
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
@@ -137,8 +137,8 @@ class Commit:
 
     def _end(
         self, transactions: Sequence[Identity], topics: Iterable[str], *, fences: bool
-    ) -> tuple[list[Answer], list[Ids]]:
-        answers, ids_after = list[Answer](), list[Ids]()
+    ) -> tuple[list[EndResult], list[Ids]]:
+        answers, ids_after = list[EndResult](), list[Ids]()
         with progress(f"sink {self.sink}: commit", len(transactions), "transactions") as advance:
             for start in range(0, len(transactions), _ENDED_TOGETHER):
                 some = transactions[start : start + _ENDED_TOGETHER]
@@ -148,7 +148,7 @@ class Commit:
                 advance(len(some))
         return answers, ids_after
 
-    def _answered(self, committable: Committable, answer: Answer) -> CommitOutcome:
+    def _answered(self, committable: Committable, answer: EndResult) -> CommitOutcome:
         """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
         if isinstance(answer, Exception):
             raise answer

@@ -10,7 +10,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from sinks.errors import BadValue, ConfigurationError
 
-Answered = TypeVar("Answered")
+T = TypeVar("T")
 
 NO_RIGHTS_ON_GROUP = (
     "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
@@ -92,7 +92,7 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, UnknownBrokerIdError) or bool(getattr(error, "retriable", False))
 
 
-def patiently(question: Callable[[], Answered], seconds: float) -> Answered:
+def patiently(question: Callable[[], T], seconds: float) -> T:
     """Ask again for so long, while a coordinator moves or is at work."""
     again = Retrying(
         retry=retry_if_exception(is_passing),

@@ -126,7 +126,7 @@ __all__ = [
     "murmur2",
 ]
 
-Answered = TypeVar("Answered")
+T = TypeVar("T")
 
 _NEWEST = BrokerVersionData(max(BROKER_API_VERSIONS))
 """Each connection is held to what its broker can. kafka-python would hold all of them to what the first broker could
@@ -187,9 +187,9 @@ class Client:
         self.admin.close()
 
     # ------------------------------------------------------------------ coroutines
-    def run(self, question: Callable[[], Awaitable[Answered]]) -> Answered:
+    def run(self, question: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the client's thread, and wait for what it returns or raises."""
-        answer: Answered = self._loop.run(question)
+        answer: T = self._loop.run(question)
         return answer
 
     def call_soon(self, question: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:

@@ -145,8 +145,8 @@ class _Partition:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
 
-Answered = tuple[int, list[tuple[_Partition, _Batch]], Any]
-"""A node, what was sent there, and the response, or why there is none."""
+ProduceResult = tuple[int, list[tuple[_Partition, _Batch]], Any]
+"""A node, the batches that were sent there, and the node's response, or the exception in place of a response."""
 
 
 class TransactionalProducer:
@@ -183,7 +183,8 @@ class TransactionalProducer:
         self._untold = False
         self._topics: dict[str, _Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._answers: Queue[Answered] = Queue()  # in Python 3.10 a SimpleQueue may wait for ever, whatever the timeout
+        # No SimpleQueue: in Python 3.10 it may wait forever, whatever the timeout.
+        self._answers: Queue[ProduceResult] = Queue()
         self._requests: Counter[int] = Counter()
         """Under way, by node."""
         self._held = self._encoded = 0

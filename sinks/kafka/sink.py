@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +35,7 @@ from sinks.kafka.commit import (
     places_of_all,
     topics_of,
 )
-from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, Fenced, NotYetKnown, patiently
+from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Fenced, NotYetKnown, patiently
 from sinks.kafka.internals import KAFKA_PYTHON
 from sinks.kafka.memory import Mark, newest_marks
 from sinks.kafka.options import client_options, option_problems, producer_options
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+T = TypeVar("T")
 Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
@@ -477,7 +478,7 @@ class KafkaSink(
         except GroupAuthorizationFailedError as error:
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
-    def _patiently(self, question: Callable[[], Answered]) -> Answered:
+    def _patiently(self, question: Callable[[], T]) -> T:
         """A broker that is frozen takes one request's time, and then is no longer among those that are asked. A first
         connection to an only address is tried again by kafka-python, for one `timeout`."""
         brokers = self._brokers

@@ -26,11 +26,11 @@ from sinks.testing.servers.kafka import KafkaServer
 from sinks.transaction import Fingerprint, TransactionContext, TransactionId
 from tests.kafka.tasks import LINEAGE, TEXTS, begun, sink_of
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 ROW = pa.RecordBatch.from_pylist([{"key": "a", "value": "b"}], TEXTS)
 
 
-def again(question: Callable[[], Answer]) -> Answer:
+def again(question: Callable[[], T]) -> T:
     """Of a sink that is not patient: a busy broker may take longer than it waits."""
     return Retrying(stop=stop_after_delay(120), reraise=True)(question)
 

@@ -39,7 +39,7 @@ from tests.kafka.test_crashes import At, every_row_once, run
 from tests.kafka.test_sink import values
 
 COMMITTED = CommitOutcome.COMMITTED
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +64,9 @@ def committed(sink: KafkaSink, *committables: Committable) -> bool:
     return list(sink.commit_all(Checkpoint("job", "l", 0), committables)) == [COMMITTED] * len(committables)
 
 
-def again(question: Callable[[], Answer]) -> Answer:
+def again(question: Callable[[], T]) -> T:
     """As Spark and the protocol do, while brokers die."""
-    answers: list[Answer] = []
+    answers: list[T] = []
 
     def answered() -> bool:
         with contextlib.suppress(RuntimeError, KafkaError, NotYetKnown):

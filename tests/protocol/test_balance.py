@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator.operations.inspection.balance import Answer, Balance, Verdict, balance
+from coordinator.operations.inspection.balance import Balance, SinkHoldings, Verdict, balance
 from coordinator.store.records import Acceptance, CompletedCheckpoint, Record
 from sinks.audit import Audit, Holding
 from sinks.transaction import Fingerprint
@@ -16,7 +16,7 @@ SIX = Fingerprint(6, 14)
 
 def books(*rounds: Record, holding: Holding | None = None, why: str = "", audit: Audit | None = None) -> Balance:
     number = rounds[0].checkpoint_id
-    answer = Answer({number: holding} if holding else {}, {number: why} if why else {}, audit or Audit([]))
+    answer = SinkHoldings({number: holding} if holding else {}, {number: why} if why else {}, audit or Audit([]))
     return balance([CompletedCheckpoint(rounds)], {"s": answer})
 
 
@@ -62,7 +62,7 @@ def test_what_nobody_can_tell_is_not_called_balanced() -> None:
     assert books(of(), holding=Holding(SIX), audit=Audit([], unknown=("no right",))).verdict is Verdict.UNKNOWN
     assert books(of(), why="in doubt").lines[0].remarks == ("in doubt",)
     assert books(of(), why="in doubt").verdict is Verdict.UNKNOWN
-    assert balance([], {"s": Answer({}, {}, Audit([]))}).verdict is Verdict.UNKNOWN
+    assert balance([], {"s": SinkHoldings({}, {}, Audit([]))}).verdict is Verdict.UNKNOWN
     without = balance([CompletedCheckpoint((of(),))], {})
     assert (without.verdict, without.lines[0].sink) == (Verdict.UNKNOWN, "s")
 

@@ -133,8 +133,9 @@ def _total(values: Sequence[int | None]) -> int | None:
 
 # ---------------------------------------------------------------------- facts
 @dataclass(frozen=True)
-class Answer:
-    """A sink's `holdings` of the checkpoints that it was asked about, and `why` it was not asked about the others."""
+class SinkHoldings:
+    """The answers of one sink: its `holdings` of the checkpoints that it was asked about, by checkpoint, and `why` it
+    was not asked about the others."""
 
     holdings: Mapping[int, Holding]
     why: Mapping[int, str]
@@ -142,7 +143,7 @@ class Answer:
     memory: Mapping[str, int] | None = None
     """The answer of `TwoPhaseCommitSink.committed_checkpoints`."""
 
-    def with_memory_differences(self, sink: str, before: History, after: History) -> Answer:
+    def with_memory_differences(self, sink: str, before: History, after: History) -> SinkHoldings:
         """With what it has that storage does not know, or lacks of what storage had."""
         memory = of_sink(sink, self.memory, before, after)
         differences = (*self.audit.differences, *(() if memory.agrees else (f"its {memory.difference}",)))
@@ -191,7 +192,7 @@ def _oldest_retained(keys: Sequence[RecordKey], retained: int) -> int:
     return oldest + (newest - oldest == retained)
 
 
-def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
+def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> SinkHoldings:
     parts, why = dict[int, Part](), dict[int, str]()
     try:
         with closing(copy.deepcopy(sink)) as asked:
@@ -209,10 +210,10 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             audit = _audited(asked, job, list(parts.values()), quick=quick)
             if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
                 audit = replace(audit, differences=(), remarks=audit.remarks + audit.differences)
-            return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
+            return SinkHoldings(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
-        return Answer({}, {complete.checkpoint_id: reason for complete in history}, Audit([]))
+        return SinkHoldings({}, {complete.checkpoint_id: reason for complete in history}, Audit([]))
 
 
 def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Audit:
@@ -222,7 +223,7 @@ def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Aud
 
 
 # ---------------------------------------------------------------------- the books
-def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
+def balance(history: History, answers: Mapping[str, SinkHoldings]) -> Balance:
     """Of each retained checkpoint, oldest first, and each sink that is asked or has rows in it."""
     lines = [
         _line(name, complete, answers.get(name))
@@ -239,7 +240,7 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
     )
 
 
-def _line(sink: str, complete: CompletedCheckpoint, answer: Answer | None) -> Line:
+def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None) -> Line:
     record, part = complete.record, complete.part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)

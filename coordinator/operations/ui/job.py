@@ -39,8 +39,8 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was read, and why it could not be, or not all of it."""
+class ReadResult:
+    """The value that was read for a page, and the trouble: why the value is missing or incomplete."""
 
     value: Any = None
     trouble: str = ""
@@ -64,19 +64,19 @@ class Bar(NamedTuple):
     width: float
 
 
-def _good_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., Answer]]:
-    """Makes a method that reads one whose `Answer` is good for so many seconds. One thread at a time reads, so many
-    viewers cost no more than one, and a slow answer stops no other page: who would wait too long gets the answer of
-    before. The method gets a list for sentences on what it leaves out."""
+def _cached_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., ReadResult]]:
+    """Decorate a method that reads: its `ReadResult` is kept for `seconds`. One thread at a time reads, so that many
+    viewers cost no more than one, and a slow answer stops no other page: a viewer who would wait too long gets the
+    previous result. The method gets a list, to which it adds a sentence on everything that it leaves out."""
 
-    def answering(read: Callable[..., Any]) -> Callable[..., Answer]:
+    def decorate(read: Callable[..., Any]) -> Callable[..., ReadResult]:
         @functools.wraps(read)
-        def get(view: JobView, *about: Any) -> Answer:
-            return view.answer((read.__name__, *about), seconds, functools.partial(read, view, *about))
+        def get(view: JobView, *about: Any) -> ReadResult:
+            return view.read_cached((read.__name__, *about), seconds, functools.partial(read, view, *about))
 
         return get
 
-    return answering
+    return decorate
 
 
 class JobView:
@@ -87,7 +87,7 @@ class JobView:
         self.job, self.sinks, self.config = coordinator.job, coordinator.sinks, coordinator.config
         self.storage = coordinator.protocol.store.storage
         self._lock = threading.Lock()
-        self._answers: dict[tuple[Any, ...], tuple[float, Answer]] = {}
+        self._results: dict[tuple[Any, ...], tuple[float, ReadResult]] = {}
         self._readers: dict[tuple[Any, ...], tuple[float, threading.Thread]] = {}
         self._tries: dict[str, list[CheckpointStatistics]] = {}
 
@@ -96,12 +96,12 @@ class JobView:
         """Of its own: one in use follows the lineage of what was claimed last."""
         return JobStore(self.storage, self.job)
 
-    # ------------------------------------------------------------------ answers
-    def answer(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> Answer:
+    # ------------------------------------------------------------------ results that are kept
+    def read_cached(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> ReadResult:
         with self._lock:
-            until, answer = self._answers.get(name, (0.0, Answer()))
+            until, result = self._results.get(name, (0.0, ReadResult()))
             if time.monotonic() < until:
-                return answer
+                return result
             if name not in self._readers:
                 thread = threading.Thread(target=self._read, args=(name, seconds, read), daemon=True)
                 self._readers[name] = time.monotonic(), thread
@@ -110,28 +110,28 @@ class JobView:
         thread.join(max(0.0, began + _PATIENCE - time.monotonic()))
         if thread.is_alive():
             late = f"no answer for {duration(time.monotonic() - began)}"
-            return replace(answer, trouble=f"{late}; what is shown is older" if until else late)
-        return self._answers[name][1]
+            return replace(result, trouble=f"{late}; what is shown is older" if until else late)
+        return self._results[name][1]
 
     def _read(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> None:
         bad: list[str] = []
         try:
-            answer = Answer(read(bad), " ".join(bad))
+            result = ReadResult(read(bad), " ".join(bad))
         except Exception as error:
             if not isinstance(error, (CheckpointError, StorageError, SinkError, OSError)):
                 logger.warning("%s could not be read", name[0], exc_info=True)
-            answer = Answer(trouble=reason(error))
+            result = ReadResult(trouble=reason(error))
         with self._lock:
-            self._answers[name] = time.monotonic() + seconds, answer
+            self._results[name] = time.monotonic() + seconds, result
             del self._readers[name]
 
     # ------------------------------------------------------------------ tries of checkpoints
-    @_good_for(1)
+    @_cached_for(1)
     def history(self, bad: list[str]) -> list[CheckpointStatistics]:
         return load_history(self.store, bad, self._tries)[::-1]
 
-    def tries(self) -> Answer:
-        """Those kept, newest first."""
+    def tries(self) -> ReadResult:
+        """Return the tries in the history, newest first."""
         history = self.history()
         return replace(history, value=history.value or [])
 
@@ -141,7 +141,7 @@ class JobView:
     def find(self, key: str) -> CheckpointStatistics | None:
         return next((each for each in self.tries().value if key_of(each) == key), None)
 
-    @_good_for(5)
+    @_cached_for(5)
     def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
         """Its committables, with the round of each, as long as the record is retained."""
         complete = self.store.find(checkpoint_id)
@@ -149,20 +149,20 @@ class JobView:
         return [(record.round, committable) for record in rounds for committable in record.committables]
 
     # ------------------------------------------------------------------ the job
-    @_good_for(1)
+    @_cached_for(1)
     def driver(self, bad: list[str]) -> Driver | None:
         return look_for_driver(self.store, bad, self.newest().value)
 
-    @_good_for(3)
+    @_cached_for(3)
     def newest(self, _: list[str]) -> CompletedCheckpoint | None:
         return self.store.load_newest()
 
-    @_good_for(30)
+    @_cached_for(30)
     def jobs(self, _: list[str]) -> list[str]:
         """All that the storage holds."""
         return jobs_in(self.storage)
 
-    @_good_for(30)
+    @_cached_for(30)
     def given_up(self, bad: list[str]) -> list[Acceptance]:
         return [loss for record in self.store.losses(bad) for loss in record.accepted]
 
@@ -222,18 +222,18 @@ class JobView:
         return news
 
     # ------------------------------------------------------------------ what other systems tell
-    @_good_for(10)
+    @_cached_for(10)
     def in_doubt(self, _: list[str]) -> Seen:
         with self._asked() as sinks:
             return look(self.store, sinks)
 
-    @_good_for(10)
+    @_cached_for(10)
     def savepoints(self, bad: list[str]) -> list[Savepoint]:
         place = self.config.savepoint_dir
         newest_first = reversed(list_savepoints(place, bad)) if place else ()
         return [savepoint for savepoint in newest_first if savepoint.job == self.job]
 
-    @_good_for(30)
+    @_cached_for(30)
     def balance(self, _: list[str]) -> Balance:
         """Records beside the systems' own ledgers: no table and no topic is read."""
         with self._asked() as sinks:

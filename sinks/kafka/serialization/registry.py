@@ -14,7 +14,7 @@ with needs_extra("avro"):
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 KIND = "AVRO"
 """As registries call it."""
@@ -84,7 +84,7 @@ class Registry:
             raise RefusedSchema("it has no such subject")
         return schema_id
 
-    def _ask(self, what: str, question: Callable[[], Answer]) -> Answer | None:
+    def _ask(self, what: str, question: Callable[[], T]) -> T | None:
         """None for what is not there."""
         try:
             return question()
