@@ -17,7 +17,7 @@ import typer
 from coordinator import __version__
 from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operations.inspection.memories import SET_BACK, compared
+from coordinator.operations.inspection.memory_comparison import SET_BACK, compare_memories
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks._util.threads import side_by_side
@@ -81,7 +81,7 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
-    for memory in compared(coordinator.protocol.store, coordinator.sinks, location):
+    for memory in compare_memories(coordinator.protocol.store, coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         fix = "bring it back, or fix what it says, and run the doctor again" if memory.newest is None else SET_BACK
         yield Finding.ok(what) if memory.agrees else Finding.error(what, fix)

@@ -27,7 +27,7 @@ from sinks.arrow.types import is_bytes, is_text
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.lake.files import ObjectFiles, files_at
-from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, Memory, Outrun, app_of
+from sinks.lake.sink import Evolution, File, LakeMemory, LakeSink, LakeTable, LakeTransaction, Outrun, app_of
 from sinks.transaction import Checkpoint
 
 _FEATURES = {
@@ -183,7 +183,7 @@ class DeltaSink(LakeSink):
         return [path for path in map(str, paths) if path.startswith(f"part-{text}-") and "/" not in path]
 
     # ------------------------------------------------------------------ the log
-    def _remembered(self, app: str) -> Memory | None:
+    def _remembered(self, app: str) -> LakeMemory | None:
         """The log keeps only a number for each app, so the memory is in a file of that number, put before the log has
         it."""
         number = self._handle.transaction_version(app)
@@ -193,7 +193,7 @@ class DeltaSink(LakeSink):
                     f"sink {self.name!r}: {self._uri} has {_FORGETS}, so its log may have forgotten what this sink has "
                     "committed: look whether the newest checkpoint is in the table, and unset the property"
                 )
-            return Memory()
+            return LakeMemory()
         if (text := self._files().get(_memory(app, number))) is None:
             self._look()
             if self._handle is None or self._handle.transaction_version(app) != number:
@@ -202,9 +202,9 @@ class DeltaSink(LakeSink):
                 f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the table has what this "
                 "sink has committed: restore the folder _tpc"
             )
-        return Memory.from_json(text)
+        return LakeMemory.from_json(text)
 
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
+    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
         table: DeltaTable = self._handle
         before, now = table.transaction_version(app) or 0, int(time.time() * 1000)
         number = max(before, time.time_ns()) + 1 + secrets.randbits(20)  # nobody else's, and later than `before`

@@ -40,7 +40,7 @@ from sinks._util.threads import ThreadPool, side_by_side
 from sinks.base import Sink
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.lake.files import Files, make_durable
-from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Memory, Outrun
+from sinks.lake.sink import Evolution, File, LakeMemory, LakeSink, LakeTable, Outrun
 
 _BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
@@ -297,10 +297,10 @@ class IcebergSink(LakeSink):
         return [path for path in map(str, paths) if any(each in path.rpartition("/")[2] for each in unique)]
 
     # ------------------------------------------------------------------ snapshots
-    def _remembered(self, app: str) -> Memory:
-        return Memory.from_json(self._handle.properties.get(app))
+    def _remembered(self, app: str) -> LakeMemory:
+        return LakeMemory.from_json(self._handle.properties.get(app))
 
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
+    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
         """Without pyiceberg's own loop: its retries commit on top of what nobody has looked at, and after a conflict it
         deletes manifests, which a commit whose answer got lost has put into the table."""
         table: Table = self._handle

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from sinks.kafka.internals import murmur2 as murmur2_of_key
-from sinks.kafka.row_bytes import Numbers, Part, binary, ends_of, lengths_of, rows_of, size, varints
+from sinks.kafka.row_bytes import Numbers, RowBytes, binary, ends_of, lengths_of, rows_of, size, varints
 
 _TRANSACTIONAL = 0x10
 _NONE = 1
@@ -54,7 +54,7 @@ def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
 
 
 # ---------------------------------------------------------------------- records
-def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
+def _headers(lists: pa.Array) -> tuple[RowBytes, pa.Array | None]:
     """How many each row has, and all of them. Each is encoded once; a row's are a slice of them all."""
     each, ends = _flat(lists)
     if not len(each):
@@ -70,7 +70,7 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     names = rows.schema.names
     key, value = (rows[name].cast(pa.binary()) if name in names else None for name in ("key", "value"))
     has, headers = _headers(rows["headers"]) if "headers" in names else (0, None)
-    timestamp: Part = 0 if deltas is None else varints(deltas)
+    timestamp: RowBytes = 0 if deltas is None else varints(deltas)
     place = varints(np.arange(count, dtype=np.int64))
     lengths = [None if column is None else lengths_of(column) for column in (key, value)]
     key_length, value_length = (_NONE if some is None else varints(some) for some in lengths)

@@ -22,8 +22,8 @@ class Bytes(NamedTuple):
     lengths: Numbers
 
 
-Part = Bytes | int
-"""A number for each row; or one byte that is the same for all."""
+RowBytes = Bytes | int
+"""Bytes that belong into each row: some for each, such as those of its number, or one byte that all rows share."""
 
 
 def varints(numbers: Numbers) -> Bytes:
@@ -47,7 +47,7 @@ def lengths_of(column: pa.Array) -> Numbers:
     return lengths
 
 
-def texts(count: int, *parts: Part) -> pa.Array:
+def texts(count: int, *parts: RowBytes) -> pa.Array:
     """For each row its numbers, one after the other."""
     width = sum(1 if isinstance(part, int) else len(part.bytes) for part in parts)
     data, used, at = np.empty((count, width), np.uint8), np.ones((count, width), np.bool_), 0
@@ -62,7 +62,7 @@ def texts(count: int, *parts: Part) -> pa.Array:
     return binary(ends, pa.py_buffer(data[used]))
 
 
-def size(part: Part) -> Numbers | int:
+def size(part: RowBytes) -> Numbers | int:
     return 1 if isinstance(part, int) else part.lengths
 
 
@@ -74,7 +74,7 @@ def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[column.offset :]
 
 
-def rows_of(count: int, parts: Sequence[Part | pa.Array]) -> pa.Array:
+def rows_of(count: int, parts: Sequence[RowBytes | pa.Array]) -> pa.Array:
     """For each row its numbers and bytes, one after the other; null is nothing. To take from all columns is three times
     as fast as Arrow's own join."""
     columns = list[pa.Array]()

@@ -5,8 +5,8 @@ A task pre-commits by a *mark*: the small file `_tpc/APP/TRANSACTION.json` besid
 files. APP stands for job and sink. What has a mark, and is not decided in the table, is in doubt.
 
 What became of a transaction is decided in one place: the table's own log, which takes a commit only on top of what its
-writer has read. Each commit carries a `Memory` of what was committed and aborted before. So a commit and an abort of
-two drivers cannot both take effect, and files are deleted only when no commit can name them any more.
+writer has read. Each commit carries a `LakeMemory` of what was committed and aborted before. So a commit and an abort
+of two drivers cannot both take effect, and files are deleted only when no commit can name them any more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Outrun(Exception):
 
 
 @dataclass
-class Memory:
+class LakeMemory:
     """What a table itself remembers of a sink's transactions, changed only in one step with the table.
 
     `newest` has by lineage the newest committed checkpoint; `committed` and `aborted` name transactions by lineage
@@ -117,7 +117,7 @@ class Memory:
         return json.dumps(self.__dict__, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | bytes | None) -> Memory:
+    def from_json(cls, text: str | bytes | None) -> LakeMemory:
         return cls(**json.loads(text)) if text else cls()
 
 
@@ -229,11 +229,11 @@ class LakeSink(
         """Those that have names which a transaction gives its files. Others may have written its mark."""
 
     @abstractmethod
-    def _remembered(self, app: str) -> Memory | None:
+    def _remembered(self, app: str) -> LakeMemory | None:
         """What the table that `_look` has found remembers of `app`; None if it has moved on since."""
 
     @abstractmethod
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
+    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
         """Commit files and memory in one step. Raises Outrun if the table, or what it remembers of `app`, is not any
         more what `_look` has found."""
 
@@ -371,7 +371,7 @@ class LakeSink(
         by_name = {TransactionId.parse(c.transaction["transaction"]): c for c in committables}
         first, outcomes = next(iter(by_name)), dict[TransactionId, CommitOutcome]()
 
-        def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
+        def decide(table: LakeTable, marked: Marked, memory: LakeMemory) -> list[File] | None:
             open_ = [name for name in by_name if memory.is_committed(name) is None and name in marked]
             gone = self._files().missing(file["path"] for name in open_ for file in by_name[name].proof["files"])
             altered = "; ".join(self._problems()) if any(_unfit(c, table) for c in by_name.values()) else ""
@@ -399,14 +399,14 @@ class LakeSink(
         return [outcomes[name] for name in by_name]
 
     def _change(
-        self, app: str, decide: Callable[[LakeTable, Marked, Memory], list[File] | None], about: Mapping[str, str]
+        self, app: str, decide: Callable[[LakeTable, Marked, LakeMemory], list[File] | None], about: Mapping[str, str]
     ) -> None:
         """Let `decide` alter the memory and name the files to append, until that is in the table, or there is nothing
         to alter."""
         outrun = Outrun()
         for attempt in range(_TRIES):
             marked = self._marked(app)  # read before the memory: what is decided may lose its mark between the two
-            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())
+            table, memory = self._table_and_memory(app) or (self._require_table(), LakeMemory())
             try:
                 if (files := decide(table, marked, memory)) is not None:
                     self._append(app, memory, files, about)
@@ -416,7 +416,7 @@ class LakeSink(
             time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
         raise TransactionBlocked(f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}") from outrun
 
-    def _table_and_memory(self, app: str) -> tuple[LakeTable, Memory] | None:
+    def _table_and_memory(self, app: str) -> tuple[LakeTable, LakeMemory] | None:
         """The table and what it remembers of `app`, both at one moment; None if there is no table."""
         while (table := self._look_again()) is not None:
             if (memory := self._remembered(app)) is not None:
@@ -435,7 +435,7 @@ class LakeSink(
         decided = dict[str, bool | None]()
         """Whether it is committed; None if the table knows nothing of it."""
 
-        def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
+        def decide(table: LakeTable, marked: Marked, memory: LakeMemory) -> list[File] | None:
             decided.update({text: memory.is_committed(name) for text, name in names.items()})
             open_ = [text for text, name in names.items() if decided[text] is None and name in marked]
             for text in open_:
@@ -513,7 +513,7 @@ class LakeSink(
 
 def _outcome(
     table: LakeTable,
-    memory: Memory,
+    memory: LakeMemory,
     marked: Marked,
     gone: set[str],
     altered: str,
@@ -547,7 +547,7 @@ def _unfit(committable: Committable, table: LakeTable) -> str:
     return "" if same else f"{table.target} has other columns or partitions than when its rows were written"
 
 
-def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
+def _holding(memory: LakeMemory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
     names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
     unnamed = memory.others(part.lineage, part.checkpoint_id, names)
     if gone := [path for path in paths if path not in held]:

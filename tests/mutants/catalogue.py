@@ -1669,8 +1669,8 @@ MUTANTS = (
     Mutant(
         "Lakes: marks are looked for after the memory",
         "sinks/lake",
-        "            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n",
-        "            table, memory = self._table_and_memory(app) or (self._require_table(), Memory())\n"
+        "            table, memory = self._table_and_memory(app) or (self._require_table(), LakeMemory())\n",
+        "            table, memory = self._table_and_memory(app) or (self._require_table(), LakeMemory())\n"
         "            marked = self._marked(app)\n",
         LAKES,
     ),
@@ -1706,7 +1706,7 @@ MUTANTS = (
         "Delta: a memory that is gone counts as an empty one",
         "sinks/delta",
         "if self._handle is None or self._handle.transaction_version(app) != number:\n                return None",
-        "if True:\n                return Memory()",
+        "if True:\n                return LakeMemory()",
         LAKES,
     ),
     Mutant(

@@ -36,7 +36,7 @@ from coordinator.errors import (
     Superseded,
 )
 from coordinator.operations import operators
-from coordinator.operations.inspection.memories import compared, set_back
+from coordinator.operations.inspection.memory_comparison import compare_memories, set_back
 from coordinator.storage import open_storage
 from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
@@ -841,7 +841,7 @@ def test_nothing_was_set_back_when_a_driver_goes_on_between_two_looks(world: Wor
             return answer
 
     store, location = JobStore(open_storage(world.storage), "job"), str(world.path("query"))
-    seen = list(compared(store, {"orders": Asked(world.url, "orders")}, location))
+    seen = list(compare_memories(store, {"orders": Asked(world.url, "orders")}, location))
     assert [(memory.name, memory.newest) for memory in seen if memory.agrees] == [
         ("storage", 3),
         ("checkpointLocation", 3),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from coordinator.operations.inspection.memories import of_sink
+from coordinator.operations.inspection.memory_comparison import compare_sink
 from coordinator.protocol.ports import Sink
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, RecordKey
@@ -145,7 +145,7 @@ class SinkHoldings:
 
     def with_memory_differences(self, sink: str, before: History, after: History) -> SinkHoldings:
         """With what it has that storage does not know, or lacks of what storage had."""
-        memory = of_sink(sink, self.memory, before, after)
+        memory = compare_sink(sink, self.memory, before, after)
         differences = (*self.audit.differences, *(() if memory.agrees else (f"its {memory.difference}",)))
         return replace(self, audit=replace(self.audit, differences=differences))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.errors import StorageBehind, Superseded, reason
 from coordinator.operations.heartbeat import Driver, look_for_driver
-from coordinator.operations.inspection.memories import set_back
+from coordinator.operations.inspection.memory_comparison import set_back
 from coordinator.operations.inspection.text import duration
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.memories import worth_reading

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.arrow.types import is_bytes, is_text
-from sinks.kafka.row_bytes import Bytes, Numbers, Part, lengths_of, varints
+from sinks.kafka.row_bytes import Bytes, Numbers, RowBytes, lengths_of, varints
 from sinks.kafka.serialization.avro import UUID, Schema, null_first
 
-Parts: TypeAlias = "list[Part | pa.Array]"
+RowPieces: TypeAlias = "list[RowBytes | pa.Array]"
+"""The bytes of all rows in pieces, each of which has its bytes of every row: joined, they are the records."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -21,10 +22,10 @@ class RowByRow(Exception):
     """Such columns are not written at once."""
 
 
-def record(schema: Schema, rows: pa.StructArray, where: Mask) -> Parts:
+def record(schema: Schema, rows: pa.StructArray, where: Mask) -> RowPieces:
     """These rows as fastavro writes them. Raises RowByRow for other types, and if a row is to be refused."""
     columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
-    parts: Parts = []
+    parts: RowPieces = []
     for field in schema["fields"]:
         column = columns.get(field["name"])
         if column is not None:
@@ -41,7 +42,7 @@ def valid(column: pa.Array) -> Mask:
     return mask
 
 
-def _only(where: Mask, part: Part) -> Part:
+def _only(where: Mask, part: RowBytes) -> RowBytes:
     """Of these rows alone."""
     if where.all():
         return part
@@ -50,7 +51,7 @@ def _only(where: Mask, part: Part) -> Part:
     return Bytes(part.bytes, part.lengths * where)
 
 
-def _union(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+def _union(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     if not isinstance(schema, list):
         if not valid(column)[where].all():
             raise RowByRow
@@ -64,7 +65,7 @@ def _union(schema: Schema, column: pa.Array, where: Mask) -> Parts:
     return [_only(where, which), *_value(schema[1 - null], column, there)]
 
 
-def _value(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     kind = schema["type"] if isinstance(schema, dict) else schema
     if kind == "record":
         return record(schema, column, where)

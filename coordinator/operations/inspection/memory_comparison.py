@@ -19,9 +19,9 @@ SET_BACK = (
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What one of them holds. `newest`: its newest checkpoint, -1 if it has none, None if nobody can tell. `ahead`: it
-    has checkpoints that storage does not know."""
+class MemoryComparison:
+    """One of the three memories, compared with storage. `newest`: its newest checkpoint, -1 if it has none, None if
+    nobody can tell. `ahead`: it has checkpoints that storage does not know."""
 
     name: str
     newest: int | None
@@ -38,8 +38,9 @@ class Memory:
         return "?" if self.newest is None else "none" if self.newest == -1 else str(self.newest)
 
 
-def compared(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
-    """The others are asked between two readings of storage, since a driver may run."""
+def compare_memories(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[MemoryComparison]:
+    """Compare storage with the checkpointLocation and each sink. These are asked between two readings of storage, since
+    a driver may run."""
     store.follow_newest_claim()
     before = store.listing().newest_complete
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
@@ -48,89 +49,94 @@ def compared(store: JobStore, sinks: Mapping[str, Sink], location: str | None) -
     store.follow_newest_claim()
     history = store.history(worth_reading(memories, (), store.lineage))
     newest = history[-1].checkpoint_id if history else -1
-    yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
+    yield MemoryComparison("storage", newest, "" if history else "holds no checkpoint of this job")
     if files is not None:
-        yield _of_location(files, before, newest)
+        yield _compare_location(files, before, newest)
     for name, answer in asked.items():
         if isinstance(answer, Exception):
-            yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", agrees=False)
+            yield MemoryComparison(f"sink {name}", None, f"cannot be asked: {answer}", agrees=False)
         else:
-            yield of_sink(name, answer, [its for its in history if its.checkpoint_id <= before], history)
+            history_before = [complete for complete in history if complete.checkpoint_id <= before]
+            yield compare_sink(name, answer, history_before, history)
 
 
 def set_back(store: JobStore, sinks: Mapping[str, Sink]) -> list[str]:
-    """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
+    """Return a sentence on each sink that remembers other checkpoints than storage. A sink that cannot be asked is left
+    out."""
     return [
         f"{memory.name}: its {memory.difference}."
-        for memory in compared(store, sinks, None)
+        for memory in compare_memories(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]
 
 
-def of_sink(
+def compare_sink(
     sink: str,
     memory: Mapping[str, int] | None,
     before: Sequence[CompletedCheckpoint],
     after: Sequence[CompletedCheckpoint],
-) -> Memory:
-    """What a sink holds, by its `memory`, beside the retained complete checkpoints, oldest first, as storage had them
-    before and after it was asked."""
-    ahead = _beside(sink, memory, after)
+) -> MemoryComparison:
+    """Compare the `memory` of a sink with the retained complete checkpoints, oldest first, as storage had them before
+    and after the sink was asked."""
+    ahead = _compare(sink, memory, after)
     if ahead.ahead:
         return ahead
-    behind = _beside(sink, memory, before)
+    behind = _compare(sink, memory, before)
     return replace(behind, verdict="as storage", agrees=True, ahead=False) if behind.ahead else behind
 
 
-def _beside(sink: str, memory: Mapping[str, int] | None, history: Sequence[CompletedCheckpoint]) -> Memory:
+def _compare(sink: str, memory: Mapping[str, int] | None, history: Sequence[CompletedCheckpoint]) -> MemoryComparison:
     name = f"sink {sink}"
     if memory is None:
-        return Memory(name, None, "cannot tell: it keeps no memory, has none yet, or it has expired")
+        return MemoryComparison(name, None, "cannot tell: it keeps no memory, has none yet, or it has expired")
     if not history:
         newest = max(memory.values(), default=-1)
         if newest < 0:
-            return Memory(name, newest, "as storage")
-        return Memory(name, newest, _DELETED, agrees=False, ahead=True)
+            return MemoryComparison(name, newest, "as storage")
+        return MemoryComparison(name, newest, _DELETED, agrees=False, ahead=True)
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
     known = record.predecessors
     if known is not None and ANY not in known and (other := later_checkpoint(others, known)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
-        return Memory(name, other[1], verdict, agrees=False, ahead=True)
+        return MemoryComparison(name, other[1], verdict, agrees=False, ahead=True)
     newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
-        return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
+        return MemoryComparison(
+            name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True
+        )
     if lacks := before_savepoint(sink, memory, history[0].record):
-        return Memory(
+        return MemoryComparison(
             name, lacks[1], "older than the savepoint that was restored: the system was set back", agrees=False
         )
     lacking = [part for complete in history if lacks_part(memory, part := complete.only(sink))]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
-        return Memory(
+        return MemoryComparison(
             name, newest, "as storage" if newest >= 0 else "as storage, which has no rows of its lineage for it"
         )
     if [part.checkpoint_id for part in lacking] == [stored]:
-        return Memory(
+        return MemoryComparison(
             name, newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"
         )
     behind = f"older by {stored - newest}, unless that is in doubt: the system was set back"
-    return Memory(name, newest, behind, agrees=False)
+    return MemoryComparison(name, newest, behind, agrees=False)
 
 
-def _of_location(files: Sequence[str], before: int, after: int) -> Memory:
-    """`before` and `after`: the newest checkpoint in storage, -1 if there is none, around the listing of `files`."""
+def _compare_location(files: Sequence[str], before: int, after: int) -> MemoryComparison:
+    """Compare the `files` of the checkpointLocation with storage. `before` and `after`: the newest checkpoint in
+    storage, -1 if there is none, before and after `files` were listed."""
     name = "checkpointLocation"
     if not files:
-        return Memory(name, None, "there is none: mistyped, or deleted", agrees=False)
+        return MemoryComparison(name, None, "there is none: mistyped, or deleted", agrees=False)
     newest = newest_commit(files)
     if newest > after:
         verdict = _DELETED if after == -1 else f"newer by {newest - after}: the storage was set back"
-        return Memory(name, newest, verdict, agrees=False)
+        return MemoryComparison(name, newest, verdict, agrees=False)
     if newest >= before:
-        return Memory(name, newest, "as storage")
+        return MemoryComparison(name, newest, "as storage")
     if newest == before - 1:
-        return Memory(name, newest, f"as storage, once Spark has asked for batch {before} again")
-    return Memory(name, newest, f"older by {before - newest}: it was set back", agrees=False)
+        return MemoryComparison(name, newest, f"as storage, once Spark has asked for batch {before} again")
+    return MemoryComparison(name, newest, f"older by {before - newest}: it was set back", agrees=False)
 
 
 def _ask(job: str, sink: Sink) -> dict[str, int] | Exception | None:
