@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import doctor, in_doubt, new_sink, records, savepoints, targets, ui
+from coordinator.cli import doctor, in_doubt, new_sink, savepoints, status, targets, ui
 
 app = typer.Typer(
     name="coordinator",
@@ -34,13 +34,13 @@ def _options(
     pass
 
 
-app.add_typer(records.checkpoints, name="checkpoints")
+app.add_typer(status.checkpoints, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
 app.add_typer(targets.schema, name="schema")
 app.add_typer(targets.dead_letters, name="dead-letters")
-app.command()(records.status)
-app.command()(records.history)
+app.command()(status.status)
+app.command()(status.history)
 app.command()(ui.ui)
 app.command()(targets.verify)
 app.command()(doctor.doctor)

@@ -28,10 +28,16 @@ from coordinator.cli.output import (
     show,
     tell,
 )
-from coordinator.cli.records import LOSSES, losses_of, state_of
+from coordinator.cli.status import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operations import operators
-from coordinator.operations.inspection.in_doubt import Decision, Pending, Seen, look, remedies
+from coordinator.operations.inspection.in_doubt_report import (
+    Decision,
+    InDoubtReport,
+    InDoubtTransaction,
+    find_in_doubt,
+    remedies,
+)
 from coordinator.operations.inspection.text import ago, duration, of_driver, of_newest
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.store.job_store import JobStore
@@ -54,7 +60,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
     running driver will resolve itself (open)."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        seen = look(coordinator.protocol.store, coordinator.sinks)
+        seen = find_in_doubt(coordinator.protocol.store, coordinator.sinks)
         about = {"job": coordinator.job, "errors": seen.errors, "set_back": seen.set_back}
         about |= {"transactions": [pending.to_json() for pending in seen.pending]} | state_of(seen.driver, seen.newest)
         show(about, as_json, transactions=_TRANSACTIONS)
@@ -89,7 +95,7 @@ def commit(
     a record names."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         protocol = coordinator.protocol
-        wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
+        wanted = _choose(find_in_doubt(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
         if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             resolve_ = output.runnable("coordinator resolve")
             fail(f"A record names {_names(decided)}: {resolve_} commits it. No transaction was touched.", USAGE)
@@ -126,7 +132,7 @@ def abort(
         missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
-        seen = look(protocol.store, protocol.sinks)
+        seen = find_in_doubt(protocol.store, protocol.sinks)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         if (undecided := _undecided(wanted)) and not fence:
             fail(
@@ -151,7 +157,7 @@ def abort(
                 "fence",
                 given=yes,
             )
-            seen = look(protocol.store, protocol.sinks, protocol.store.claim_generation())
+            seen = find_in_doubt(protocol.store, protocol.sinks, protocol.store.claim_generation())
             wanted = _choose(seen, chosen, Decision.ORPHAN)
         if (undecided := _undecided(wanted)) and not asks:
             confirm(
@@ -176,12 +182,12 @@ def abort(
             raise typer.Exit(FINDING)
 
 
-def _undecided(pending: Sequence[Pending]) -> list[Pending]:
+def _undecided(pending: Sequence[InDoubtTransaction]) -> list[InDoubtTransaction]:
     """Those that a driver may be about to decide."""
     return [each for each in pending if each.decision in (Decision.OPEN, Decision.STRANDED)]
 
 
-def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
+def _choose(seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision) -> list[InDoubtTransaction]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
     _say_errors(seen)
     if not chosen:
@@ -194,7 +200,7 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
     return [pending for pending in seen.pending if any(map(pending.meant_by, chosen))]
 
 
-def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -> None:
+def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[InDoubtTransaction]) -> None:
     """Several tries of a participant may be in doubt, such as a speculative one, with the same rows or, killed amid
     them, a part."""
     named, visible = Counter(_participant(each) for each in chosen if each.about.subtask is not None), set[Any]()
@@ -213,12 +219,14 @@ def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[Pending]) -
         )
 
 
-def _participant(pending: Pending) -> tuple[Any, ...]:
+def _participant(pending: InDoubtTransaction) -> tuple[Any, ...]:
     about = pending.about
     return pending.sink, about.lineage, about.checkpoint, about.subtask
 
 
-def _commit(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterator[tuple[Pending, str]]:
+def _commit(
+    protocol: CheckpointProtocol, pending: Sequence[InDoubtTransaction]
+) -> Iterator[tuple[InDoubtTransaction, str]]:
     """Those of one checkpoint and sink together: a table takes the last change of a key from all of them."""
     for part in dict.fromkeys(_participant(each)[:3] for each in pending):
         name, lineage, checkpoint = part
@@ -237,7 +245,9 @@ def _commit(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterato
                 yield each, f"{outcome.state.value}: {outcome.reason}" if outcome.reason else outcome.state.value
 
 
-def _abort(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterator[tuple[Pending, str]]:
+def _abort(
+    protocol: CheckpointProtocol, pending: Sequence[InDoubtTransaction]
+) -> Iterator[tuple[InDoubtTransaction, str]]:
     with progress("abort", len(pending), "transactions") as advance:
         for each in pending:
             try:
@@ -248,7 +258,7 @@ def _abort(protocol: CheckpointProtocol, pending: Sequence[Pending]) -> Iterator
             advance(1)
 
 
-def _names(several: Sequence[Pending]) -> str:
+def _names(several: Sequence[InDoubtTransaction]) -> str:
     return ", ".join(
         f"{pending.id} (sink {pending.sink!r}, checkpoint {pending.about.checkpoint})" for pending in several
     )
@@ -261,7 +271,7 @@ _TRANSACTIONS: output.Columns = {
 }
 
 
-def _tell_remedies(coordinator: CheckpointCoordinator, seen: Seen, as_json: bool, before: str = "") -> None:
+def _tell_remedies(coordinator: CheckpointCoordinator, seen: InDoubtReport, as_json: bool, before: str = "") -> None:
     """What becomes of each kind, and the command for it."""
     wrong = ""
     if not seen.newest:
@@ -272,17 +282,17 @@ def _tell_remedies(coordinator: CheckpointCoordinator, seen: Seen, as_json: bool
         tell(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}", as_json)
 
 
-def _say_errors(seen: Seen) -> None:
+def _say_errors(seen: InDoubtReport) -> None:
     for sink, error in seen.errors.items():
         say(f"sink {sink!r} cannot tell: {error}")
 
 
 def _report(
     coordinator: CheckpointCoordinator,
-    results: list[tuple[Pending, str]],
+    results: list[tuple[InDoubtTransaction, str]],
     as_json: bool,
     nothing: str = "",
-    left: Sequence[Pending] = (),
+    left: Sequence[InDoubtTransaction] = (),
 ) -> None:
     if not results:
         tell(nothing, as_json)
@@ -324,7 +334,7 @@ def resolve(
         store = coordinator.protocol.store
         if not store.load_newest():
             _fail_without_checkpoint(store)
-        seen = look(store, coordinator.sinks)
+        seen = find_in_doubt(store, coordinator.sinks)
         complete, errors = _ask(coordinator.protocol)
         for sentence in seen.set_back:
             tell(sentence, as_json)
@@ -345,7 +355,7 @@ def resolve(
             )
             complete, errors = _ask(coordinator.protocol)
         about = _about(complete, errors)
-        decided = {(pending.sink, pending.named.subtask) for pending in seen.pending if pending.named}
+        decided = {(pending.sink, pending.committable.subtask) for pending in seen.pending if pending.committable}
         about["committed_now"] = len(decided & complete.named.keys() - set(complete.hidden()))
         count, visible = len(complete.named), about["visible"]
         known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
@@ -358,9 +368,11 @@ def resolve(
             say(_unanswered(coordinator, complete, errors))
         elif about["participants"]:
             tell(_choices(complete), as_json)
-        undecided = [pending for pending in seen.pending if not pending.named]
+        undecided = [pending for pending in seen.pending if not pending.committable]
         _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
-        older = [other for other in seen.pending if other.named and other.about.checkpoint != complete.checkpoint_id]
+        older = [
+            other for other in seen.pending if other.committable and other.about.checkpoint != complete.checkpoint_id
+        ]
         if older:
             tell(
                 f"Not touched: {_names(older)}, of a checkpoint before the newest: the system was set back. Start the "

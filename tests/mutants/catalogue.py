@@ -1873,9 +1873,9 @@ MUTANTS = (
     Mutant(
         "a driver is shut out for a transaction that is not in doubt",
         "coordinator",
-        "        seen = look(protocol.store, protocol.sinks)\n"
+        "        seen = find_in_doubt(protocol.store, protocol.sinks)\n"
         "        wanted = _choose(seen, chosen, Decision.ORPHAN)\n",
-        "        seen = look(protocol.store, protocol.sinks)\n        wanted = seen.pending\n",
+        "        seen = find_in_doubt(protocol.store, protocol.sinks)\n        wanted = seen.pending\n",
         IN_DOUBT,
     ),
     Mutant(

@@ -13,7 +13,7 @@ import pytest
 from coordinator import CheckpointListener, Step, restore_savepoint
 from coordinator.errors import CheckpointLocationMismatch, SavepointError, StorageBehind, Superseded, UnknownSink
 from coordinator.operations import operators
-from coordinator.operations.inspection.in_doubt import look
+from coordinator.operations.inspection.in_doubt_report import find_in_doubt
 from coordinator.storage import CheckpointStorage
 from coordinator.store.encoding import seal, unseal
 from coordinator.store.job_store import JobStore
@@ -200,7 +200,7 @@ def test_an_operator_behind_a_fence_knows_its_claim(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.PRE_COMMITTED, 1)])
     with pytest.raises(Superseded, match=r"or storage .* was emptied or set back"):
-        look(store, {"files": job.sink}, claimed)
+        find_in_doubt(store, {"files": job.sink}, claimed)
 
 
 def test_a_claim_of_version_0_2_has_no_token(job: Job) -> None:

@@ -18,7 +18,7 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.operations.heartbeat import Driver, look_for_driver
 from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
-from coordinator.operations.inspection.in_doubt import Seen, look, remedies
+from coordinator.operations.inspection.in_doubt_report import InDoubtReport, find_in_doubt, remedies
 from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.operations.savepoints.model import Savepoint, list_savepoints
 from coordinator.operations.statistics.model import Activity, CheckpointStatistics, Status, load_history
@@ -213,7 +213,7 @@ class JobView:
         answer = self.in_doubt()
         if answer.trouble:
             return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
-        seen: Seen = answer.value
+        seen: InDoubtReport = answer.value
         news = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
         news += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
         for remedy in remedies(seen):
@@ -223,9 +223,9 @@ class JobView:
 
     # ------------------------------------------------------------------ what other systems tell
     @_cached_for(10)
-    def in_doubt(self, _: list[str]) -> Seen:
+    def in_doubt(self, _: list[str]) -> InDoubtReport:
         with self._asked() as sinks:
-            return look(self.store, sinks)
+            return find_in_doubt(self.store, sinks)
 
     @_cached_for(10)
     def savepoints(self, bad: list[str]) -> list[Savepoint]:

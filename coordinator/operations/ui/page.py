@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.errors import reason
 from coordinator.operations.inspection.balance import COLUMNS
-from coordinator.operations.inspection.in_doubt import remedies
+from coordinator.operations.inspection.in_doubt_report import remedies
 from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.operations.statistics.model import PHASES, Status, summarized
 from coordinator.operations.ui.job import JobView, key_of, pace, waterfall

@@ -1,4 +1,4 @@
-"""What is in doubt in the external systems, what is decided about it, and what an operator does."""
+"""The transactions in doubt in the external systems, what is decided about each, and what an operator does."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Decision(str, Enum):
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A transaction in doubt and what is decided about it. `named` is its committable in the record."""
+class InDoubtTransaction:
+    """A transaction in doubt and what is decided about it. `committable` is that in the record, if one names it."""
 
     sink: str
     about: InDoubt
     decision: Decision
-    named: Committable | None = None
+    committable: Committable | None = None
 
     @property
     def id(self) -> str:
@@ -66,26 +66,27 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is in doubt, what keeps a sink from telling, the driver, the newest checkpoint, and a sentence on each sink
-    that remembers other checkpoints than storage."""
+class InDoubtReport:
+    """The transactions in doubt, the errors of sinks that could not be asked, the driver, the newest checkpoint, and a
+    sentence on each sink that remembers other checkpoints than storage."""
 
-    pending: Sequence[Pending]
+    pending: Sequence[InDoubtTransaction]
     errors: Mapping[str, str]
     driver: Driver | None
     newest: CompletedCheckpoint | None
     set_back: Sequence[str] = ()
 
 
-def look(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None) -> Seen:
-    """Opens the sinks. While a driver runs, it looks again for up to a second: if some of what is decided is gone then,
-    that driver is at work, and the rest of what is decided of the newest checkpoint is left out. `claimed`: the claim
-    of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is not."""
-    seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
+def find_in_doubt(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None) -> InDoubtReport:
+    """Open the sinks, and ask each what is in doubt. While a driver runs, ask again for up to a second: if some of what
+    is decided is gone then, that driver is at work, and whatever else is decided of the newest checkpoint is left out.
+    `claimed`: the claim of this process; while it is the newest, no driver may complete anything. Raises Superseded if
+    it is not."""
+    seen, until = _find_once(store, sinks, claimed), time.monotonic() + _AT_WORK
     decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
     while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:
         time.sleep(_PAUSE)
-        seen = _look_once(store, sinks, claimed)
+        seen = _find_once(store, sinks, claimed)
         left = {pending.id for pending in seen.pending}
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
             n = seen.newest.checkpoint_id if seen.newest else None
@@ -95,8 +96,8 @@ def look(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = Non
     return replace(seen, set_back=set_back(store, sinks))
 
 
-def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> Seen:
-    """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen."""
+def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> InDoubtReport:
+    # Generation and records are read after the sinks, so that a decision that was made meanwhile is seen.
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     with progress("ask what is in doubt", len(sinks), "sinks") as advance:
@@ -122,14 +123,14 @@ def _look_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None
     newest = history[-1] if history else None
     driver = look_for_driver(store, newest=newest)
     judged = [
-        _judged(sink, about, history[::-1], generation, driver, fenced=claimed is not None)
+        _judge(sink, about, history[::-1], generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()
         for about in abouts
     ]
-    return Seen(judged, errors, driver, newest)
+    return InDoubtReport(judged, errors, driver, newest)
 
 
-def _judged(
+def _judge(
     sink: str,
     about: InDoubt,
     retained: Sequence[CompletedCheckpoint],
@@ -137,22 +138,22 @@ def _judged(
     driver: Driver | None,
     *,
     fenced: bool,
-) -> Pending:
+) -> InDoubtTransaction:
     """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
     undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED
     if not retained:  # it may be the wrong storage
-        return Pending(sink, about, undecided)
+        return InDoubtTransaction(sink, about, undecided)
     for complete in retained:
         for named in complete.named.values():
             if named.sink == sink and not not_among([about.transaction], [named.transaction]):
                 n, lineage = complete.checkpoint_id, complete.record.lineage
                 about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
-                return Pending(sink, about, Decision.COMMIT, named)
+                return InDoubtTransaction(sink, about, Decision.COMMIT, named)
     record = retained[0].record
     older = about.generation is not None and about.generation < generation
     settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
     abandoned = about.lineage is not None and about.lineage != record.lineage
-    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
+    return InDoubtTransaction(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Remedy:
     command: str
 
 
-def remedies(seen: Seen) -> list[Remedy]:
+def remedies(seen: InDoubtReport) -> list[Remedy]:
     silence = duration(max(seen.driver.age, 0)) if seen.driver else ""
     ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
     which = "--all-orphans" if seen.newest else ids[0] if len(ids) == 1 else "ID"
