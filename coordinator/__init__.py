@@ -9,8 +9,13 @@ from coordinator.errors import Attempt, CheckpointError
 from coordinator.listener import CheckpointListener, Step
 from coordinator.operations.jobfile import load_job
 from coordinator.operations.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RunSummary, run
-from coordinator.operations.savepoints.model import Savepoint, describe_savepoint, dispose_savepoint, list_savepoints
 from coordinator.operations.savepoints.restore import restore_savepoint
+from coordinator.operations.savepoints.savepoint import (
+    Savepoint,
+    describe_savepoint,
+    dispose_savepoint,
+    list_savepoints,
+)
 from coordinator.protocol.guarantee import Guarantee
 
 __all__ = [

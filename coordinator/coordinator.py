@@ -16,8 +16,8 @@ from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, 
 from coordinator.errors import CheckpointError, InDoubtError, reason
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.operations.attendants import Attendants
-from coordinator.operations.savepoints.model import Savepoint
 from coordinator.operations.savepoints.on_driver import DriverSavepoints
+from coordinator.operations.savepoints.savepoint import Savepoint
 from coordinator.operations.statistics.metrics import prometheus
 from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker

@@ -30,7 +30,7 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.status import LOSSES, losses_of, state_of
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operations import operators
+from coordinator.operations import operator_decisions
 from coordinator.operations.inspection.in_doubt_report import (
     Decision,
     InDoubtReport,
@@ -350,7 +350,7 @@ def resolve(
                 "accept loss",
                 given=yes,
             )
-            operators.accept_loss(
+            operator_decisions.accept_loss(
                 coordinator.protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why
             )
             complete, errors = _ask(coordinator.protocol)
@@ -384,7 +384,7 @@ def resolve(
 
 
 def _ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint, Mapping[Participant, Exception]]:
-    complete, errors = operators.ask(protocol)
+    complete, errors = operator_decisions.ask(protocol)
     if complete is None:  # the storage was emptied, or set back, since it was read first
         _fail_without_checkpoint(protocol.store)
     return complete, errors

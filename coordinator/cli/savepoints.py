@@ -23,14 +23,14 @@ from coordinator.cli.output import (
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operations.inspection.text import ago, duration
 from coordinator.operations.requests import LONGEST, ask_driver
-from coordinator.operations.savepoints.model import (
+from coordinator.operations.savepoints.restore import restore_savepoint
+from coordinator.operations.savepoints.savepoint import (
     Savepoint,
     describe_savepoint,
     dispose_savepoint,
     full_address,
     list_savepoints,
 )
-from coordinator.operations.savepoints.restore import restore_savepoint
 from coordinator.storage.uris import redacted
 from sinks.options import seconds
 

@@ -24,7 +24,7 @@ from coordinator.cli.output import (
     tell,
 )
 from coordinator.errors import CorruptRecord
-from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, look_for_driver
 from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.operations.statistics.model import PHASES, Activity, Status, load_history, summarized
 from coordinator.store.job_store import jobs_in
@@ -170,7 +170,7 @@ def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def state_of(driver: Driver | None, newest: CompletedCheckpoint | None) -> dict[str, Any]:
+def state_of(driver: DriverStatus | None, newest: CompletedCheckpoint | None) -> dict[str, Any]:
     """JSON of the driver and of the newest checkpoint, which are None if there is none."""
     about: dict[str, Any] = {"driver": None, "newest_checkpoint": None}
     if driver:

@@ -125,7 +125,7 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverStatus:
     """The driver of the newest generation, as far as storage tells. `age`: seconds since its last sign, by the
     storage's clock, or from the driver's to the one of this machine (`clock`: whose it is)."""
 
@@ -153,7 +153,7 @@ class Driver:
 
 def look_for_driver(
     store: JobStore, bad: list[str] | None = None, newest: CompletedCheckpoint | None = None
-) -> Driver | None:
+) -> DriverStatus | None:
     """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
     last sign cannot be read: the claim tells then; without it, that raises. `newest`: the newest checkpoint, whose end
     is a sign of its driver, too."""
@@ -182,4 +182,4 @@ def look_for_driver(
     else:
         state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
     clock = "the driver's and this machine's" if now is None else "the storage's"
-    return Driver(state, claim.generation, sign, age, clock)
+    return DriverStatus(state, claim.generation, sign, age, clock)

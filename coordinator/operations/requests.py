@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.errors import CheckpointError, SavepointError, StorageBehind, Superseded, reason
-from coordinator.operations.heartbeat import Driver, State, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, State, look_for_driver
 from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
@@ -246,5 +246,5 @@ def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
     return answer
 
 
-def _may_run(driver: Driver | None) -> bool:
+def _may_run(driver: DriverStatus | None) -> bool:
     return driver is not None and driver.state in (State.RUNNING, State.UNKNOWN)

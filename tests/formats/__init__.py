@@ -28,7 +28,7 @@ from coordinator import (
     Step,
     restore_savepoint,
 )
-from coordinator.operations import operators
+from coordinator.operations import operator_decisions
 from sinks.base import Sink
 from sinks.delta import DeltaSink
 from sinks.mysql import MySQLSink, xa
@@ -278,7 +278,7 @@ def leave(world: World) -> None:
     world.killed(1, KillAt(Step.COMPLETE))
     world.lose_one()
     with world.coordinator() as coordinator:
-        operators.accept_loss(coordinator.protocol, [("orders", 0)], who="ann", why="gone")
+        operator_decisions.accept_loss(coordinator.protocol, [("orders", 0)], who="ann", why="gone")
     world.run([batch(n) for n in range(2)])
     query = str(world.folder / "query")
     with world.coordinator() as coordinator:

@@ -12,7 +12,7 @@ import pytest
 from coordinator import describe_savepoint, restore_savepoint
 from coordinator.operations.heartbeat import look_for_driver
 from coordinator.operations.inspection.balance import take_balance
-from coordinator.operations.savepoints.model import list_savepoints
+from coordinator.operations.savepoints.savepoint import list_savepoints
 from coordinator.operations.statistics.model import load_history
 from coordinator.storage import open_storage
 from coordinator.store.encoding import FORMAT

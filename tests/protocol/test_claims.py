@@ -12,7 +12,7 @@ import pytest
 
 from coordinator import CheckpointListener, Step, restore_savepoint
 from coordinator.errors import CheckpointLocationMismatch, SavepointError, StorageBehind, Superseded, UnknownSink
-from coordinator.operations import operators
+from coordinator.operations import operator_decisions
 from coordinator.operations.inspection.in_doubt_report import find_in_doubt
 from coordinator.storage import CheckpointStorage
 from coordinator.store.encoding import seal, unseal
@@ -212,7 +212,7 @@ def test_a_claim_of_version_0_2_has_no_token(job: Job) -> None:
     assert claim["token"]
     job.storage.delete(key)
     job.storage.put_if_absent(key, seal({name: value for name, value in claim.items() if name != "token"}))
-    complete, errors = operators.ask(job.coordinator().protocol)
+    complete, errors = operator_decisions.ask(job.coordinator().protocol)
     assert complete
     assert (complete.hidden(), errors) == ([], {})
     job.run()

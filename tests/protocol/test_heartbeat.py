@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.errors import CheckpointError, CheckpointFailed
 from coordinator.listener import Step
-from coordinator.operations.heartbeat import Driver, Heartbeat, State, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, Heartbeat, State, look_for_driver
 from coordinator.operations.inspection.text import of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
@@ -44,7 +44,7 @@ def signs(job: Job) -> list[str]:
 
 
 def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:
-    seen: list[tuple[Driver | None, int]] = []
+    seen: list[tuple[DriverStatus | None, int]] = []
 
     def runs() -> bool:
         driver = look_for_driver(JobStore(storage, "job"))
@@ -117,12 +117,12 @@ def test_an_operators_claim_is_no_driver(job: Job) -> None:
 
 @pytest.mark.parametrize(("age", "overdue"), [(29.0, False), (31.0, False), (46.0, True), (89.0, True)])
 def test_a_driver_that_missed_a_sign_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
-    driver = Driver(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
+    driver = DriverStatus(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
     assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
 
 
 def test_a_sign_that_is_ahead_is_told_by_the_clock_that_was_looked_at() -> None:
-    driver = Driver(State.UNKNOWN, 1, SignOfLife("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
+    driver = DriverStatus(State.UNKNOWN, 1, SignOfLife("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
     assert "1.0 h ahead by the storage's clock" in of_driver(driver)
 
 

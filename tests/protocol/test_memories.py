@@ -35,7 +35,7 @@ from coordinator.errors import (
     StorageBehind,
     Superseded,
 )
-from coordinator.operations import operators
+from coordinator.operations import operator_decisions
 from coordinator.operations.inspection.memory_comparison import compare_memories, set_back
 from coordinator.storage import open_storage
 from coordinator.store.job_store import JobStore
@@ -369,7 +369,7 @@ def test_storage_of_before_a_replay(world: World, batches: int) -> None:
     assert "delete commits" not in str(refused.value)
     assert world.visible() == Counter(ids(INPUT[:2]))
     with world.coordinator() as coordinator:
-        operators.accept_loss(coordinator.protocol, [("orders", 0)], who="me", why="its rows are there")
+        operator_decisions.accept_loss(coordinator.protocol, [("orders", 0)], who="me", why="its rows are there")
     world.start()
     assert world.visible() == Counter(ids(INPUT))
 

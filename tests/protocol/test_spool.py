@@ -14,7 +14,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import ReplayMismatch
-from coordinator.operations import operators
+from coordinator.operations import operator_decisions
 from coordinator.storage import StorageError, open_storage, stream
 from coordinator.store import spool
 from examples.custom_sink import FileSink
@@ -166,7 +166,7 @@ def test_what_was_kept_is_found_after_a_part_of_it_was_given_up(job: SpoolingJob
     sink.abort(lost[0])
     sink.letters.abort(lost[1])
     with job.coordinator(sink=sink) as coordinator:
-        operators.accept_loss(coordinator.protocol, [(given_up, 0)], who="ann", why="gone")
+        operator_decisions.accept_loss(coordinator.protocol, [(given_up, 0)], who="ann", why="gone")
     job.run(sink=sink)
     files = [pq.read_table(path)["id"].to_pylist() for path in job.sink.folder.glob("[!.]*.parquet")]
     good = [id for id in ids(job.input) if id % 3]

@@ -32,8 +32,8 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import CheckpointError, CorruptRecord, InDoubtError, SavepointError, Superseded, UnknownSink
-from coordinator.operations.savepoints.model import savepoint_at
 from coordinator.operations.savepoints.restore import _base, _files
+from coordinator.operations.savepoints.savepoint import savepoint_at
 from coordinator.operations.savepoints.take import require_own_location
 from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage

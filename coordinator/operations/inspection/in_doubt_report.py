@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from coordinator.errors import StorageBehind, Superseded, reason
-from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, look_for_driver
 from coordinator.operations.inspection.memory_comparison import set_back
 from coordinator.operations.inspection.text import duration
 from coordinator.protocol.fence import Fence
@@ -72,7 +72,7 @@ class InDoubtReport:
 
     pending: Sequence[InDoubtTransaction]
     errors: Mapping[str, str]
-    driver: Driver | None
+    driver: DriverStatus | None
     newest: CompletedCheckpoint | None
     set_back: Sequence[str] = ()
 
@@ -135,7 +135,7 @@ def _judge(
     about: InDoubt,
     retained: Sequence[CompletedCheckpoint],
     generation: int,
-    driver: Driver | None,
+    driver: DriverStatus | None,
     *,
     fenced: bool,
 ) -> InDoubtTransaction:

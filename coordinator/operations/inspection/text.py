@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from coordinator.operations.heartbeat import Driver, State
+from coordinator.operations.heartbeat import DriverStatus, State
 from coordinator.store.records import CompletedCheckpoint
 
 
@@ -40,7 +40,7 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
+def of_driver(driver: DriverStatus | None, others: Sequence[str] = ()) -> str:
     """`others`: the jobs that storage knows."""
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.errors import SavepointError
-from coordinator.operations.savepoints.model import Savepoint
+from coordinator.operations.savepoints.savepoint import Savepoint
 from coordinator.operations.savepoints.take import require_own_location, take_savepoint
 from coordinator.protocol import decisions
 from coordinator.protocol.ports import Query

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
-from coordinator.operations.savepoints.model import MARK, Savepoint, chunk_key, copying, load, savepoint_at
+from coordinator.operations.savepoints.savepoint import MARK, Savepoint, chunk_key, copying, load, savepoint_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage, storage_at
 from coordinator.storage.stream import Joined

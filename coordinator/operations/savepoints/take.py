@@ -16,7 +16,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from coordinator.errors import CheckpointLocationMismatch, SavepointError
-from coordinator.operations.savepoints.model import KEY, MARK, Savepoint, address_of, chunk_key, copying, delete
+from coordinator.operations.savepoints.savepoint import KEY, MARK, Savepoint, address_of, chunk_key, copying, delete
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage

@@ -13,7 +13,7 @@ from statistics import mean, quantiles
 from typing import Any
 
 from coordinator.errors import CheckpointError
-from coordinator.operations.heartbeat import Driver, State
+from coordinator.operations.heartbeat import DriverStatus, State
 from coordinator.operations.inspection.text import by_sink, duration
 from coordinator.storage import StorageError
 from coordinator.store.encoding import fitting
@@ -157,7 +157,7 @@ class Activity:
     is_past: bool = False
 
     @classmethod
-    def of(cls, driver: Driver | None, newest: CompletedCheckpoint | None = None) -> Activity:
+    def of(cls, driver: DriverStatus | None, newest: CompletedCheckpoint | None = None) -> Activity:
         """Nothing of a driver that has ended, or tells what this version does not understand; nor of a checkpoint that
         its sign tells of as not decided yet, and that is complete by now: `newest`, or one before."""
         if driver and driver.state in (State.RUNNING, State.SILENT):

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
-from coordinator.operations.heartbeat import Driver, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, look_for_driver
 from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
 from coordinator.operations.inspection.in_doubt_report import InDoubtReport, find_in_doubt, remedies
 from coordinator.operations.inspection.text import duration, of_driver
-from coordinator.operations.savepoints.model import Savepoint, list_savepoints
+from coordinator.operations.savepoints.savepoint import Savepoint, list_savepoints
 from coordinator.operations.statistics.model import Activity, CheckpointStatistics, Status, load_history
 from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.ports import Sink
@@ -150,7 +150,7 @@ class JobView:
 
     # ------------------------------------------------------------------ the job
     @_cached_for(1)
-    def driver(self, bad: list[str]) -> Driver | None:
+    def driver(self, bad: list[str]) -> DriverStatus | None:
         return look_for_driver(self.store, bad, self.newest().value)
 
     @_cached_for(3)
@@ -201,7 +201,7 @@ class JobView:
 
     def _of_driver(self) -> list[Notice]:
         answer = self.driver()
-        driver: Driver | None = answer.value
+        driver: DriverStatus | None = answer.value
         if answer.trouble:
             return [Notice("bad", f"Checkpoint storage does not tell: {answer.trouble}")]
         if driver and driver.runs:
