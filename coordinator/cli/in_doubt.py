@@ -342,7 +342,7 @@ def resolve(
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
             chosen = _chosen(complete, accept_loss)
-            rows = sum(complete.named[participant].fingerprint.rows for participant in chosen)
+            rows = sum(complete.committables[participant].fingerprint.rows for participant in chosen)
             confirm(
                 f"Job {coordinator.job!r} goes on WITHOUT {rows} row(s) of checkpoint {complete.checkpoint_id}, of "
                 f"{', '.join(f'{sink}/{subtask}' for sink, subtask in chosen)}. It is not exactly-once for them. This "
@@ -356,8 +356,8 @@ def resolve(
             complete, errors = _ask(coordinator.protocol)
         about = _about(complete, errors)
         decided = {(pending.sink, pending.committable.subtask) for pending in seen.pending if pending.committable}
-        about["committed_now"] = len(decided & complete.named.keys() - set(complete.hidden()))
-        count, visible = len(complete.named), about["visible"]
+        about["committed_now"] = len(decided & complete.committables.keys() - set(complete.hidden_participants()))
+        count, visible = len(complete.committables), about["visible"]
         known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
         tell(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.", as_json)
         if about["committed_now"]:
@@ -406,7 +406,7 @@ def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception
     """JSON of the checkpoint. `participants`: those that are not visible."""
 
     def about(participant: Participant) -> dict[str, Any]:
-        committable, outcome = complete.named[participant], complete.outcomes.get(participant)
+        committable, outcome = complete.committables[participant], complete.outcomes.get(participant)
         return {
             "participant": "{}/{}".format(*participant),
             "outcome": outcome.state.value if outcome else "cannot tell",
@@ -415,12 +415,12 @@ def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception
             "transaction": dict(committable.transaction),
         }
 
-    hidden = [about(participant) for participant in complete.hidden()]
+    hidden = [about(participant) for participant in complete.hidden_participants()]
     return {
         "job": complete.record.job,
         "checkpoint": complete.checkpoint_id,
         "offsets": list(complete.record.offsets),
-        "visible": len(complete.named) - len(hidden),
+        "visible": len(complete.committables) - len(hidden),
         "participants": hidden,
         "given_up": losses_of(complete.rounds),
     }
@@ -433,7 +433,7 @@ def _unanswered(
     systems = {name: coordinator.sinks[name].system for name, _ in errors}
     asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
     return (
-        f"Cannot tell what became of {len(errors)} of {len(complete.named)} participants of checkpoint "
+        f"Cannot tell what became of {len(errors)} of {len(complete.committables)} participants of checkpoint "
         f"{complete.checkpoint_id}: bring {asked} back, or fix what it says, and ask again. Nothing is known to be "
         "lost: what is decided stays decided, and the next start of the query commits it."
     )

@@ -60,7 +60,7 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
             f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
-    if not reloaded and (n not in (c.checkpoint_id, c.checkpoint_id + 1) or newest.hidden()):
+    if not reloaded and (n not in (c.checkpoint_id, c.checkpoint_id + 1) or newest.hidden_participants()):
         return Action.RELOAD
     if n > c.checkpoint_id + 1:
         raise CheckpointGap(
@@ -91,7 +91,7 @@ def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
 def require_none_lost(newest: CompletedCheckpoint) -> None:
     """Spark asks for the next batch: raise `InDoubtError` if transactions of this one are lost, for it cannot be
     replayed any more."""
-    if lost := newest.lost():
+    if lost := newest.lost_participants():
         n = newest.checkpoint_id
         raise InDoubtError(
             f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. To write them again, make "
@@ -152,7 +152,7 @@ def expired_as_visible(complete: CompletedCheckpoint) -> dict[Participant, Commi
 def require_known(complete: CompletedCheckpoint) -> None:
     """Raises `InDoubtError` if, after all sinks have answered, an outcome is unknown, or HELD beside none that is
     lost."""
-    named, outcomes = complete.named, complete.outcomes
+    named, outcomes = complete.committables, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
         raise _in_doubt(
@@ -161,8 +161,8 @@ def require_known(complete: CompletedCheckpoint) -> None:
             "Do what each line says. If it names no step, commit the transaction in the external system, or roll it "
             "back for good. Then start the query again: it asks again. To go on without them: coordinator resolve.",
         )
-    held = complete.pending()
-    if held and not complete.lost():
+    held = complete.pending_participants()
+    if held and not complete.lost_participants():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is lost:",
             {p: (named[p], "") for p in held},
@@ -176,7 +176,7 @@ def still_in_doubt_error(
     return _in_doubt(
         f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
         "visible:",
-        {p: (complete.named[p], f": {error}") for p, error in errors.items()},
+        {p: (complete.committables[p], f": {error}") for p, error in errors.items()},
         "Nothing is lost. Start the query again when the external system answers: it commits them. A larger "
         "CheckpointConfig.commit_timeout waits longer.",
     )
@@ -240,7 +240,7 @@ def accept(complete: CompletedCheckpoint, chosen: Iterable[Participant], who: st
     """Give up participants whose transactions are lost or unknown. Raises `CheckpointError` for any other."""
     accepted = []
     for participant in chosen:
-        committable, outcome = complete.named.get(participant), complete.outcomes.get(participant)
+        committable, outcome = complete.committables.get(participant), complete.outcomes.get(participant)
         if committable is None or outcome is None or outcome.state not in (CommitState.LOST, CommitState.UNKNOWN):
             state = outcome.state.value if outcome else "not known" if committable else "not there"
             raise CheckpointError(
@@ -266,7 +266,7 @@ def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> N
 def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, Sink]) -> None:
     """Raises `CorruptRecord` where a record names what is no transaction of this library, job and sink: a commit by
     name would end somebody else's."""
-    for participant, committable in complete.named.items():
+    for participant, committable in complete.committables.items():
         sink = sinks.get(committable.sink)
         if sink and not sink.owns(complete.record.job, committable.transaction):
             raise CorruptRecord(
@@ -314,10 +314,10 @@ def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once
 
 def require_visible(complete: CompletedCheckpoint) -> None:
     """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
-    if hidden := complete.hidden():
+    if hidden := complete.hidden_participants():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
-            {p: (complete.named[p], "") for p in hidden},
+            {p: (complete.committables[p], "") for p in hidden},
             "Start the query again: it commits them, or writes them again.",
         )
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from coordinator.errors import ExternalSystemBehind, StorageBehind
-from coordinator.store.records import ANY, CompletedCheckpoint, Record, RecordKey
+from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record, RecordKey
 from sinks.diagnosis import InDoubt
 from sinks.transaction import Identity, not_among
 
@@ -57,7 +57,7 @@ def replayed_already_error(
     sink: str, unexpected: Sequence[str], complete: CompletedCheckpoint, storage: str
 ) -> StorageBehind:
     """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
-    lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
+    lost = [f"{name}/{subtask}" for name, subtask in complete.lost_participants() if name == sink]
     return StorageBehind(
         f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
         f"it that no record names ({', '.join(unexpected)}). Either checkpoint storage {storage} was set back to "
@@ -72,7 +72,7 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
     """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
     known = newest.record.predecessors if newest else None
-    if known is not None and ANY not in known:
+    if known is not None and ANY_LINEAGE not in known:
         return known
     newest_of_each: dict[str, int] = {}
     for memory in memories.values():
@@ -124,8 +124,8 @@ def in_doubt_again(
     parts = []
     for complete in older:
         for sink, memory in memories.items():
-            part = complete.only(sink)
-            named = [committable.transaction for committable in part.named.values()]
+            part = complete.for_sink(sink)
+            named = [committable.transaction for committable in part.committables.values()]
             gone = not_among(named, in_doubt[sink])
             if len(gone) < len(named):
                 parts.append((sink, part))
@@ -151,7 +151,7 @@ def require_records(
 
 def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoint | int) -> ExternalSystemBehind:
     """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
-    id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.named.values()))
+    id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.committables.values()))
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
     rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
     return ExternalSystemBehind(
@@ -171,7 +171,7 @@ def later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float
 
 def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
-    remembered = any(committable.remembered for committable in part.named.values())
+    remembered = any(committable.remembered for committable in part.committables.values())
     return remembered and newest_of(memory, part) < part.checkpoint_id
 
 

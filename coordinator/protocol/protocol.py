@@ -125,7 +125,7 @@ class CheckpointProtocol:
     def _purge(self, visible: CompletedCheckpoint) -> None:
         """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled rows. A sink without
         rows in it is not asked: its newest proof may be all by which it remembers the job (R15)."""
-        for name in dict.fromkeys(sink for sink, _ in visible.named):
+        for name in dict.fromkeys(sink for sink, _ in visible.committables):
             try:
                 self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
             except Exception:
@@ -270,8 +270,8 @@ class CheckpointProtocol:
             return action
         self._abort_rights.grant()
         self.newest = self.commit(self.fence.permit(newest), batch)
-        lost = Counter(sink for sink, _ in self.newest.lost())
-        committed = len(self.newest.named) - len(self.newest.hidden())
+        lost = Counter(sink for sink, _ in self.newest.lost_participants())
+        committed = len(self.newest.committables) - len(self.newest.hidden_participants())
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=committed, lost=lost)
         if action is Action.WRITE:
             decisions.require_none_lost(self.newest)
@@ -355,7 +355,7 @@ class CheckpointProtocol:
         decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
         for name, part in memories.in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
-            if self.commit(self.fence.permit(part), batch).lost():
+            if self.commit(self.fence.permit(part), batch).lost_participants():
                 raise memories.external_system_behind_error(name, memories.newest_of(remembered[name], part), part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None) -> dict[str, T]:
@@ -372,15 +372,18 @@ class CheckpointProtocol:
                     raise
                 except Exception as error:
                     newest = self.load()
-                    pending = newest.only(name) if newest else None
-                    if pending is None or not pending.named:
+                    pending = newest.for_sink(name) if newest else None
+                    if pending is None or not pending.committables:
                         if batch:
                             self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
                         raise
                     tries += 1
                     self._outages.failed(f"sink {name!r}", doing, error)
                     if not self._wait_to_ask_again(tries, started, batch):
-                        unanswered, waited = dict.fromkeys(pending.named, error), self.clock.monotonic() - started
+                        unanswered, waited = (
+                            dict.fromkeys(pending.committables, error),
+                            self.clock.monotonic() - started,
+                        )
                         raise decisions.still_in_doubt_error(pending, unanswered, waited) from error
         return answers
 
@@ -670,7 +673,7 @@ class CheckpointProtocol:
         """Commit what is not final, and ask again until the commit timeout, or for `STOP_GRACE_PERIOD` if the query of
         `batch` is being stopped: the next start goes on. What is lost is left to the caller."""
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
-        pending = permit.complete.pending()
+        pending = permit.complete.pending_participants()
         by_sink = Counter(sink for sink, _ in pending)
         self._commit_times = {}
         self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
@@ -695,11 +698,11 @@ class CheckpointProtocol:
     def _require_not_replayed(self, complete: CompletedCheckpoint) -> None:
         """R15: raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is
         no longer in storage."""
-        for name in dict.fromkeys(sink for sink, _ in complete.lost()):
+        for name in dict.fromkeys(sink for sink, _ in complete.lost_participants()):
             sink = self.sinks[name]
             if not isinstance(sink, Auditable):
                 continue
-            [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
+            [holding] = sink.audit(self.job, [complete.audited_part(name)], quick=True).holdings
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self.fence.displaced = True
@@ -733,7 +736,7 @@ class CheckpointProtocol:
         decisions.require_own_transactions(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
         errors: dict[Participant, Exception] = {}
-        pending = complete.pending()
+        pending = complete.pending_participants()
         for name, sink in self.sinks.items():
             asked = [p for p in pending if p[0] == name]
             if not asked:
@@ -742,7 +745,7 @@ class CheckpointProtocol:
             answers: Sequence[CommitOutcome | Exception]
             try:
                 checkpoint = self._checkpoint(complete.checkpoint_id)
-                answers = sink.notify_checkpoint_complete(checkpoint, [complete.named[p] for p in asked])
+                answers = sink.notify_checkpoint_complete(checkpoint, [complete.committables[p] for p in asked])
             except Exception as error:
                 answers = [error] * len(asked)
             self._commit_times[name] = self._commit_times.get(name, (begin,))[0], self.clock.monotonic()
@@ -757,7 +760,7 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ replay
     def _replay_lost(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CompletedCheckpoint:
         """Write again what the external system has lost, until all of the checkpoint is visible."""
-        while complete.lost():
+        while complete.lost_participants():
             complete = self.commit(self._replay(complete, batch), batch)
         self.newest = complete
         self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._commit_times)
@@ -765,7 +768,7 @@ class CheckpointProtocol:
 
     def _replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
-        n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost()
+        n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost_participants()
         self.fence.require_newest("replay")  # R6: only the newest driver does
         self._compare_memories_before_replay(complete, batch)
         self._check_schemas(batch)
@@ -799,7 +802,7 @@ class CheckpointProtocol:
         """R15: raise `StorageBehind` if another driver, with a copy of this storage, has committed a later
         checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows. What
         has lost transactions may have lost earlier commits with them."""
-        for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
+        for name in {sink for sink, _ in complete.lost_participants()} if self.config.exactly_once else ():
             remembered = self.sinks[name].committed_checkpoints(self.job)
             visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {loss.sink for loss in complete.given_up}
@@ -809,7 +812,7 @@ class CheckpointProtocol:
     def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
         """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
         those that were given up."""
-        lost, lost_rows = complete.lost(), dict[str, LostRows]()
+        lost, lost_rows = complete.lost_participants(), dict[str, LostRows]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
@@ -824,7 +827,7 @@ class CheckpointProtocol:
         self, batch: MicroBatch, complete: CompletedCheckpoint, lost_rows: Mapping[str, LostRows]
     ) -> Acks:
         """Run the tasks of a replay, again where a lock blocked one (R8)."""
-        blocked, lost = list[Exception](), complete.lost()
+        blocked, lost = list[Exception](), complete.lost_participants()
         while True:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
                 acks = self._run(batch, len(blocked), complete.next_round, lost_rows)

@@ -70,7 +70,7 @@ class Sweeper:
                 self.make_due()
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
-            named = [c.transaction for complete in history for c in complete.named.values()]  # R16
+            named = [c.transaction for complete in history for c in complete.committables.values()]  # R16
             ended, left = abort_or_leave(sink, not_among(listed, named))
             if ended:
                 aborted[name] = ended

@@ -26,8 +26,8 @@ class Acceptance:
     why: str
 
 
-ANY = "*"
-"""Among `Record.predecessors`: any other lineage."""
+ANY_LINEAGE = "*"
+"""A key of `Record.predecessors` that stands for any other lineage."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Record:
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
     committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
     `predecessors` are the lineages of the job before this one, and the newest checkpoint that the external systems may
-    have of each; None, or with the key `ANY`: whatever they have at the next start. `dead_letters`: by sink of dead
-    letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters were
-    hashed; a replay has to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by
+    have of each; None, or with the key `ANY_LINEAGE`: whatever they have at the next start. `dead_letters`: by sink of
+    dead letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters
+    were hashed; a replay has to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by
     name; () if they are not known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows
     that its system remembers, in this lineage; of a base, the newest up to its savepoint, in that one's, if that is of
     the same job.
@@ -81,7 +81,7 @@ class Record:
 
     @property
     def dead_lettered(self) -> dict[str, int]:
-        """Rows that a sink has refused, by its name."""
+        """The number of rows that each sink has refused, by its name."""
         return {name: self.rows.get(dead, 0) for dead, name in self.dead_letters.items()}
 
     @classmethod
@@ -101,13 +101,13 @@ class Record:
 
 
 Participant = tuple[str, int]
-"""Sink name and subtask."""
+"""The name of a sink, and the number of a subtask (a partition of its rows)."""
 
 
 @dataclass(frozen=True)
 class CompletedCheckpoint:
-    """A complete checkpoint as this process knows it: its records of all rounds, what they name together, and the final
-    outcomes seen so far."""
+    """A complete checkpoint as this process knows it: the records of all its rounds, and the final outcomes seen so
+    far."""
 
     rounds: tuple[Record, ...]
     outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
@@ -122,67 +122,81 @@ class CompletedCheckpoint:
 
     @property
     def next_round(self) -> int:
-        """R3: the successor of the round whose outcomes are final here."""
+        """The round that a replay would write: one after the newest, whose outcomes are final here (R3)."""
         return self.rounds[-1].round + 1
 
     @cached_property
-    def named(self) -> Mapping[Participant, Committable]:
-        """The participants' current committables: those of round 0, replaced or given up round by round."""
+    def committables(self) -> Mapping[Participant, Committable]:
+        """The current committable of each participant: that of round 0, unless a later round has replaced it or given
+        it up."""
         current: dict[Participant, Committable] = {}
         for record in self.rounds:
-            current |= {(c.sink, c.subtask): c for c in record.committables}
+            current |= {(committable.sink, committable.subtask): committable for committable in record.committables}
             for given_up in record.accepted:
                 current.pop((given_up.sink, given_up.subtask), None)
         return current
 
     @property
     def newest_rows(self) -> Mapping[str, int]:
-        """As in `Record`, up to this checkpoint."""
-        remembered = {sink for (sink, _), committable in self.named.items() if committable.remembered}
+        """The field `newest_rows` of the next `Record`: as in this checkpoint's, with the checkpoint itself."""
+        remembered = {sink for (sink, _), committable in self.committables.items() if committable.remembered}
         return {**self.record.newest_rows, **dict.fromkeys(remembered, self.checkpoint_id)}
 
-    def pending(self) -> list[Participant]:
-        """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
-        waiting = {sink for sink, _ in self.lost()}
+    def pending_participants(self) -> list[Participant]:
+        """Return the participants that the sinks have to be asked about, again if need be. A participant that is HELD
+        for a lost one of the same sink waits until that is replaced."""
+        waiting = {sink for sink, _ in self.lost_participants()}
+
+        def is_pending(participant: Participant) -> bool:
+            state = self._state(participant)
+            return state is None or (state is CommitState.HELD and participant[0] not in waiting)
+
+        return [participant for participant in self.committables if is_pending(participant)]
+
+    def lost_participants(self) -> dict[Participant, Committable]:
+        return {
+            participant: committable
+            for participant, committable in self.committables.items()
+            if self._state(participant) is CommitState.LOST
+        }
+
+    def hidden_participants(self) -> list[Participant]:
+        """Return the participants that are not known to be visible."""
         return [
-            p
-            for p in self.named
-            if self._state(p) is None or (self._state(p) is CommitState.HELD and p[0] not in waiting)
+            participant for participant in self.committables if self._state(participant) is not CommitState.COMMITTED
         ]
 
-    def lost(self) -> dict[Participant, Committable]:
-        return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
+    def for_sink(self, sink: str) -> CompletedCheckpoint:
+        """Return the part of one sink in this checkpoint: the same rounds, without the committables of other sinks."""
 
-    def hidden(self) -> list[Participant]:
-        """Those that are not known to be visible."""
-        return [p for p in self.named if self._state(p) is not CommitState.COMMITTED]
+        def restrict(record: Record) -> Record:
+            own = (committable for committable in record.committables if committable.sink == sink)
+            return replace(record, committables=tuple(own))
 
-    def only(self, sink: str) -> CompletedCheckpoint:
-        """The same without the other sinks."""
-        return CompletedCheckpoint(
-            tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
-        )
+        return CompletedCheckpoint(tuple(map(restrict, self.rounds)))
 
     @property
     def given_up(self) -> list[Acceptance]:
         return [loss for record in self.rounds for loss in record.accepted]
 
-    def part(self, sink: str) -> Part:
-        """What `Auditable.audit` gets of one sink."""
+    def audited_part(self, sink: str) -> Part:
+        """Return the part of one sink as `Auditable.audit` gets it."""
         given_up = [loss.transaction for loss in self.given_up if loss.sink == sink]
-        named = list(self.only(sink).named.values())
-        return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
+        committables = list(self.for_sink(sink).committables.values())
+        return Part(self.record.lineage, self.checkpoint_id, committables, given_up, self.rounds[-1].round)
 
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CompletedCheckpoint:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
     def with_round(self, replay: Record) -> CompletedCheckpoint:
-        """The checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are open
-        again."""
-        fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
-        return CompletedCheckpoint(
-            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
-        )
+        """Return the checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are
+        open again."""
+        replaced = {(committable.sink, committable.subtask) for committable in replay.committables}
+        replaced |= {(loss.sink, loss.subtask) for loss in replay.accepted}
+        outcomes = {
+            participant: outcome for participant, outcome in self.outcomes.items() if participant not in replaced
+        }
+        return CompletedCheckpoint((*self.rounds, replay), outcomes)
 
     def _state(self, participant: Participant) -> CommitState | None:
         outcome = self.outcomes.get(participant)
@@ -191,10 +205,10 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """A process shows that it works. `who`: host and process; `at`: the time in milliseconds since the epoch by its
-    clock; `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds until another sign is due,
-    0 for a process that runs no query. `ended`: why the query has ended. `now`: what it does, as
-    `CheckpointStatisticsTracker.activity` tells it."""
+    """A heartbeat, by which a process shows that it works. `who`: host and process; `at`: the time in milliseconds
+    since the epoch by its clock; `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds
+    until another sign is due, 0 for a process that runs no query. `ended`: why the query has ended. `now`: what it
+    does, as `CheckpointStatisticsTracker.activity` tells it."""
 
     who: str = ""
     at: int = 0
@@ -204,7 +218,7 @@ class SignOfLife:
     now: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Without `now`, which the signs in claims and requests lack."""
+        """Return the sign without `now`, which the signs in claims and requests lack."""
         return {name: value for name, value in vars(self).items() if name != "now"}
 
 
@@ -222,7 +236,7 @@ class Claim:
 
 
 class RecordKey(NamedTuple):
-    """Which record of a lineage."""
+    """The place of a record in its lineage."""
 
     checkpoint_id: int
     round: int
@@ -230,7 +244,7 @@ class RecordKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What storage holds of a job: its generations, and the records of the lineage."""
+    """A listing of a job's folder in storage: its generations, and the records of the lineage."""
 
     generations: Sequence[int]
     records: Sequence[RecordKey]
@@ -241,5 +255,5 @@ class Listing:
 
     @property
     def newest_complete(self) -> int:
-        """Id of the newest complete checkpoint, -1 if there is none."""
+        """The id of the newest complete checkpoint, -1 if there is none."""
         return max((key.checkpoint_id for key in self.records if key.round == 0), default=-1)

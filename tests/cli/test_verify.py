@@ -228,7 +228,7 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypa
     sink = load_job(str(job.file)).sinks[kafka_topic]
     assert isinstance(sink, KafkaSink)
     complete = JobStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0]
-    part = complete.part(sink.name)
+    part = complete.audited_part(sink.name)
     other = sink_of(kafka, kafka_topic)
     transactions = [pre_commit(other, texts("another", "two"), subtask=n) for n in range(2)]
     other.abort(transactions[0].transaction)

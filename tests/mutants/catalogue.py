@@ -266,7 +266,7 @@ MUTANTS = (
         "a sink without rows in the newest checkpoint is not missed",
         "coordinator",
         "sorted(set(newest.record.partitions) - set(sinks))",
-        "sorted({sink for sink, _ in newest.named} - set(sinks))",
+        "sorted({sink for sink, _ in newest.committables} - set(sinks))",
         PROTOCOL,
     ),
     Mutant(
@@ -286,7 +286,7 @@ MUTANTS = (
     Mutant(
         "a second call for a batch takes what is decided for visible",
         "coordinator",
-        " or newest.hidden()):",
+        " or newest.hidden_participants()):",
         "):",
         ("tests/protocol/test_rules.py",),
     ),
@@ -563,12 +563,16 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "nothing lost is replayed", "coordinator", "        while complete.lost():", "        while False:", PROTOCOL
+        "nothing lost is replayed",
+        "coordinator",
+        "        while complete.lost_participants():",
+        "        while False:",
+        PROTOCOL,
     ),
     Mutant(
         "a checkpoint that is not visible is saved, or deleted",
         "coordinator",
-        "    if hidden := complete.hidden():\n        raise _in_doubt(",
+        "    if hidden := complete.hidden_participants():\n        raise _in_doubt(",
         "    if False:\n        raise _in_doubt(",
         (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),

@@ -214,7 +214,7 @@ def test_a_claim_of_version_0_2_has_no_token(job: Job) -> None:
     job.storage.put_if_absent(key, seal({name: value for name, value in claim.items() if name != "token"}))
     complete, errors = operator_decisions.ask(job.coordinator().protocol)
     assert complete
-    assert (complete.hidden(), errors) == ([], {})
+    assert (complete.hidden_participants(), errors) == ([], {})
     job.run()
     job.assert_exactly_once()
 

@@ -32,7 +32,7 @@ from coordinator.protocol.decisions import (
 from coordinator.protocol.memories import before_savepoint, require_none_later, require_restored
 from coordinator.protocol.ports import BatchFacts
 from coordinator.spark.checkpoint_location import facts_in
-from coordinator.store.records import ANY, CompletedCheckpoint, Record
+from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record
 from coordinator.task.task import Ack
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.transaction import CommitOutcome, Committable, Fingerprint
@@ -156,17 +156,17 @@ def test_a_batch_that_was_planned_anew_is_another_batch(offset: str):
 def test_a_replay_record_replaces_lost_participants_only():
     complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
     replayed = complete.with_round(record(3, 1, (0,)))
-    assert replayed.named == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
-    assert replayed.pending() == [("s", 0)]
+    assert replayed.committables == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
+    assert replayed.pending_participants() == [("s", 0)]
 
 
 def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced():
     """Or an atomic sink would make the rest of the checkpoint visible without it."""
     complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
-    assert complete.pending() == []
+    assert complete.pending_participants() == []
     require_known(complete)
-    assert list(complete.lost()) == [("s", 0)]
-    assert complete.with_round(record(3, 1, (0,))).pending() == [("s", 0), ("s", 1)]
+    assert list(complete.lost_participants()) == [("s", 0)]
+    assert complete.with_round(record(3, 1, (0,))).pending_participants() == [("s", 0), ("s", 1)]
 
 
 def test_an_unknown_outcome_halts_and_names_the_transaction():
@@ -215,7 +215,7 @@ def test_blocked_tasks_and_tolerable_failures_are_counted_apart(errors: list[Exc
 def test_a_checkpoint_of_many_participants_is_read_once_for_all():
     """Or the driver's time grows with the square of their number."""
     complete = CompletedCheckpoint((record(3),))
-    assert complete.named is complete.named
+    assert complete.committables is complete.committables
 
 
 def test_another_layout_stops_the_replay():
@@ -252,7 +252,7 @@ def test_only_the_record_that_a_restore_put_tells_what_its_savepoint_had():
 
 
 def test_the_lineage_of_a_savepoint_counts_and_no_longer_one():
-    before = {"old": 20, ANY: -1}
+    before = {"old": 20, ANY_LINEAGE: -1}
     base = replace(record(20), restored_from="ffff", predecessors=before, newest_rows={"orders": 20})
     assert before_savepoint("orders", {"oldest": 100, "old": 18}, base) == ("old", 18)
     for memory in ({"oldest": 100, "old": 20}, {"oldest": 3}, {}, None):

@@ -199,7 +199,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> SinkHoldings
             asked.open()
             in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
             for complete in history:
-                number, part = complete.checkpoint_id, complete.part(sink.name)
+                number, part = complete.checkpoint_id, complete.audited_part(sink.name)
                 named = [committable.transaction for committable in part.committables]
                 if len(not_among(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
@@ -241,7 +241,7 @@ def balance(history: History, answers: Mapping[str, SinkHoldings]) -> Balance:
 
 
 def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None) -> Line:
-    record, part = complete.record, complete.part(sink)
+    record, part = complete.record, complete.audited_part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered

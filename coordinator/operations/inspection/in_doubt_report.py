@@ -144,7 +144,7 @@ def _judge(
     if not retained:  # it may be the wrong storage
         return InDoubtTransaction(sink, about, undecided)
     for complete in retained:
-        for named in complete.named.values():
+        for named in complete.committables.values():
             if named.sink == sink and not not_among([about.transaction], [named.transaction]):
                 n, lineage = complete.checkpoint_id, complete.record.lineage
                 about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)

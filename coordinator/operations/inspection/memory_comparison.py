@@ -9,7 +9,7 @@ from coordinator.protocol.memories import before_savepoint, lacks_part, later_ch
 from coordinator.protocol.ports import Sink
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import ANY, CompletedCheckpoint
+from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint
 
 _DELETED = "newer: the storage was deleted, or is another one"
 SET_BACK = (
@@ -97,7 +97,7 @@ def _compare(sink: str, memory: Mapping[str, int] | None, history: Sequence[Comp
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
     known = record.predecessors
-    if known is not None and ANY not in known and (other := later_checkpoint(others, known)):
+    if known is not None and ANY_LINEAGE not in known and (other := later_checkpoint(others, known)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
         return MemoryComparison(name, other[1], verdict, agrees=False, ahead=True)
     newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
@@ -109,7 +109,7 @@ def _compare(sink: str, memory: Mapping[str, int] | None, history: Sequence[Comp
         return MemoryComparison(
             name, lacks[1], "older than the savepoint that was restored: the system was set back", agrees=False
         )
-    lacking = [part for complete in history if lacks_part(memory, part := complete.only(sink))]
+    lacking = [part for complete in history if lacks_part(memory, part := complete.for_sink(sink))]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
         return MemoryComparison(
             name, newest, "as storage" if newest >= 0 else "as storage, which has no rows of its lineage for it"

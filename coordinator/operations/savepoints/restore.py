@@ -21,7 +21,7 @@ from coordinator.storage import CheckpointStorage, storage_at
 from coordinator.storage.stream import Joined
 from coordinator.store.encoding import seal, unseal
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import ANY, CompletedCheckpoint, Record
+from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record
 from sinks._util.progress import progress
 
 logger = logging.getLogger("coordinator.savepoints")
@@ -92,7 +92,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
     """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
     have rows of any lineage and checkpoint."""
     record = savepoint.record
-    n, others = record.checkpoint_id, {ANY: -1} if later or record.predecessors is None else {}
+    n, others = record.checkpoint_id, {ANY_LINEAGE: -1} if later or record.predecessors is None else {}
     # a lineage that ended at this number by chance must not pass for the savepoint's own
     ended = {before: at + (at == n and not record.restored_from) for before, at in (record.predecessors or {}).items()}
     return replace(

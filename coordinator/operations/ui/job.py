@@ -269,7 +269,7 @@ class JobView:
     def how_sinks_write(self) -> dict[str, str]:
         """Of those that tell, by the transactions of the newest checkpoint."""
         newest: CompletedCheckpoint | None = self.newest().value
-        written = {each.sink: each.transaction for each in newest.named.values()} if newest else {}
+        written = {each.sink: each.transaction for each in newest.committables.values()} if newest else {}
         diagnosable = {name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)}
         return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
 
