@@ -92,7 +92,9 @@ class Heartbeat:
                 if is_due or now != signed:
                     self._signs[generation] += 1
                     due = time.monotonic() + self._interval
-                    self._store.journal.sign(generation, self._signs[generation], self._interval, self._reason, now)
+                    self._store.journal.give_sign(
+                        generation, self._signs[generation], self._interval, self._reason, now
+                    )
                     signed = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()

@@ -23,7 +23,7 @@ from coordinator.operations.heartbeat import DriverStatus, State, look_for_drive
 from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
-from coordinator.store.encoding import fitting, understood
+from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import SignOfLife
 from sinks._util.progress import progress
@@ -56,8 +56,8 @@ class Request:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Request:
-        with understood("the request"):
-            request = fitting(cls(body["how"], SignOfLife(**body["sign"]), body["holds"]))
+        with corrupt_if_malformed("the request"):
+            request = require_field_types(cls(body["how"], SignOfLife(**body["sign"]), body["holds"]))
             if request.how not in WAYS or not 0 <= request.holds <= LONGEST:
                 raise ValueError(f"{request.how} within {request.holds} s")
             return request
@@ -99,7 +99,7 @@ class Requests:
         if time.monotonic() >= self._sweep_at:
             self._sweep()
             self._sweep_at = time.monotonic() + _SWEEP
-        asked = self._journal.notes("request")
+        asked = self._journal.note_ids("request")
         if asked:
             self._ended = False
             self._worker = threading.Thread(target=self._serve, args=asked, name="checkpoint-requests", daemon=True)
@@ -139,11 +139,12 @@ class Requests:
         if answer := self._answers.get(id):
             return answer
         try:
-            body, before = self._journal.note("request", id), self._journal.note("answer", id)
+            body, before = self._journal.read_note("request", id), self._journal.read_note("answer", id)
             if body is None or before is not None:
                 return before
             request = Request.from_json(body)
-            if request.how != "trigger" and id not in self._answers and self._journal.note("begun", id) is not None:
+            stops = request.how != "trigger" and id not in self._answers
+            if stops and self._journal.read_note("begun", id) is not None:
                 raise SavepointError(
                     f"a driver before this one had begun to {request.how}, and ended. It is not done again, since the "
                     "query was started anew. See coordinator savepoint list, and ask again if it is to stop"
@@ -159,7 +160,7 @@ class Requests:
             request.require_fresh(self._store.storage.clock())
             self._answers[id] = {}
             self._journal.put_note("begun", id, {})
-            if self._journal.note("request", id) is None:
+            if self._journal.read_note("request", id) is None:
                 raise SavepointError("the request was withdrawn")
             begun = True
 
@@ -186,7 +187,7 @@ class Requests:
 
     def _sweep(self) -> None:
         for folder in ("request", "begun", "answer"):
-            for id in self._journal.notes(folder):
+            for id in self._journal.note_ids(folder):
                 age = time.time_ns() // 1_000_000 - int(id.partition(".")[0])
                 if age > _OLDEST_MS:
                     self._journal.delete_note(folder, id)
@@ -203,7 +204,7 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
     driver = look_for_driver(store)
     if not _may_run(driver):
         raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
-    id, sign = store.journal.note_of_now()
+    id, sign = store.journal.new_note_id()
     try:
         store.journal.put_note("request", id, Request(how, sign, holds).to_json())
         with progress("wait for the driver, which takes the savepoint between two batches"):
@@ -225,7 +226,7 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
 def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
     end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
     gone, gone_at, patience, driver = "", 0.0, _INSIST, look_for_driver(store)
-    while (answer := store.journal.note("answer", id)) is None:
+    while (answer := store.journal.read_note("answer", id)) is None:
         now = time.monotonic()
         if now >= look_at:
             look_at, driver = now + _LOOK, look_for_driver(store)
@@ -233,10 +234,10 @@ def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
             gone = "" if _may_run(driver) else of_driver(driver)
             settles = driver is not None and driver.state in (State.ENDED, State.NONE)  # what it has stopped, perhaps
             patience = max(holds, _INSIST) if settles else _INSIST
-        begun = begun or store.journal.note("begun", id) is not None
+        begun = begun or store.journal.read_note("begun", id) is not None
         if not begun and (gone or now > end):
             store.journal.delete_note("request", id)
-            begun = store.journal.note("begun", id) is not None
+            begun = store.journal.read_note("begun", id) is not None
             if not begun:
                 why = gone or f"The driver has not come to it within {duration(holds)}. {of_driver(driver)}"
                 raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")

@@ -1,4 +1,4 @@
-"""JSON objects as storage has them: sealed with a checksum, and trusted only as what they have to be."""
+"""JSON objects as storage has them: sealed with a checksum, and trusted only if each field is of its type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OLDEST = 2
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
-    """JSON with format number and checksum."""
+    """Return the JSON of `body` with format number and checksum."""
     text = json.dumps(body, sort_keys=True)
     return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}).encode()
 
@@ -47,16 +47,16 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 
 
 @contextmanager
-def understood(where: str) -> Iterator[None]:
-    """Around the parsing of a record: errors of it become `CorruptRecord`."""
+def corrupt_if_malformed(where: str) -> Iterator[None]:
+    """Turn the errors of the block, which parses a record, into `CorruptRecord`. `where`: the record, for people."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
 
 
-def fitting(instance: T) -> T:
-    """Returns the dataclass as it is. Raises TypeError if a field, at any depth, is not of its type."""
+def require_field_types(instance: T) -> T:
+    """Return the dataclass as it is. Raises TypeError if a field, at any depth, is not of its type."""
     for name, kind in _kinds(type(instance)).items():  # type: ignore[arg-type]
         if not _fits(value := getattr(instance, name), kind):
             raise TypeError(f"{name} is {str(value)[:80]!r}")
@@ -84,5 +84,5 @@ def _fits(value: object, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float))
     if is_dataclass(kind):
-        return type(value) is kind and fitting(value) is value
+        return type(value) is kind and require_field_types(value) is value
     return isinstance(value, kind)

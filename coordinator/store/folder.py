@@ -1,4 +1,4 @@
-"""The folder of one job in checkpoint storage, of which `JobStore` and `Journal` know different parts."""
+"""The folder of one job in checkpoint storage; `JobStore` and `Journal` know different parts of it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ class JobFolder:
     def __init__(
         self, storage: CheckpointStorage, job: str, on_call: Callable[[str, float], None] | None = None
     ) -> None:
-        """`on_call` is as in `TimedStorage`."""
+        """Open nothing yet. `on_call` is as in `TimedStorage`."""
         self.storage = storage
-        self.calls = TimedStorage(storage, on_call) if on_call else storage
+        self.timed_storage = TimedStorage(storage, on_call) if on_call else storage
+        """The storage for all calls whose duration counts in the statistics."""
         self.job = job
         self.root = token(job)
 
     def read(self, key: str) -> dict[str, Any] | None:
-        data = self.calls.get(key)
+        data = self.timed_storage.get(key)
         if data is None:
             return None
-        body = unseal(data, self.where(key))
+        body = unseal(data, self.describe(key))
         if (job := body.get("job")) != self.job:
             raise WrongJob(
-                f"{self.where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
+                f"{self.describe(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
                 "do not copy records between jobs."
             )
         return body
 
-    def stale(self, key: str, what: str) -> StorageError:
+    def stale_listing_error(self, key: str, what: str) -> StorageError:
         advice = "Listings have to show what is there; use a storage that is consistent, and start again"
         return StorageError(self.storage.uri, key, what, advice)
 
-    def where(self, key: str) -> str:
+    def describe(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"
 
 

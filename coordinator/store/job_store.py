@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded
 from coordinator.storage import CheckpointStorage, StorageError
-from coordinator.store.encoding import fitting, seal, understood, unseal
+from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.folder import JobFolder, sign_of_life
 from coordinator.store.journal import Journal
 from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Record, RecordKey, SignOfLife
@@ -33,7 +33,7 @@ _STALE_LISTINGS = 20
 
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
-    """The names of all jobs that were ever started on a storage."""
+    """Return the names of all jobs that were ever started on a storage."""
     claims = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
     names = []
     for root, key in claims.items():
@@ -47,7 +47,7 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
 
 
 class JobStore:
-    """What storage holds of one job, in its current lineage (that of the newest claim seen) or in the one given."""
+    """The claims and records of one job, in its current lineage (that of the newest claim seen) or in the one given."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class JobStore:
         """List the job, or one of its folders, now."""
         claims, records = f"{self._folder.root}/generation/", f"{self._folder.root}/{self.lineage}/checkpoint/"
         generations, round_keys = list[int](), list[RecordKey]()
-        for key in self._folder.calls.list(f"{self._folder.root}/{folder}"):
+        for key in self._folder.timed_storage.list(f"{self._folder.root}/{folder}"):
             try:
                 if key.startswith(claims):
                     generations.append(int(key.removeprefix(claims)))
@@ -83,9 +83,9 @@ class JobStore:
 
     # ------------------------------------------------------------------ generations
     def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
-        """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice, as
-        long as the storage is not emptied or set back: then `holds` tells. `address`: as in `Claim`; `next_sign`:
-        seconds until a `sign`."""
+        """Become the newest driver of this job, in its current lineage, so that older drivers stop. No number is given
+        twice, as long as the storage is not emptied or set back; if it is, `holds` tells the claims apart. `address`:
+        as in `Claim`; `next_sign`: seconds until the next sign of life."""
         newest, stale = self.newest_claim(), 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or secrets.token_hex(4)
@@ -96,7 +96,7 @@ class JobStore:
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
         key = self._generation_key(newest.generation + 1)
-        raise self._folder.stale(
+        raise self._folder.stale_listing_error(
             key, f"it is there, but {stale} listings in a row show no generation after {newest.generation}"
         )
 
@@ -132,28 +132,28 @@ class JobStore:
             if claim := self.claim_of(number):  # None: so many have been claimed since that it is deleted
                 return claim
         shown = f"{_STALE_LISTINGS} listings in a row show it, but it is not there"
-        raise self._folder.stale(self._generation_key(number), shown)
+        raise self._folder.stale_listing_error(self._generation_key(number), shown)
 
     def follow_newest_claim(self) -> Claim:
-        """The newest claim, whose lineage is read from now on. Claims nothing."""
+        """Return the newest claim, whose lineage is read from now on. Claims nothing."""
         claim = self.newest_claim()
         self.lineage = claim.lineage
         return claim
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this very claim is in storage: neither gone, nor another one of the same number."""
+        """Tell whether this very claim is in storage: neither gone, nor another one of the same number."""
         found = self.claim_of(claim.generation)
         return found is not None and found.token == claim.token
 
     def claim_of(self, generation: int) -> Claim | None:
-        """The claim of a number; None if it is not there."""
+        """Return the claim of a number; None if it is not there."""
         key = self._generation_key(generation)
         body = self._folder.read(key)
         if body is None:
             return None
-        with understood(self._folder.where(key)):
+        with corrupt_if_malformed(self._folder.describe(key)):
             lineage, address, sign = body["lineage"], body["address"], SignOfLife(**body["sign"])
-            return fitting(Claim(generation, lineage, address, sign, body.get("token", "")))
+            return require_field_types(Claim(generation, lineage, address, sign, body.get("token", "")))
 
     def _new_claim(self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0) -> Claim:
         return Claim(generation, lineage, address, sign_of_life(self.storage, next_sign), secrets.token_hex(8))
@@ -161,7 +161,7 @@ class JobStore:
     def _claim(self, claim: Claim) -> bool:
         body = {key: value for key, value in vars(claim).items() if key != "generation"}
         body |= {"sign": claim.sign.to_json(), "job": self.job}
-        if not self._folder.calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
+        if not self._folder.timed_storage.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         listing = self.listing("generation/")
         if listing.newest_generation != claim.generation:
@@ -169,7 +169,7 @@ class JobStore:
         with suppress(StorageError):  # they do no harm
             for old in listing.generations:
                 if old <= claim.generation - _RETAINED_CLAIMS:
-                    self._folder.calls.delete(self._generation_key(old))
+                    self._folder.timed_storage.delete(self._generation_key(old))
         return True
 
     def _generation_key(self, number: int) -> str:
@@ -177,34 +177,36 @@ class JobStore:
 
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
-        """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
+        """Put a record, unless there is one under its key. Returns True also if that is this very record, because a put
+        that was retried finds the record that it has put."""
         key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
-        won = self._folder.calls.put_if_absent(key, data) or self._has(record)
+        won = self._folder.timed_storage.put_if_absent(key, data) or self._has(record)
         if won:
             with suppress(StorageError):  # `delete_older_than` tries again
                 self._keep_loss(record)
         return won
 
     def _has(self, record: Record) -> bool:
-        return self._folder.calls.get(self._record_key(record.checkpoint_id, record.round)) == seal(record.to_json())
+        key = self._record_key(record.checkpoint_id, record.round)
+        return self._folder.timed_storage.get(key) == seal(record.to_json())
 
     def get(self, checkpoint_id: int, round: int) -> Record | None:
-        """The record of a checkpoint (round 0), or of one of its replays."""
+        """Return the record of a checkpoint (round 0), or of one of its replays; None if it is not there."""
         key = self._record_key(checkpoint_id, round)
         record = self._record_at(key)
         if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
             raise CorruptRecord(
-                f"{self._folder.where(key)} is the record of another checkpoint: it was copied or renamed."
+                f"{self._folder.describe(key)} is the record of another checkpoint: it was copied or renamed."
             )
         return record
 
     def _record_at(self, key: str) -> Record | None:
         body = self._folder.read(key)
-        return Record.from_json(body, self._folder.where(key)) if body is not None else None
+        return Record.from_json(body, self._folder.describe(key)) if body is not None else None
 
     def load_newest(self) -> CompletedCheckpoint | None:
-        """The newest complete checkpoint; None if there is none (R9: read again when retention cut in). A reader need
-        not claim a generation before."""
+        """Return the newest complete checkpoint; None if there is none. If retention deletes it meanwhile, read again
+        (R9). A reader need not claim a generation before."""
         if not (self.lineage or self.follow_newest_claim().lineage):
             return None
         highest, stale = -1, 0
@@ -219,11 +221,11 @@ class JobStore:
                 return CompletedCheckpoint(tuple(rounds))
             highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
         shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
-        raise self._folder.stale(self._record_key(newest, 0), shown)
+        raise self._folder.stale_listing_error(self._record_key(newest, 0), shown)
 
     def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[CompletedCheckpoint]:
-        """Retained complete checkpoints, oldest first: the newest, and those before it whose
-        id is `wanted`. A reader need not claim."""
+        """Return retained complete checkpoints, oldest first: the newest, and those before it whose id is `wanted`. A
+        reader need not claim."""
         newest = self.load_newest()
         if not newest:
             return []
@@ -231,11 +233,11 @@ class JobStore:
         return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
 
     def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
-        """One retained checkpoint. A reader need not claim."""
+        """Return one retained checkpoint; None if it is not there. A reader need not claim."""
         return next(iter(self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])), None)
 
     def read(self, keys: Sequence[RecordKey]) -> list[CompletedCheckpoint]:
-        """The checkpoints of some of the `record_keys`; else as `history`."""
+        """Return the checkpoints of some of the `record_keys`, oldest first."""
         by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(keys), "records") as advance:
             for key in keys:
@@ -245,7 +247,7 @@ class JobStore:
         return [CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0]
 
     def record_keys(self) -> list[RecordKey]:
-        """The keys of all records, oldest first. A reader need not claim."""
+        """Return the keys of all records, oldest first. A reader need not claim."""
         return sorted(self.listing().records) if self.lineage or self.follow_newest_claim().lineage else []
 
     # ------------------------------------------------------------------ old records, and losses
@@ -255,14 +257,14 @@ class JobStore:
                 with suppress(CorruptRecord):  # it stays, since it may tell of a loss: see `losses`
                     if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
                         self._keep_loss(replay)
-                    self._folder.calls.delete(self._record_key(*key))
+                    self._folder.timed_storage.delete(self._record_key(*key))
 
     def losses(self, bad: list[str]) -> list[Record]:
-        """Every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each that
-        cannot be read."""
+        """Return every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each
+        record that cannot be read."""
         losses = {}
         replays = [self._record_key(*key) for key in self.record_keys() if key.round]
-        for key in [*self._folder.calls.list(f"{self._folder.root}/loss"), *replays]:
+        for key in [*self._folder.timed_storage.list(f"{self._folder.root}/loss"), *replays]:
             try:
                 record = self._record_at(key)
                 if record and record.accepted:
@@ -274,7 +276,7 @@ class JobStore:
     def _keep_loss(self, record: Record) -> None:
         if record.accepted:
             name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
-            self._folder.calls.put_if_absent(f"{self._folder.root}/loss/{name}", seal(record.to_json()))
+            self._folder.timed_storage.put_if_absent(f"{self._folder.root}/loss/{name}", seal(record.to_json()))
 
     def _record_key(self, checkpoint_id: int, round: int) -> str:
         return f"{self._folder.root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"

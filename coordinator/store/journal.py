@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import CorruptRecord
-from coordinator.store.encoding import fitting, seal, understood, unseal
+from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.folder import JobFolder, sign_of_life
 from coordinator.store.records import Claim, SignOfLife
 
@@ -30,96 +30,99 @@ class Journal:
         self._folder = folder
 
     # ------------------------------------------------------------------ signs of life
-    def sign(
+    def give_sign(
         self, generation: int, number: int, next: float, ended: str = "", now: Mapping[str, Any] | None = None
     ) -> None:
-        """Give the sign `number` of a generation. It takes the place of all before."""
+        """Write the sign of life `number` of a generation, in place of all earlier ones."""
         folder = f"{self._folder.root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
-        self._folder.calls.put_if_absent(
+        self._folder.timed_storage.put_if_absent(
             key, seal({"sign": sign_of_life(self._folder.storage, next, ended).to_json(), "now": now or {}})
         )
-        for old in self._folder.calls.list(folder):
+        for old in self._folder.timed_storage.list(folder):
             if old < key:
-                self._folder.calls.delete(old)
+                self._folder.timed_storage.delete(old)
 
     def last_sign(self, claim: Claim) -> SignOfLife:
-        """The newest sign of the driver that holds the claim; the claim itself is its first."""
+        """Return the newest sign of life of the driver that holds the claim; the claim itself is the first."""
         folder = f"{self._folder.root}/alive"
         own = f"{folder}/{claim.generation:010d}."
-        while keys := [key for key in self._folder.calls.list(folder) if key.startswith(own)]:
-            if (data := self._folder.calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
-                body = unseal(data, self._folder.where(keys[-1]))
-                with understood(self._folder.where(keys[-1])):
-                    return fitting(SignOfLife(**body["sign"], now=body.get("now", {})))
+        while keys := [key for key in self._folder.timed_storage.list(folder) if key.startswith(own)]:
+            data = self._folder.timed_storage.get(keys[-1])
+            if data is not None:  # None: a newer one has just taken its place
+                body = unseal(data, self._folder.describe(keys[-1]))
+                with corrupt_if_malformed(self._folder.describe(keys[-1])):
+                    return require_field_types(SignOfLife(**body["sign"], now=body.get("now", {})))
         return claim.sign
 
     # ------------------------------------------------------------------ statistics
     def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
-        """Put them with those of the newest object, if it has fewer than `together`, and delete the oldest objects that
-        are not needed for the newest `keep`. Two drivers at once leave some twice, and lose none."""
-        objects = self.statistics()
+        """Add the statistics of some tries to those of the newest object, or begin another object if that has as many
+        as `together`; and delete the oldest objects that are not needed for the newest `keep` tries. Two drivers at
+        once write some tries twice, and lose none."""
+        objects = self.statistics_objects()
         number, count, newest = objects[-1] if objects else (0, 0, "")
         before: list[Mapping[str, Any]] = []
         if count >= together:
             newest = ""
         elif newest:
             try:
-                before = self.statistics_in(newest)
+                before = self.read_statistics(newest)
             except CorruptRecord as error:
                 logger.warning("statistics of job %s go on beside what cannot be read: %s", self._folder.job, error)
                 newest = ""
         number += not newest
         count = len(before) + len(new)
         key = f"{self._folder.root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
-        self._folder.calls.put_if_absent(key, seal({"job": self._folder.job, "checkpoints": [*before, *new]}))
+        self._folder.timed_storage.put_if_absent(key, seal({"job": self._folder.job, "checkpoints": [*before, *new]}))
         if newest:
-            self._folder.calls.delete(newest)
+            self._folder.timed_storage.delete(newest)
         for _, older, old in reversed([each for each in objects if each[2] != newest]):
             if count >= keep:
-                self._folder.calls.delete(old)
+                self._folder.timed_storage.delete(old)
             count += older
 
-    def statistics(self) -> list[tuple[int, int, str]]:
-        """Number, count and key of each object, oldest first; what else is there is passed over. An object never
-        changes."""
-        keys = self._folder.calls.list(f"{self._folder.root}/statistics")
+    def statistics_objects(self) -> list[tuple[int, int, str]]:
+        """Return number, count and key of each object with statistics, oldest first. An object never changes. Keys of
+        another form are passed over."""
+        keys = self._folder.timed_storage.list(f"{self._folder.root}/statistics")
         matches = [(_STATISTICS.search(key), key) for key in keys]
         return [(int(name[1]), int(name[2]), key) for name, key in matches if name]
 
-    def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
-        """Oldest first; some may be in another object, too."""
+    def read_statistics(self, key: str) -> list[Mapping[str, Any]]:
+        """Return the statistics in one object, oldest first. Some of them may be in another object, too."""
         body = self._folder.read(key)
         if body is None:
             return []
-        with understood(self._folder.where(key)):
+        with corrupt_if_malformed(self._folder.describe(key)):
             return [dict(checkpoint) for checkpoint in body["checkpoints"]]
 
     # ------------------------------------------------------------------ notes between operators and drivers
-    def note_of_now(self) -> tuple[str, SignOfLife]:
-        """The id of a new note, which begins with the milliseconds since the epoch, and who puts it when."""
+    def new_note_id(self) -> tuple[str, SignOfLife]:
+        """Return the id of a new note, which begins with the milliseconds since the epoch, and a sign of life that
+        tells who puts the note and when."""
         sign = sign_of_life(self._folder.storage)
         return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
         """Put a note, unless it is there. `folder`: request, begun or answer."""
-        self._folder.calls.put_if_absent(
+        self._folder.timed_storage.put_if_absent(
             f"{self._folder.root}/{folder}/{id}", seal({"job": self._folder.job, "note": body})
         )
 
-    def notes(self, folder: str) -> list[str]:
-        """The ids, oldest first; what else is there is passed over."""
-        ids = [key.rpartition("/")[2] for key in self._folder.calls.list(f"{self._folder.root}/{folder}")]
+    def note_ids(self, folder: str) -> list[str]:
+        """Return the ids of the notes in a folder, oldest first. Keys of another form are passed over."""
+        ids = [key.rpartition("/")[2] for key in self._folder.timed_storage.list(f"{self._folder.root}/{folder}")]
         return [id for id in ids if _NOTE.fullmatch(id)]
 
-    def note(self, folder: str, id: str) -> Mapping[str, Any] | None:
+    def read_note(self, folder: str, id: str) -> Mapping[str, Any] | None:
         key = f"{self._folder.root}/{folder}/{id}"
         body = self._folder.read(key)
         if body is None:
             return None
         if not isinstance(note := body.get("note"), dict):
-            raise CorruptRecord(f"{self._folder.where(key)} is no note of this library")
+            raise CorruptRecord(f"{self._folder.describe(key)} is no note of this library")
         return note
 
     def delete_note(self, folder: str, id: str) -> None:
-        self._folder.calls.delete(f"{self._folder.root}/{folder}/{id}")
+        self._folder.timed_storage.delete(f"{self._folder.root}/{folder}/{id}")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from coordinator.store.encoding import fitting, understood
+from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from sinks.audit import Part
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
@@ -86,8 +86,8 @@ class Record:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Record:
-        with understood(where):
-            return fitting(
+        with corrupt_if_malformed(where):
+            return require_field_types(
                 cls(
                     **dict(body)
                     | {

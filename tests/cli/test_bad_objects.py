@@ -91,7 +91,7 @@ def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
 def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
         storage, store = storage_of(coordinator), coordinator.protocol.store
-        store.journal.sign(store.newest_generation(), 5, 1000.0)
+        store.journal.give_sign(store.newest_generation(), 5, 1000.0)
         *_, newest = [key for key in storage.list("") if "/checkpoint/" in key]
         put(storage, newest, b"evil")
     told = job.cli("status", code=1)
@@ -105,7 +105,7 @@ def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) 
 def test_what_a_driver_says_that_it_does(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
         storage, store = storage_of(coordinator), coordinator.protocol.store
-        store.journal.sign(store.newest_generation(), 5, 1000.0)
+        store.journal.give_sign(store.newest_generation(), 5, 1000.0)
         key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
         put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))
         assert "runs, or has died since its last sign of life" in job.cli("status").output

@@ -137,7 +137,7 @@ def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.Mo
 
         def kill_when_asked() -> None:
             store = JobStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
-            eventually(lambda: bool(store.journal.notes("request")))
+            eventually(lambda: bool(store.journal.note_ids("request")))
             process.kill()
             patient.undo()
 

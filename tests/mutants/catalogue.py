@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "a request that was withdrawn is done",
         "coordinator",
-        'if self._journal.note("request", id) is None:',
+        'if self._journal.read_note("request", id) is None:',
         "if False:",
         REQUESTS,
     ),
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "a stop that a dead driver had begun stops the next one",
         "coordinator",
-        'if request.how != "trigger" and id not in self._answers and self._journal.note("begun", id) is not None:',
+        'if stops and self._journal.read_note("begun", id) is not None:',
         "if False:",
         REQUESTS,
     ),

@@ -168,8 +168,8 @@ def test_a_request_outlives_its_driver(job: Job, target: str) -> None:
     store.journal.put_note("begun", id, {})
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
-        eventually(lambda: store.journal.note("answer", id) is not None)
-        eventually(lambda: store.journal.notes("request") == [])
+        eventually(lambda: store.journal.read_note("answer", id) is not None)
+        eventually(lambda: store.journal.note_ids("request") == [])
     assert [one.summary()["checkpoint"] for one in list_savepoints(target)] == [1]
 
 
@@ -180,7 +180,7 @@ def test_what_was_answered_is_not_done_again(job: Job, target: str) -> None:
     store.journal.put_note("answer", id, {"savepoint": {}})
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
-        eventually(lambda: store.journal.notes("request") == [])
+        eventually(lambda: store.journal.note_ids("request") == [])
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
@@ -195,14 +195,14 @@ def test_what_a_driver_began_before_it_died_does_not_stop_the_next_one(job: Job,
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(2).run(coordinator)
         assert f"a driver before this one had begun to {how}" in answer_to(store, id)["error"]
-        eventually(lambda: store.journal.notes("request") == [])
+        eventually(lambda: store.journal.note_ids("request") == [])
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
 
 def asked(store: JobStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s) -> str:
     """A request that nobody waits for."""
-    id, sign = store.journal.note_of_now()
+    id, sign = store.journal.new_note_id()
     store.journal.put_note("request", id, Request(how, change(sign)).to_json())
     return id
 
@@ -218,10 +218,10 @@ def test_a_request_is_refused_by_its_age(job: Job, target: str, hours: float, to
     id = asked(store, "stop", aged(hours))
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
-        eventually(lambda: store.journal.note("answer", id) is not None)
-        assert told in (store.journal.note("answer", id) or {})["error"]
+        eventually(lambda: store.journal.read_note("answer", id) is not None)
+        assert told in (store.journal.read_note("answer", id) or {})["error"]
         assert coordinator.query.isActive
-        eventually(lambda: store.journal.notes("request") == [])
+        eventually(lambda: store.journal.note_ids("request") == [])
     assert list_savepoints(target) == []
 
 
@@ -235,8 +235,8 @@ def test_a_storage_with_a_clock_tells_the_age(job: Job, target: str) -> None:
     with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         id = asked(store, change=aged(5))  # the operator's machine is hours behind
-        eventually(lambda: store.journal.note("answer", id) is not None)
-        assert "savepoint" in (store.journal.note("answer", id) or {})
+        eventually(lambda: store.journal.read_note("answer", id) is not None)
+        assert "savepoint" in (store.journal.read_note("answer", id) or {})
 
 
 def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
@@ -249,11 +249,11 @@ def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
         with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s\. Driver: generation 2 \("):
             ask_driver(store, "trigger", holds=2)
         assert coordinator.query.isActive
-        assert store.journal.notes("request") == [id]
-        assert store.journal.notes("begun") == store.journal.notes("answer") == []
+        assert store.journal.note_ids("request") == [id]
+        assert store.journal.note_ids("begun") == store.journal.note_ids("answer") == []
         assert list_savepoints(target) == []
         job.quiet(2).run(coordinator)  # started again, it is the newest
-        eventually(lambda: store.journal.note("answer", id) is not None)
+        eventually(lambda: store.journal.read_note("answer", id) is not None)
         eventually(lambda: not coordinator.query.isActive)
     assert len(list_savepoints(target)) == 1
 
@@ -290,8 +290,8 @@ def amid_a_batch(
 
 
 def answer_to(store: JobStore, id: str) -> Mapping[str, Any]:
-    eventually(lambda: store.journal.note("answer", id) is not None)
-    return store.journal.note("answer", id) or {}
+    eventually(lambda: store.journal.read_note("answer", id) is not None)
+    return store.journal.read_note("answer", id) or {}
 
 
 def test_what_is_withdrawn_while_the_driver_waits_for_its_batch(
@@ -354,7 +354,7 @@ def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatc
     with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(begun_at_once(job.storage), "stop", holds=1)
-        eventually(lambda: bool(store_of(job.storage).journal.notes("begun")))
+        eventually(lambda: bool(store_of(job.storage).journal.note_ids("begun")))
     with pytest.raises(SavepointError, match=r"(?s)the outcome is unknown.* savepoint list"):
         waiting.result(120)
 
@@ -371,10 +371,10 @@ def test_a_cancel_may_take_as_long_as_the_request_holds(job: Job, target: str, m
     with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(Followed(begun_at_once(job.storage), look), "cancel", holds=600)
-        eventually(lambda: bool(store.journal.notes("begun")))
+        eventually(lambda: bool(store.journal.note_ids("begun")))
     looks.clear()
     eventually(lambda: len(looks) > 5 or waiting.done())
-    [id] = store.journal.notes("begun")
+    [id] = store.journal.note_ids("begun")
     store.journal.put_note("answer", id, {"savepoint": {"checkpoint": 0}})
     assert waiting.result(120) == {"checkpoint": 0}
 
@@ -431,7 +431,7 @@ def test_an_answer_that_storage_did_not_take_for_long_is_told_later(
         job.quiet(1).run(coordinator)
         id = asked(store)
         assert "savepoint" in answer_to(store, id)
-        eventually(lambda: store.journal.notes("request") == [])
+        eventually(lambda: store.journal.note_ids("request") == [])
         assert storage.left == 0
     assert len(list_savepoints(target)) == 1
 
@@ -462,7 +462,7 @@ def test_a_request_that_cannot_be_read_holds_up_no_other(job: Job, target: str) 
     with job.coordinator(storage=Denied(job.storage), config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         assert ask_driver(store_of(job.storage), "trigger")["checkpoint"] == 0
-    assert store_of(job.storage).journal.notes("request") == [unreadable]
+    assert store_of(job.storage).journal.note_ids("request") == [unreadable]
 
 
 @pytest.mark.parametrize(
@@ -479,13 +479,13 @@ def test_a_request_that_cannot_be_read_holds_up_no_other(job: Job, target: str) 
 )
 def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, data: bytes) -> None:
     store = store_of(job.storage)
-    id, _ = store.journal.note_of_now()
+    id, _ = store.journal.new_note_id()
     job.storage.put_if_absent(f"{token('job')}/request/{id}", data)
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         assert ask_driver(store, "trigger")["checkpoint"] == 0
-    assert "error" in (store.journal.note("answer", id) or {})
-    assert store.journal.notes("request") == []
+    assert "error" in (store.journal.read_note("answer", id) or {})
+    assert store.journal.note_ids("request") == []
 
 
 def test_a_foreign_object_beside_the_history_keeps_no_request_from_being_done(job: Job, target: str) -> None:
@@ -530,14 +530,14 @@ def test_what_nobody_fetched_is_gone_after_a_day(job: Job, monkeypatch: pytest.M
     old = f"{time.time_ns() // 1_000_000 - 90_000_000:015d}.{'0' * 16}"
     for folder in ("request", "begun", "answer"):
         store.journal.put_note(folder, old, {})
-    new, _ = store.journal.note_of_now()
+    new, _ = store.journal.new_note_id()
     store.journal.put_note("answer", new, {})
     with job.coordinator(config=FAST) as coordinator:
         job.quiet(1).run(coordinator)
         eventually(lambda: len(notes(job.storage)) == 1)
         store.journal.put_note("answer", old, {})  # while the driver runs
         eventually(lambda: len(notes(job.storage)) == 1)
-    assert store.journal.notes("answer") == [new]
+    assert store.journal.note_ids("answer") == [new]
 
 
 def test_it_costs_one_list_each_time(job: Job) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.storage import CheckpointStorage, StorageError, storage_at
-from coordinator.store.encoding import fitting, seal, understood, unseal
+from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.records import Record
 
 logger = logging.getLogger("coordinator.savepoints")
@@ -83,11 +83,13 @@ class Savepoint:
         where = f"the _metadata of savepoint {uri}"
         try:
             body = unseal(data, where)
-            with understood(where):
+            with corrupt_if_malformed(where):
                 records = tuple(Record.from_json(record, where) for record in body["records"])
                 if not uri.partition("?")[0].endswith(f"/{body['id']}") or not records:
                     raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
-                return fitting(cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])}))
+                return require_field_types(
+                    cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])})
+                )
         except CorruptRecord as error:
             raise SavepointError(str(error)) from error
 

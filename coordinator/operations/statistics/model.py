@@ -16,7 +16,7 @@ from coordinator.errors import CheckpointError
 from coordinator.operations.heartbeat import DriverStatus, State
 from coordinator.operations.inspection.text import by_sink, duration
 from coordinator.storage import StorageError
-from coordinator.store.encoding import fitting
+from coordinator.store.encoding import require_field_types
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint
 
@@ -88,7 +88,7 @@ class CheckpointStatistics:
         """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
-        return fitting(cls(**known | texts | {"status": Status(known["status"])}))
+        return require_field_types(cls(**known | texts | {"status": Status(known["status"])}))
 
     @property
     def remarks(self) -> str:
@@ -211,7 +211,7 @@ class Activity:
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         if "checkpoint" in known:
             known["checkpoint"] = CheckpointStatistics.from_json(known["checkpoint"])
-        return fitting(cls(**known))
+        return require_field_types(cls(**known))
 
 
 # ---------------------------------------------------------------------- kept in storage
@@ -248,7 +248,7 @@ def load_history(
     calls before have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}
-    for *_, key in store.journal.statistics():
+    for *_, key in store.journal.statistics_objects():
         read[key] = before.get(key) or list(_understood(store, key, bad))
     before.clear()
     before |= read
@@ -262,7 +262,7 @@ def load_history(
 
 def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
     try:
-        for value in store.journal.statistics_in(key):
+        for value in store.journal.read_statistics(key):
             try:
                 yield CheckpointStatistics.from_json(value)
             except (KeyError, TypeError, ValueError) as error:
