@@ -23,7 +23,7 @@ from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.guarantee import Guarantee
-from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, with_dead_letters
+from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, sinks_by_name
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.spark.batch import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
@@ -89,7 +89,7 @@ class CheckpointCoordinator:
             raise TypeError(f"sinks has to be a list of sinks, not {sinks!r}")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
-        self.sinks = with_dead_letters(sinks)
+        self.sinks = sinks_by_name(sinks)
         self._shared = len(sinks) > 1
         """Whether several jobs of Spark read a batch. Sinks of dead letters have none of their own."""
         config = config or CheckpointConfig()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.operations.inspection.balance import Verdict, take_balance
-from coordinator.protocol.ports import with_dead_letters
+from coordinator.protocol.ports import sinks_by_name
 from coordinator.storage import open_storage
 from coordinator.store.job_store import JobStore
 from sinks.errors import BadValue
@@ -100,7 +100,7 @@ class DeadLettersOfTables:
         assert [found and list(found.rows) for found in others] == [[], []]
         sink.dead_letters.close()
         store = JobStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
-        books = take_balance(store, with_dead_letters([sink]))
+        books = take_balance(store, sinks_by_name([sink]))
         assert books.verdict is Verdict.BALANCED
         written = [(line.counts["pre_committed"] or 0) + (line.counts["dead_lettered"] or 0) for line in books.lines]
         assert [line.counts["read"] for line in books.lines] == written

@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from coordinator.protocol.ports import with_dead_letters
+from coordinator.protocol.ports import sinks_by_name
 from coordinator.task.task import Ack, LostRows, SinkTask
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal, allowed, find_refused_rows
@@ -273,7 +273,7 @@ def test_what_does_not_go_together() -> None:
 
     shared = Calls()
     with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
-        with_dead_letters([choosy(shared), choosy(shared)])
+        sinks_by_name([choosy(shared), choosy(shared)])
 
 
 SEARCHED = """

@@ -26,7 +26,7 @@ class AbortRights:
         return self._granted and not self._undecided
 
     @contextmanager
-    def none_while_pre_committed(self) -> Iterator[None]:
+    def suspend_while_pre_committed(self) -> Iterator[None]:
         """Abort nothing in the block, because the batch under way is pre-committed, and its record is yet to come."""
         before = self._undecided
         self._undecided = True
@@ -36,7 +36,7 @@ class AbortRights:
             self._undecided = before
 
     @contextmanager
-    def none_until_decided(self) -> Iterator[None]:
+    def suspend_until_decided(self) -> Iterator[None]:
         """Abort nothing while the block puts a record, nor ever again if the block fails: the put may still land."""
         self._undecided = True
         yield

@@ -50,7 +50,7 @@ class Fence:
             )
         found = self.store.claim_of(self.generation)
         if found is None:
-            raise self.storage_changed(what, f"the claim of this driver (generation {self.generation})")
+            raise self.storage_changed_error(what, f"the claim of this driver (generation {self.generation})")
         if found.token != self.claim.token:
             self.displaced = True
             self.has_namesake = found.lineage == self.claim.lineage
@@ -60,7 +60,7 @@ class Fence:
                 f"ran. This driver may not {what} any more. Two drivers of one job were running. Let one of them run."
             )
 
-    def storage_changed(self, what: str, gone: str) -> StorageBehind:
+    def storage_changed_error(self, what: str, gone: str) -> StorageBehind:
         self.displaced = True
         return StorageBehind(
             f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "

@@ -62,7 +62,7 @@ def compute_guarantee(
     return Guarantee(tuple(reasons), complete=batch is not None)
 
 
-def of_source(class_name: str, description: str) -> list[str]:
+def source_weaknesses(class_name: str, description: str) -> list[str]:
     """`class_name` is that of Spark's source in the JVM. Sources not named here keep Spark's contract: they give
     the rows of an offset range again."""
     if class_name == "TextSocketMicroBatchStream":
@@ -79,7 +79,7 @@ CHECKED_SHUFFLES = tuple(
 ones, and fails a job that has used both."""
 
 
-def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
+def shuffle_weaknesses(*, checked: bool, deterministic: bool) -> list[str]:
     if checked or deterministic:
         return []
     return [
@@ -88,7 +88,7 @@ def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
     ]
 
 
-def of_order(functions: Sequence[str]) -> list[str]:
+def order_weaknesses(functions: Sequence[str]) -> list[str]:
     """`functions`: those in the query that take the rows that happen to come first, such as `first()`."""
     return [
         f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
@@ -97,7 +97,7 @@ def of_order(functions: Sequence[str]) -> list[str]:
     ]
 
 
-def of_checkpoint_location(location: str) -> list[str]:
+def checkpoint_location_weaknesses(location: str) -> list[str]:
     if location.rsplit("/", 1)[-1].startswith("temporary-"):
         return [f"Spark's checkpointLocation {location} is a temporary one; set option('checkpointLocation', …)"]
     return []

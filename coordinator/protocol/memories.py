@@ -24,7 +24,7 @@ def require_none_later(
 ) -> None:
     """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is
     always put before anything of it is committed."""
-    if (later := later_checkpoint(memory, known)) is None:
+    if (later := find_later_checkpoint(memory, known)) is None:
         return
     other, newest = later
     if other == lineage and other in known:
@@ -85,7 +85,7 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
     """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
     for sink, memory in memories.items():
-        if lacking := before_savepoint(sink, memory, base):
+        if lacking := lacking_before_savepoint(sink, memory, base):
             lineage, newest = lacking
             raise ExternalSystemBehind(
                 f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
@@ -95,7 +95,7 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
             )
 
 
-def before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
+def lacking_before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
     """The lineage that the savepoint of `base` was taken of, and the newest checkpoint that a sink remembers of it, if
     the sink lacks rows of before the savepoint."""
     if not base.restored_from:
@@ -105,7 +105,7 @@ def before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) 
     return next((end for end in ends if end[1] < wanted), None)
 
 
-def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
+def record_filter(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
     """Tells by its id whether a retained record before the newest has to be read, because a sink may lack its
     checkpoint or have it in doubt. Of thousands these are a few."""
     ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
@@ -115,7 +115,7 @@ def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str
     return lambda id: id > first or id in ids
 
 
-def in_doubt_again(
+def find_in_doubt_again(
     memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[CompletedCheckpoint]
 ) -> list[tuple[str, CompletedCheckpoint]]:
     """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
@@ -130,7 +130,7 @@ def in_doubt_again(
             if len(gone) < len(named):
                 parts.append((sink, part))
             if gone and memory is not None and lacks_part(memory, part):
-                raise external_system_behind_error(sink, newest_of(memory, part), part)
+                raise external_system_behind_error(sink, newest_committed(memory, part), part)
     return parts
 
 
@@ -164,7 +164,7 @@ def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoi
     )
 
 
-def later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
+def find_later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
     """A lineage with a later checkpoint than the known one, and that checkpoint."""
     return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
 
@@ -172,9 +172,9 @@ def later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float
 def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.committables.values())
-    return remembered and newest_of(memory, part) < part.checkpoint_id
+    return remembered and newest_committed(memory, part) < part.checkpoint_id
 
 
-def newest_of(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
+def newest_committed(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
     """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
     return (memory or {}).get(complete.record.lineage, -1)

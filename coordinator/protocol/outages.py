@@ -30,7 +30,7 @@ class Outages:
         self._job, self._clock = job, clock
         self._now: dict[str, _Outage] = {}
 
-    def failed(self, who: str, doing: str, error: BaseException) -> None:
+    def record_failure(self, who: str, doing: str, error: BaseException) -> None:
         logger.debug("job %s: %s failed to %s", self._job, who, doing, exc_info=error)
         text = printable(" ".join(str(error).split()))
         outage = self._now.get(who)
@@ -45,7 +45,7 @@ class Outages:
             again = "job %s: %s has failed to %s for %.0f s, %d times: %s"
             logger.warning(again, self._job, who, outage.doing, lasted, outage.tries, text)
 
-    def over(self, who: str, doing: str) -> None:
+    def record_success(self, who: str, doing: str) -> None:
         outage = self._now.get(who)
         if outage and outage.doing == doing:
             del self._now[who]

@@ -119,7 +119,7 @@ class Acks:
     all: Sequence[Ack] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, sink: str) -> list[Committable]:
+    def committables_of(self, sink: str) -> list[Committable]:
         return [committable for committable in self.committables if committable.sink == sink]
 
     @property
@@ -138,14 +138,14 @@ class Acks:
     @property
     def bytes(self) -> dict[str, int]:
         """By sink, the size of its record batches."""
-        return _by_sink((ack.sink, ack.bytes) for ack in self.all)
+        return _sum_by_sink((ack.sink, ack.bytes) for ack in self.all)
 
     @property
     def rows(self) -> dict[str, int]:
-        return _by_sink((ack.sink, ack.fingerprint.rows) for ack in self.all)
+        return _sum_by_sink((ack.sink, ack.fingerprint.rows) for ack in self.all)
 
 
-def _by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sum_by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
     sums = dict[str, int]()
     for sink, number in numbers:
         sums[sink] = sums.get(sink, 0) + number
@@ -153,7 +153,7 @@ def _by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------------- sinks of dead letters
-def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
+def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
     """All sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two sinks
     have one name."""
     dead = [sink.dead_letters for sink in sinks if sink.dead_letters]

@@ -104,7 +104,7 @@ class CheckpointProtocol:
             starts = batch.run_id != self.run_id
             # 1. recover (with 2. inside it, before it commits); later batches need 2. alone: write, finish or skip
             action = self._start_run(batch) if starts else self._choose_action(batch)
-            if self._sweeper.due:
+            if self._sweeper.is_due:
                 self.sweep()  # 3. presumed abort
             if action is Action.WRITE:
                 self._topic_ids = self._topic_ids_now(batch)
@@ -351,12 +351,14 @@ class CheckpointProtocol:
         if not visible:
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
-        wanted = memories.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
+        wanted = memories.record_filter(remembered, chain(*in_doubt.values()), self.store.lineage)
         decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
-        for name, part in memories.in_doubt_again(remembered, in_doubt, decided):
+        for name, part in memories.find_in_doubt_again(remembered, in_doubt, decided):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost_participants():
-                raise memories.external_system_behind_error(name, memories.newest_of(remembered[name], part), part)
+                raise memories.external_system_behind_error(
+                    name, memories.newest_committed(remembered[name], part), part
+                )
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None) -> dict[str, T]:
         """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
@@ -367,7 +369,7 @@ class CheckpointProtocol:
             while name not in answers:
                 try:
                     answers[name] = question(sink)
-                    self._outages.over(f"sink {name!r}", doing)
+                    self._outages.record_success(f"sink {name!r}", doing)
                 except ConfigurationError:
                     raise
                 except Exception as error:
@@ -378,7 +380,7 @@ class CheckpointProtocol:
                             self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
                         raise
                     tries += 1
-                    self._outages.failed(f"sink {name!r}", doing, error)
+                    self._outages.record_failure(f"sink {name!r}", doing, error)
                     if not self._wait_to_ask_again(tries, started, batch):
                         unanswered, waited = (
                             dict.fromkeys(pending.committables, error),
@@ -545,13 +547,13 @@ class CheckpointProtocol:
             rows=rows,
             bytes=acks.bytes,
             dead_lettered={name: rows[dead] for dead, name in self._dead_letter_writers.items() if rows.get(dead)},
-            transactions={name: len(acks.of(name)) for name in self.sinks},
+            transactions={name: len(acks.committables_of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        with self._abort_rights.none_while_pre_committed():
+        with self._abort_rights.suspend_while_pre_committed():
             self._compare_memories_again(batch)
         for name, sink in self.sinks.items():
-            if isinstance(sink, Validating) and (committables := acks.of(name)):
+            if isinstance(sink, Validating) and (committables := acks.committables_of(name)):
                 sink.validate_all(self._checkpoint(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
@@ -617,9 +619,9 @@ class CheckpointProtocol:
         except Exception as error:
             if not batch.active:
                 raise
-            self._outages.failed("the source", doing, error)
+            self._outages.record_failure("the source", doing, error)
             return self._topic_ids
-        self._outages.over("the source", doing)
+        self._outages.record_success("the source", doing)
         decisions.require_same_topics(batch.facts.checkpoint_id, self._topic_ids, now)
         return now
 
@@ -629,7 +631,7 @@ class CheckpointProtocol:
         decided. `before`: the checkpoint that the record adds a round to."""
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
-            with self._abort_rights.none_until_decided():
+            with self._abort_rights.suspend_until_decided():
                 decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
         except (Superseded, StorageBehind):
             self._abort(record.committables)
@@ -655,7 +657,7 @@ class CheckpointProtocol:
         known = before or self.newest
         own = {(record.checkpoint_id, record.round)} | ({(known.checkpoint_id, 0)} if known else set())
         if gone := own.difference(listing.records):  # set back just now; or wiped, and our number is a new driver's
-            raise self.fence.storage_changed("commit", f"the record of checkpoint {min(gone)[0]}")
+            raise self.fence.storage_changed_error("commit", f"the record of checkpoint {min(gone)[0]}")
         self.newest = complete
         self._delete_older_records(listing)
         return permit
@@ -712,9 +714,9 @@ class CheckpointProtocol:
         for name in self.sinks:
             failed = [error for (sink, _), error in errors.items() if sink == name]
             if failed:
-                self._outages.failed(f"sink {name!r}", "commit", failed[0])
+                self._outages.record_failure(f"sink {name!r}", "commit", failed[0])
             else:
-                self._outages.over(f"sink {name!r}", "commit")
+                self._outages.record_success(f"sink {name!r}", "commit")
 
     def _wait_to_ask_again(self, tries: int, started: float, batch: MicroBatch | None) -> bool:
         """Wait for a random time, longer with each try. False if there is no time left."""

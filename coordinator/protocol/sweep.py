@@ -11,7 +11,7 @@ from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
-from coordinator.protocol.memories import worth_reading
+from coordinator.protocol.memories import record_filter
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
@@ -38,7 +38,7 @@ class Sweeper:
         self._swept_at = -math.inf
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return self._clock.monotonic() - self._swept_at > self._interval
 
     def make_due(self) -> None:
@@ -54,21 +54,21 @@ class Sweeper:
         for name, sink in self._sinks.items():
             try:
                 listed = list(sink.in_doubt(self._job))
-                self._outages.over(f"sink {name!r}", "list what is in doubt")
+                self._outages.record_success(f"sink {name!r}", "list what is in doubt")
             except Exception as error:
                 self.make_due()
-                self._outages.failed(f"sink {name!r}", "list what is in doubt", error)
+                self._outages.record_failure(f"sink {name!r}", "list what is in doubt", error)
                 continue
             try:
                 fence.require_newest("sweep")
-                wanted = worth_reading({}, listed, fence.store.lineage)
+                wanted = record_filter({}, listed, fence.store.lineage)
                 history = fence.store.history(wanted) if listed else []
                 if records_exist and listed and not history:
                     raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
-                self._outages.over("the storage", "read the records before a sweep")
+                self._outages.record_success("the storage", "read the records before a sweep")
             except (StorageError, StorageBehind) as error:
                 self.make_due()
-                self._outages.failed("the storage", "read the records before a sweep", error)
+                self._outages.record_failure("the storage", "read the records before a sweep", error)
                 continue
             named = [c.transaction for complete in history for c in complete.committables.values()]  # R16
             ended, left = abort_or_leave(sink, not_among(listed, named))

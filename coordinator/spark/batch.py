@@ -221,13 +221,15 @@ class SparkBatch(MicroBatch):
 
     # ------------------------------------------------------------------ its source
     def weaknesses(self, *, recomputed: bool) -> list[str]:
-        weaknesses = guarantee.of_checkpoint_location(self.location)
+        weaknesses = guarantee.checkpoint_location_weaknesses(self.location)
         for source in self._execution.sources:
-            weaknesses += guarantee.of_source(*source)
+            weaknesses += guarantee.source_weaknesses(*source)
         by_order = self._execution.order_dependent(self._df)
-        weaknesses += guarantee.of_order(by_order) if recomputed else []
+        weaknesses += guarantee.order_weaknesses(by_order) if recomputed else []
         deterministic = self._execution.is_deterministic(self._df) and not by_order
-        return weaknesses + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
+        return weaknesses + guarantee.shuffle_weaknesses(
+            checked=self._shuffles_are_checked(), deterministic=deterministic
+        )
 
     def _shuffles_are_checked(self) -> bool:
         try:

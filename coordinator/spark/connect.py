@@ -113,7 +113,7 @@ class ConnectBatch(SparkBatch):
         with redirect_stdout(plan):
             self._query.explain(extended=True)
         socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
-        return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
+        return guarantee.source_weaknesses("TextSocketMicroBatchStream", socket[1]) if socket else []
 
     def topic_ids(self) -> TopicIds:
         return ()

@@ -202,8 +202,8 @@ MUTANTS = (
     Mutant(
         "a claim that is gone is taken for one that is there (R14)",
         "coordinator",
-        "        if found is None:\n            raise self.storage_changed(",
-        "        if found is None:\n            return\n            raise self.storage_changed(",
+        "        if found is None:\n            raise self.storage_changed_error(",
+        "        if found is None:\n            return\n            raise self.storage_changed_error(",
         MEMORIES,
     ),
     Mutant(
@@ -372,8 +372,8 @@ MUTANTS = (
     Mutant(
         "rows of a lineage that storage does not know (R15)",
         "coordinator",
-        "    if (later := later_checkpoint(memory, known)) is None:",
-        "    if (later := later_checkpoint(memory, known)) is None or later[0] != lineage:",
+        "    if (later := find_later_checkpoint(memory, known)) is None:",
+        "    if (later := find_later_checkpoint(memory, known)) is None or later[0] != lineage:",
         MEMORIES,
     ),
     Mutant(

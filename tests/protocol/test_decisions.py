@@ -29,7 +29,7 @@ from coordinator.protocol.decisions import (
     require_same_topics,
     still_in_doubt_error,
 )
-from coordinator.protocol.memories import before_savepoint, require_none_later, require_restored
+from coordinator.protocol.memories import lacking_before_savepoint, require_none_later, require_restored
 from coordinator.protocol.ports import BatchFacts
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record
@@ -254,6 +254,6 @@ def test_only_the_record_that_a_restore_put_tells_what_its_savepoint_had():
 def test_the_lineage_of_a_savepoint_counts_and_no_longer_one():
     before = {"old": 20, ANY_LINEAGE: -1}
     base = replace(record(20), restored_from="ffff", predecessors=before, newest_rows={"orders": 20})
-    assert before_savepoint("orders", {"oldest": 100, "old": 18}, base) == ("old", 18)
+    assert lacking_before_savepoint("orders", {"oldest": 100, "old": 18}, base) == ("old", 18)
     for memory in ({"oldest": 100, "old": 20}, {"oldest": 3}, {}, None):
-        assert before_savepoint("orders", memory, base) is None
+        assert lacking_before_savepoint("orders", memory, base) is None

@@ -22,7 +22,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.operations.inspection.balance import Verdict, take_balance
-from coordinator.protocol.ports import with_dead_letters
+from coordinator.protocol.ports import sinks_by_name
 from coordinator.storage import open_storage
 from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
@@ -343,7 +343,7 @@ FURTHER = (*FILES, *FURTHER_TABLES, kafka_to_postgres)
 
 def in_doubt(query: Query, job: str) -> int:
     found = 0
-    for sink in with_dead_letters(query.sinks).values():
+    for sink in sinks_by_name(query.sinks).values():
         sink.open()
         with closing(sink):
             found += len(list(sink.in_doubt(job)))
@@ -408,7 +408,7 @@ def test_killed_and_restarted(
             assert query.found() == query.expected(ids), folder.name
             assert in_doubt(query, folder.name) == 0, folder.name
             store = JobStore(open_storage(f"file://{folder / 'storage'}"), folder.name)
-            books = take_balance(store, with_dead_letters(query.sinks))
+            books = take_balance(store, sinks_by_name(query.sinks))
             asked = not any(isinstance(sink, FileSink) for sink in query.sinks)
             assert books.verdict is (Verdict.BALANCED if asked else Verdict.UNKNOWN), books.to_json()
             assert (folder / "killed").exists() is query.worker_killed, folder.name

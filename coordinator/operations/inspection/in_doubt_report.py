@@ -16,7 +16,7 @@ from coordinator.operations.heartbeat import DriverStatus, look_for_driver
 from coordinator.operations.inspection.memory_comparison import set_back
 from coordinator.operations.inspection.text import duration
 from coordinator.protocol.fence import Fence
-from coordinator.protocol.memories import worth_reading
+from coordinator.protocol.memories import record_filter
 from coordinator.protocol.ports import Sink
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import Claim, CompletedCheckpoint
@@ -111,7 +111,7 @@ def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None
             advance(1)
     listed_transactions = [about.transaction for abouts in listed.values() for about in abouts]
     generation = store.newest_generation()
-    history = store.history(worth_reading({}, listed_transactions, store.lineage))
+    history = store.history(record_filter({}, listed_transactions, store.lineage))
     if claimed is not None:
         try:
             Fence(store, claimed).require_newest("abort anything")

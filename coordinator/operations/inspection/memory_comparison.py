@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.protocol.memories import before_savepoint, lacks_part, later_checkpoint, newest_of, worth_reading
+from coordinator.protocol.memories import (
+    find_later_checkpoint,
+    lacking_before_savepoint,
+    lacks_part,
+    newest_committed,
+    record_filter,
+)
 from coordinator.protocol.ports import Sink
 from coordinator.spark.checkpoint_location import newest_commit, open_location
 from coordinator.store.job_store import JobStore
@@ -47,7 +53,7 @@ def compare_memories(store: JobStore, sinks: Mapping[str, Sink], location: str |
     files = None if location is None else open_location(location).files()
     memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
     store.follow_newest_claim()
-    history = store.history(worth_reading(memories, (), store.lineage))
+    history = store.history(record_filter(memories, (), store.lineage))
     newest = history[-1].checkpoint_id if history else -1
     yield MemoryComparison("storage", newest, "" if history else "holds no checkpoint of this job")
     if files is not None:
@@ -97,15 +103,15 @@ def _compare(sink: str, memory: Mapping[str, int] | None, history: Sequence[Comp
     record = history[-1].record
     others = {lineage: newest for lineage, newest in memory.items() if lineage != record.lineage}
     known = record.predecessors
-    if known is not None and ANY_LINEAGE not in known and (other := later_checkpoint(others, known)):
+    if known is not None and ANY_LINEAGE not in known and (other := find_later_checkpoint(others, known)):
         verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
         return MemoryComparison(name, other[1], verdict, agrees=False, ahead=True)
-    newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
+    newest, stored = newest_committed(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
         return MemoryComparison(
             name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True
         )
-    if lacks := before_savepoint(sink, memory, history[0].record):
+    if lacks := lacking_before_savepoint(sink, memory, history[0].record):
         return MemoryComparison(
             name, lacks[1], "older than the savepoint that was restored: the system was set back", agrees=False
         )
