@@ -18,7 +18,7 @@ class AbortRights:
         self._undecided = False
 
     def grant(self) -> None:
-        """Storage, Spark and the sinks fit together."""
+        """Give the right, because storage, Spark and the sinks fit together."""
         self._granted = True
 
     @property
@@ -27,7 +27,7 @@ class AbortRights:
 
     @contextmanager
     def suspend_while_pre_committed(self) -> Iterator[None]:
-        """Abort nothing in the block, because the batch under way is pre-committed, and its record is yet to come."""
+        """Suspend the right in the block, because the batch is pre-committed, and its record is yet to come."""
         before = self._undecided
         self._undecided = True
         try:
@@ -37,7 +37,7 @@ class AbortRights:
 
     @contextmanager
     def suspend_until_decided(self) -> Iterator[None]:
-        """Abort nothing while the block puts a record, nor ever again if the block fails: the put may still land."""
+        """Suspend the right while the block puts a record, and for good if the block fails: the put may still land."""
         self._undecided = True
         yield
         self._undecided = False

@@ -18,34 +18,35 @@ class Clock:
     """The machine's clock. Tests pass one that does not wait."""
 
     def monotonic(self) -> float:
-        """Seconds, for durations within this process."""
+        """Return seconds, for durations within this process."""
         return time.monotonic()
 
     def milliseconds(self) -> int:
-        """Since the epoch, for records."""
+        """Return the milliseconds since the epoch, for records."""
         return time.time_ns() // 1_000_000
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait for the event, at most so many seconds; returns whether it came."""
+        """Wait for the event, at most so many seconds, and return whether it came."""
         return event.wait(seconds)
 
 
 @contextmanager
 def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
-    """Cancels the batch after so many seconds; raises `CheckpointExpired` if it came to that."""
-    over, end = threading.Event(), clock.monotonic() + seconds
+    """Cancel the batch if the block takes longer than `seconds`, and raise `CheckpointExpired`."""
+    finished = threading.Event()
+    end = clock.monotonic() + seconds
 
     def watch() -> None:
-        clock.wait(over, seconds)
-        while not over.is_set():  # again, since a job may have started after the first time
+        clock.wait(finished, seconds)
+        while not finished.is_set():  # again, since a job may have started after the first time
             try:
                 batch.cancel()
             except Exception:
                 logger.warning("checkpoint %d could not be cancelled", batch.facts.checkpoint_id, exc_info=True)
-            clock.wait(over, 1)
+            clock.wait(finished, 1)
 
     expiry = CheckpointExpired(
         f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s (CheckpointConfig.timeout)"
@@ -59,7 +60,7 @@ def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
             raise expiry from error
         raise
     finally:
-        over.set()
+        finished.set()
         watcher.join()
     if clock.monotonic() >= end:
         raise expiry

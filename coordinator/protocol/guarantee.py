@@ -41,8 +41,9 @@ def compute_guarantee(
     sinks: Mapping[str, Sink],
     batch: MicroBatch | None = None,
 ) -> Guarantee:
-    """`sinks` are those that can be asked, since they are open. It is complete with all of them and the query's first
-    `batch`. Raises `NotExactlyOnce` if the job requires more than it can have."""
+    """Compute the guarantee of a job. `sinks`: those that are open, so that they can be asked. The guarantee is
+    complete with all sinks and the query's first `batch`. Raises `NotExactlyOnce` if the job requires more than it can
+    have."""
     reasons: list[str] = []
     if not config.exactly_once:
         reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
@@ -63,8 +64,8 @@ def compute_guarantee(
 
 
 def source_weaknesses(class_name: str, description: str) -> list[str]:
-    """`class_name` is that of Spark's source in the JVM. Sources not named here keep Spark's contract: they give
-    the rows of an offset range again."""
+    """Return the weaknesses of a source by the name of its class in the JVM. Sources that are not named here keep
+    Spark's contract: they give the rows of an offset range again."""
     if class_name == "TextSocketMicroBatchStream":
         return [f"the source {description} keeps no rows to read again after a crash"]
     if class_name == "MemoryStream":
@@ -89,7 +90,8 @@ def shuffle_weaknesses(*, checked: bool, deterministic: bool) -> list[str]:
 
 
 def order_weaknesses(functions: Sequence[str]) -> list[str]:
-    """`functions`: those in the query that take the rows that happen to come first, such as `first()`."""
+    """Return a weakness for each of the `functions` in the query whose result depends on which rows happen to come
+    first, such as `first()`."""
     return [
         f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
         "that is lost can then not be written again, and the query stops until its rows are given up"

@@ -16,14 +16,14 @@ from sinks.diagnosis import InDoubt
 from sinks.transaction import Identity, not_among
 
 Memories = Mapping[str, Mapping[str, int] | None]
-"""By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
+"""The answer of each sink's `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
 
 
 def require_none_later(
     sink: str, memory: Mapping[str, int] | None, known: Mapping[str, float], lineage: str, storage: str
 ) -> None:
-    """Raises `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has: a record is
-    always put before anything of it is committed."""
+    """Raise `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has. A record is
+    always put before anything of it is committed, so storage has lost the record of that checkpoint."""
     if (later := find_later_checkpoint(memory, known)) is None:
         return
     other, newest = later
@@ -56,7 +56,8 @@ def require_none_later(
 def replayed_already_error(
     sink: str, unexpected: Sequence[str], complete: CompletedCheckpoint, storage: str
 ) -> StorageBehind:
-    """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
+    """Say that another driver has replayed the checkpoint. `unexpected`: transactions of it that the sink has
+    committed, and no record names."""
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost_participants() if name == sink]
     return StorageBehind(
         f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
@@ -69,7 +70,7 @@ def replayed_already_error(
 
 
 def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage: str) -> Mapping[str, int]:
-    """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
+    """Return the lineages before this one, and the newest checkpoint that the external systems may have of each: as the
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
     known = newest.record.predecessors if newest else None
     if known is not None and ANY_LINEAGE not in known:
@@ -83,7 +84,7 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raises `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
+    """Raise `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
     for sink, memory in memories.items():
         if lacking := lacking_before_savepoint(sink, memory, base):
             lineage, newest = lacking
@@ -96,8 +97,8 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 
 
 def lacking_before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
-    """The lineage that the savepoint of `base` was taken of, and the newest checkpoint that a sink remembers of it, if
-    the sink lacks rows of before the savepoint."""
+    """Return the lineage that the savepoint of `base` was taken of, and the newest checkpoint that the sink remembers
+    of it, if the sink lacks rows from before the savepoint; otherwise None."""
     if not base.restored_from:
         return None
     wanted, known = base.newest_rows.get(sink, -1), base.predecessors or {}
@@ -106,21 +107,21 @@ def lacking_before_savepoint(sink: str, memory: Mapping[str, int] | None, base: 
 
 
 def record_filter(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
-    """Tells by its id whether a retained record before the newest has to be read, because a sink may lack its
-    checkpoint or have it in doubt. Of thousands these are a few."""
+    """Return a filter of retained checkpoints by their id: a checkpoint before the newest has to be read only if a sink
+    may lack it or have it in doubt. Of thousands these are a few."""
     ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
-    if None in ids:  # its name does not tell
+    if None in ids:  # the name of a transaction does not tell its checkpoint
         return lambda _: True
     first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
-    return lambda id: id > first or id in ids
+    return lambda checkpoint_id: checkpoint_id > first or checkpoint_id in ids
 
 
 def find_in_doubt_again(
     memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[CompletedCheckpoint]
 ) -> list[tuple[str, CompletedCheckpoint]]:
-    """Each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set back
-    has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor in doubt: nobody
-    has its rows any more."""
+    """Find each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set
+    back has it again, and it is decided. Raises `ExternalSystemBehind` for a part that is neither committed nor in
+    doubt, because nobody has its rows any more."""
     parts = []
     for complete in older:
         for sink, memory in memories.items():
@@ -135,22 +136,23 @@ def find_in_doubt_again(
 
 
 def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
-    """As in the next `Record`."""
+    """Return the field `newest_rows` of the next `Record`, after the checkpoint that is `visible`."""
     return visible.newest_rows if visible and not visible.record.restored_from else {}
 
 
 def require_records(
     memories: Memories, newest_rows: Mapping[str, int], lineage: str, visible: Sequence[RecordKey]
 ) -> None:
-    """Raises `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
+    """Raise `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
     for sink, memory in memories.items():
-        newest, n = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
-        if memory is not None and newest < n and (n, 0) not in visible:
-            raise external_system_behind_error(sink, newest, n)
+        remembered, expected = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
+        if memory is not None and remembered < expected and (expected, 0) not in visible:
+            raise external_system_behind_error(sink, remembered, expected)
 
 
 def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoint | int) -> ExternalSystemBehind:
-    """`newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later one, or its id alone."""
+    """Say that the target was set back. `newest`: the checkpoint that the target ends with; `lost`: the sink's part of
+    a later checkpoint, or that checkpoint's id alone."""
     id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.committables.values()))
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
     rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
@@ -165,16 +167,20 @@ def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoi
 
 
 def find_later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
-    """A lineage with a later checkpoint than the known one, and that checkpoint."""
-    return next((at for at in (memory or {}).items() if at[1] > known.get(at[0], -1)), None)
+    """Find a lineage of which the sink has a later checkpoint than the `known` one. Returns the lineage and that
+    checkpoint; None if there is none."""
+    for lineage, checkpoint_id in (memory or {}).items():
+        if checkpoint_id > known.get(lineage, -1):
+            return lineage, checkpoint_id
+    return None
 
 
 def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
-    """Whether a sink should remember its part of a checkpoint, and does not."""
+    """Tell whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.committables.values())
     return remembered and newest_committed(memory, part) < part.checkpoint_id
 
 
 def newest_committed(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
-    """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
+    """Return the newest checkpoint that a sink remembers of the lineage of `complete`, -1 if there is none."""
     return (memory or {}).get(complete.record.lineage, -1)

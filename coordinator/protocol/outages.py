@@ -10,8 +10,10 @@ from sinks.errors import printable
 
 logger = logging.getLogger(__package__)
 
-_FIRST_REMINDER, _LONGEST = 10.0, 600.0
-"""Seconds until the first reminder, and between two at most."""
+_FIRST_REMINDER = 10.0
+"""Seconds until the first reminder that an outage lasts."""
+_LONGEST_INTERVAL = 600.0
+"""Seconds between two reminders, at most."""
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Outages:
         self._now: dict[str, _Outage] = {}
 
     def record_failure(self, who: str, doing: str, error: BaseException) -> None:
+        """Log that `who` failed, unless that was logged just now. `doing`: what failed, as an infinitive."""
         logger.debug("job %s: %s failed to %s", self._job, who, doing, exc_info=error)
         text = printable(" ".join(str(error).split()))
         outage = self._now.get(who)
@@ -41,11 +44,12 @@ class Outages:
         outage.tries += 1
         lasted = self._clock.monotonic() - outage.since
         if lasted >= outage.remind_after:
-            outage.remind_after = lasted + min(lasted, _LONGEST)
+            outage.remind_after = lasted + min(lasted, _LONGEST_INTERVAL)
             again = "job %s: %s has failed to %s for %.0f s, %d times: %s"
             logger.warning(again, self._job, who, outage.doing, lasted, outage.tries, text)
 
     def record_success(self, who: str, doing: str) -> None:
+        """Log that `who` answers again, if `doing` has failed before."""
         outage = self._now.get(who)
         if outage and outage.doing == doing:
             del self._now[who]
