@@ -1,4 +1,7 @@
-"""Who may decide, commit and abort: the driver of the newest generation. Rules: docs/protocol.md#the-rules"""
+"""The fence around a job: only the driver of the newest generation decides, commits and aborts.
+
+Rules: docs/protocol.md#the-rules
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from sinks.transaction import CommitOutcome
 
 @dataclass(frozen=True)
 class CommitPermit:
-    """The right to commit what has been decided of one checkpoint. A commit takes it and no checkpoint, and only
-    `Fence.permit` gives it, for records that were put or read before (R14)."""
+    """The right to commit what has been decided of one checkpoint. A commit takes a permit in place of a checkpoint,
+    and only `Fence.permit` gives it, for records that were put or read before (R14)."""
 
     complete: CompletedCheckpoint
 
@@ -24,7 +27,7 @@ class CommitPermit:
 
 @dataclass
 class Fence:
-    """One claim, which newer ones shut out. Generation 0: none has been made."""
+    """A driver's claim of a generation, which newer claims shut out. Generation 0: no claim has been made."""
 
     store: JobStore
     claim: Claim = field(default_factory=Claim)
@@ -39,8 +42,9 @@ class Fence:
         return self.claim.generation
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
-        """Raises `Superseded` if a newer generation is in the listing (default: one made now), or if another driver has
-        claimed this one in a storage that was emptied or set back, `StorageBehind` if the claim is gone."""
+        """Raise `Superseded` if a newer generation is in the listing (default: one made now), or if another driver has
+        claimed the same generation in a storage that was emptied or set back; raise `StorageBehind` if the claim is
+        gone. `what`: what this driver is about to do, as an infinitive."""
         listing = listing or self.store.listing("generation/")
         if listing.newest_generation > self.generation:
             self.displaced = True
@@ -69,6 +73,7 @@ class Fence:
         )
 
     def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:
-        """R14: fence after the put or the load, before the first commit. `listing` was made after it."""
+        """Give the right to commit if this driver is the newest (R14: fence after the put or the load, before the first
+        commit). `listing` was made after the put or the load."""
         self.require_newest("commit", listing)
         return CommitPermit(complete)

@@ -1,4 +1,7 @@
-"""What the protocol needs of a micro-batch and its query, whichever session they run in, and what its tasks answer."""
+"""The interface between the protocol and Spark: micro-batches and queries, in any kind of session, and the tasks' acks.
+
+The helpers for sinks of dead letters are here, too, because protocol, operations and Spark's part share them.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from sinks.optional import Related
 from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
-"""Per source, in the order of `BatchFacts.offsets`: the ids of the Kafka topics that it reads, by name; {} for another
-kind of source."""
+"""The ids of the Kafka topics that each source reads, by name, in the order of `BatchFacts.offsets`; {} for a source of
+another kind."""
 
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
+    """The facts that Spark tells of a micro-batch. `offsets`: one JSON text per source; `planned_at`: when Spark chose
     them, in milliseconds since the epoch (0: unknown)."""
 
     checkpoint_id: int
@@ -43,18 +46,18 @@ class Query(Protocol):
     def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
     @property
     def status(self) -> Mapping[str, Any]:
-        """`isTriggerActive`: whether it plans, runs or finishes a batch just now."""
+        """A mapping in which `isTriggerActive` tells whether the query plans, runs or finishes a batch just now."""
 
     def exception(self) -> Exception | None:
-        """What it failed with; None if it runs, or was stopped."""
+        """Return the error that the query failed with; None if it runs, or was stopped."""
 
     def stop(self) -> None:
-        """Returns when it has stopped."""
+        """Stop the query, and wait until it has stopped."""
 
 
 class MicroBatch(Protocol):
-    """What the protocol needs of a batch. `run_id` tells one start of the query from the next; `location` is the
-    checkpointLocation."""
+    """A micro-batch, as far as the protocol knows it. `run_id` tells one start of the query from the next; `location`
+    is the checkpointLocation."""
 
     facts: BatchFacts
     run_id: str
@@ -65,56 +68,56 @@ class MicroBatch(Protocol):
 
     @property
     def row_hash(self) -> str:
-        """The name of the way in which it hashes rows; another way has another name."""
+        """The name of the way in which the batch hashes its rows; another way has another name."""
 
     @property
     def rows(self) -> int | None:
-        """How many rows it has, before the sinks' transforms; None before `run`, or if that does not count them."""
+        """The number of its rows, before the sinks' transforms; None before `run`, or if `run` does not count them."""
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
-        """What Spark's log says of an earlier batch."""
+        """Return the facts of an earlier batch, from Spark's log."""
 
     def is_done(self, checkpoint_id: int) -> bool:
-        """Whether Spark's log has the end of a batch, `commits/N`. If it has that of this one, or of a later one, then
-        another driver has put it there since this one planned its batch."""
+        """Tell whether Spark's log has the end of a batch, `commits/N`. If it has the end of this batch, or of a later
+        one, then another driver has put it there since this driver planned its batch."""
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        """Run each task over the batch, side by side; the acks of all partitions that ran. Replays of what was spooled
-        bring their rows themselves, whatever the batch's layout is. `ended` is told each sink whose task is done, from
-        any thread."""
+        """Run each task over the batch, side by side, and return the acks of all partitions that ran. Replays of
+        spooled rows bring their rows themselves, whatever the batch's layout is. `ended` is called with the name of
+        each sink whose task is done, from any thread."""
 
     def cancel(self) -> None:
-        """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""
+        """Make `run` fail soon. Called from another thread, again and again until `run` has failed."""
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
-        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`. `recomputed`:
-        what is lost is computed again."""
+        """Return why the source or the query's settings may lose or duplicate rows, for the job's `Guarantee`.
+        `recomputed`: rows that are lost are computed again."""
 
     @property
     def active(self) -> bool:
         """False once the query is being stopped."""
 
     def raise_stopped(self) -> NoReturn:
-        """For the batch of a query that is being stopped, unprocessed: raises what counts as a clean stop, so that the
-        next start hands the batch over again."""
+        """Raise the error that Spark takes for a clean stop, so that the next start hands this batch over again. Called
+        for the batch, still unprocessed, of a query that is being stopped."""
 
     def topic_ids(self) -> TopicIds:
-        """The ids as Kafka's brokers tell them now; () if the sources of the query cannot be seen. Raises what keeps
-        them from it."""
+        """Ask Kafka's brokers for the ids of the topics now; () if the sources of the query cannot be seen. Raises the
+        error that keeps the brokers from answering."""
 
     def drain(self) -> None:
         """Compute the batch without writing it."""
 
     def same_rows(self, other: Any) -> bool:
-        """Whether another call for this batch, in the same run, came with the same DataFrame."""
+        """Tell whether `other`, another call for this batch in the same run, came with the same DataFrame."""
 
 
 @dataclass(frozen=True)
 class Acks:
-    """What the tasks answered: in a first write one ack for each sink and partition, also without rows; in a replay
-    those of what was lost. `ended`: by sink, when its last one had come, by the coordinator's clock."""
+    """The answers of the tasks: in a first write one ack for each sink and partition, also without rows; in a replay
+    one for each lost participant. `ended`: when the last ack of each sink had come, by the coordinator's clock."""
 
     all: Sequence[Ack] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +131,7 @@ class Acks:
 
     @property
     def errors(self) -> list[SinkError]:
-        """Errors that another try cannot fix come first."""
+        """The errors of the tasks; those that another try cannot fix come first."""
         return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
 
     @property
@@ -137,7 +140,7 @@ class Acks:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """By sink, the size of its record batches."""
+        """The size of each sink's record batches."""
         return _sum_by_sink((ack.sink, ack.bytes) for ack in self.all)
 
     @property
@@ -154,8 +157,8 @@ def _sum_by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 # ---------------------------------------------------------------------- sinks of dead letters
 def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
-    """All sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two sinks
-    have one name."""
+    """Return all sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two
+    sinks have one name."""
     dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
     for letters in dead:
         if sum(letters is other for other in dead) > 1:
@@ -172,12 +175,12 @@ def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
 
 
 def check_together(sinks: Collection[Sink]) -> None:
-    """Raises what the sinks, each of which was checked, have against each other's targets."""
+    """Raise ConfigurationError if the sinks, each of which was checked, have something against each other's targets."""
     for sink in sinks:
         if isinstance(sink, Related):
             sink.check_with([other for other in sinks if other is not sink])
 
 
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
-    """By sink of dead letters, the sink whose tasks write it; both by name."""
+    """Return, for each sink of dead letters, the sink whose tasks write it; both by name."""
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}

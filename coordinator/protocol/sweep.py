@@ -45,10 +45,9 @@ class Sweeper:
         self._swept_at = -math.inf
 
     def sweep(self, fence: Fence, *, records_exist: bool) -> None:
-        """Generation and records are read after the sinks' lists, so that a newer driver, and every decision on what is
-        listed, is seen (I6). What cannot be listed or aborted now is left to the next sweep: nothing but locks and
-        resources depends on it. `records_exist`: this driver has seen a record. If there are none now, they vanished,
-        and nothing is aborted."""
+        """List what is in doubt in each sink, and abort what no record names. What cannot be listed or aborted now is
+        left to the next sweep, because nothing but locks and resources depends on it. `records_exist`: this driver has
+        seen a record. If there are none now, they vanished, and nothing is aborted."""
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
         for name, sink in self._sinks.items():
@@ -59,6 +58,8 @@ class Sweeper:
                 self.make_due()
                 self._outages.record_failure(f"sink {name!r}", "list what is in doubt", error)
                 continue
+            # Generation and records are read after the sink's list, so that a newer driver, and every decision on what
+            # is listed, is seen (I6).
             try:
                 fence.require_newest("sweep")
                 wanted = record_filter({}, listed, fence.store.lineage)
@@ -83,7 +84,7 @@ class Sweeper:
 
 
 def abort_or_leave(sink: Sink, transactions: Sequence[Identity]) -> tuple[list[dict[str, Any]], bool]:
-    """Returns those that are aborted now, and whether any is left to the next sweep."""
+    """Abort transactions. Returns those that are aborted now, and whether any is left to the next sweep."""
     try:
         answers = list(zip(transactions, sink.abort_all(transactions), strict=True)) if transactions else []
     except Exception as error:
