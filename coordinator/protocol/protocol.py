@@ -55,7 +55,7 @@ STOP_GRACE_PERIOD = 5.0
 
 
 class CheckpointProtocol:
-    """One driver's side of the protocol. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
+    """The driver's side of the protocol. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CheckpointProtocol:
         clock: Clock,
         spool: Spool | None = None,
     ) -> None:
-        """`spool` keeps rows for replays."""
+        """Open nothing yet. `spool` keeps rows for replays."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -84,17 +84,18 @@ class CheckpointProtocol:
         self._predecessors: Mapping[str, int] | None = None
         """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
-        """R19: ids of the source's Kafka topics, which have to be the same at the next checkpoint."""
+        """The ids of the source's Kafka topics, which have to be the same at the next checkpoint (R19)."""
         self._abort_rights = AbortRights()
-        """Of this generation, as `fence` is."""
-        self._checked: dict[str, pa.Schema] = {}
-        self._evolved: dict[str, pa.Schema] = {}
-        """By sink, the schema that `check`, or `evolve`, was called with last."""
+        """The right to abort orphans, of this generation, as `fence` is."""
+        self._checked_schemas: dict[str, pa.Schema] = {}
+        """The schema that each sink's `check` was called with last."""
+        self._evolved_schemas: dict[str, pa.Schema] = {}
+        """The schema that each sink's `evolve` was called with last."""
         self._commit_times: dict[str, tuple[float, float]] = {}
-        """By sink, when `commit` asked it first about the newest checkpoint, and when its last answer came."""
+        """When `commit` asked each sink first about the newest checkpoint, and when that sink's last answer came."""
         self._outages = Outages(job, clock)
         self._dead_letter_writers = dead_letter_writers(sinks)
-        """By sink of dead letters, the sink whose tasks write it."""
+        """The sink whose tasks write a sink of dead letters, by the name of the latter."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
@@ -139,8 +140,8 @@ class CheckpointProtocol:
         if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
             try:
                 self.fence.require_newest("go on")
-                started, n = batch.run_id == self.run_id, batch.facts.checkpoint_id
-                if started and (self.newest is None or self.newest.checkpoint_id < n):
+                has_started = batch.run_id == self.run_id
+                if has_started and (self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id):
                     self._compare_memories_again(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
@@ -149,14 +150,14 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ called by the coordinator, and by operators
     def claim_generation(self, next_sign: float = 0.0, batch: MicroBatch | None = None) -> None:
-        """Become the newest driver, so that older ones stop. `next_sign`: seconds until its first sign of life is due;
-        0 if it will run no query. `batch`: the first of a run, if there is one. If that is refused in any case, it is
-        refused before the claim, which would stop a driver that works well."""
+        """Become the newest driver, so that older ones stop. `next_sign`: seconds until the first sign of life of this
+        driver is due; 0 if it will run no query. `batch`: the first of a run, if there is one. A batch that is refused
+        in any case is refused before the claim, which would stop a driver that works well."""
         self.fence = Fence(self.store)
         self.open_sinks()
         self._abort_rights = AbortRights()
-        self._checked.clear()
-        self._evolved.clear()
+        self._checked_schemas.clear()
+        self._evolved_schemas.clear()
         self._sweeper.make_due()
         if batch:
             self._refuse_before_claim(batch)
@@ -164,8 +165,9 @@ class CheckpointProtocol:
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def _refuse_before_claim(self, batch: MicroBatch) -> None:
-        """What it finds is looked at once more after the claim (R14): a driver that runs may change it. If none runs,
-        the claim stops nobody, and lets `coordinator status` show the refusal."""
+        """Refuse the first batch of a run before the claim, if it would be refused after it. If no driver runs, this
+        does nothing: the claim stops nobody then, and lets `coordinator status` show the refusal."""
+        # All this is read once more after the claim (R14), since a driver that runs may change it meanwhile.
         claim = self.store.follow_newest_claim()
         if not claim.generation or self._has_ended(claim):
             return
@@ -181,14 +183,15 @@ class CheckpointProtocol:
             raise
 
     def _has_ended(self, claim: Claim) -> bool:
-        """Whether the driver of a claim says so. One that cannot be understood may run."""
+        """Tell whether the driver of a claim says that it has ended. A driver whose sign cannot be read may run."""
         try:
             return bool(self.store.journal.last_sign(claim).ended)
         except CorruptRecord:
             return False
 
     def open_sinks(self) -> None:
-        """Raises `CheckpointError` for what is no error of a sink's own: a stack would not name the sink."""
+        """Open all sinks. Raises `CheckpointError` in place of an error that is not a sink's own, because that error
+        would not name the sink."""
         for name, sink in self.sinks.items():
             try:
                 sink.open()
@@ -206,8 +209,8 @@ class CheckpointProtocol:
             self.sweep()
 
     def claim_and_commit_newest(self) -> CompletedCheckpoint | None:
-        """The newest complete checkpoint, committed as far as it can be. Claims a generation only if this driver knows
-        no checkpoint, and reads again if storage has another one."""
+        """Return the newest complete checkpoint, committed as far as it can be. Claims a generation only if this driver
+        knows no checkpoint, and reads again if storage has another one."""
         if self.newest is None:
             self.claim_generation()
         if self.newest is None or self.newest.checkpoint_id != self.store.listing().newest_complete:
@@ -245,7 +248,7 @@ class CheckpointProtocol:
         return action
 
     def compute_guarantee(self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None) -> None:
-        """Raises `NotExactlyOnce`."""
+        """Compute `guarantee` anew. Raises `NotExactlyOnce` if the job requires more than it can have."""
         self.guarantee = guarantee.compute_guarantee(self.job, self.config, self.store.storage, sinks, batch)
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
@@ -278,24 +281,25 @@ class CheckpointProtocol:
         return action
 
     def _memories(self, batch: MicroBatch | None) -> memories.Memories:
-        """Asked before records are read: what is committed by now has one."""
+        """Ask each sink what it remembers of the job."""
+        # Records are read after this, so that each checkpoint that is committed by now has a record.
         if not self.config.exactly_once:
             return {}
         return self._ask_sinks("tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch)
 
     def _compare_with_spark(self, batch: MicroBatch, newest: CompletedCheckpoint | None) -> Action:
-        """What to do with the batch, by what was read after Spark's call. Raises if its checkpointLocation and storage
-        do not fit together (R12), and `Superseded` if another driver has gone on in it."""
-        n = batch.facts.checkpoint_id
-        if newest and newest.checkpoint_id >= n:
-            for done in sorted({n, max(n, newest.checkpoint_id - 1)}):  # Spark deletes old ones
+        """Return what to do with the batch, by what was read after Spark's call. Raises if its checkpointLocation and
+        storage do not fit together (R12), and `Superseded` if another driver has gone on in it."""
+        checkpoint_id = batch.facts.checkpoint_id
+        if newest and newest.checkpoint_id >= checkpoint_id:
+            for done in sorted({checkpoint_id, max(checkpoint_id, newest.checkpoint_id - 1)}):  # Spark deletes old ones
                 if batch.is_done(done):
-                    raise decisions.overtaken_error(self.job, n, done, batch.location)
+                    raise decisions.overtaken_error(self.job, checkpoint_id, done, batch.location)
         action = decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
         if newest and action is Action.WRITE:  # R12: of this history, not only of this query
             decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
         if action is Action.SKIP:  # R12: done only with the same input
-            decisions.require_same_offsets(batch.facts, self.store.get(n, 0))
+            decisions.require_same_offsets(batch.facts, self.store.get(checkpoint_id, 0))
         return action
 
     def _compare_memories(
@@ -305,7 +309,7 @@ class CheckpointProtocol:
         retained: Sequence[RecordKey],
         batch: MicroBatch | None,
     ) -> None:
-        """R15: raise if storage or a sink was set back. `retained`: the records in storage."""
+        """Raise if storage or a sink was set back (R15). `retained`: the records in storage."""
         adopt = self.config.adopt
         if self.config.exactly_once:
             self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
@@ -325,12 +329,13 @@ class CheckpointProtocol:
                     self._require_none_later(name, memory, {})
 
     def _known_up_to(self, checkpoint_id: float) -> Mapping[str, float]:
-        """By lineage, the newest checkpoint that a sink may have: this one, and those of the lineages before."""
+        """Return the newest checkpoint that a sink may have of each lineage: `checkpoint_id` of this lineage, and those
+        of the lineages before."""
         return {**(self._predecessors or {}), self.store.lineage: checkpoint_id}
 
     def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, known: Mapping[str, float]) -> None:
-        """R15: raise `StorageBehind` if a sink has committed a checkpoint after those `known` by lineage, or one of
-        another lineage."""
+        """Raise `StorageBehind` if a sink has committed a checkpoint after those `known` by lineage, or one of another
+        lineage (R15)."""
         try:
             memories.require_none_later(sink, remembered, known, self.store.lineage, self.store.storage.uri)
         except StorageBehind:
@@ -361,8 +366,9 @@ class CheckpointProtocol:
                 )
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None) -> dict[str, T]:
-        """Each sink's answer. One that has something to commit, and does not answer, is asked again within the commit
-        timeout; other failures are raised. `doing`: the question in words, for the log."""
+        """Ask each sink, and return the answers by its name. A sink that has something to commit, and does not answer,
+        is asked again within the commit timeout; other failures are raised. `doing`: the question in words, for the
+        log."""
         answers: dict[str, T] = {}
         started, tries = self.clock.monotonic(), 0
         for name, sink in self.sinks.items():
@@ -410,16 +416,16 @@ class CheckpointProtocol:
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         schemas = {name: self._schema(batch, name) for name in self.sinks}
-        if self._checked == schemas:
+        if self._checked_schemas == schemas:
             return
         for name, sink in self.sinks.items():
-            if self._checked.get(name) != schemas[name]:
+            if self._checked_schemas.get(name) != schemas[name]:
                 sink.check(schemas[name])
         check_together(self.sinks.values())
-        self._checked = schemas
+        self._checked_schemas = schemas
 
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
-        """The columns that a sink gets."""
+        """Return the columns that a sink gets."""
         return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
 
     # ------------------------------------------------------------------ 3. sweep
@@ -439,19 +445,22 @@ class CheckpointProtocol:
         are all if another driver may have given its own the same names (R4)."""
         if self.fence.has_namesake:
             return
-        mine: dict[str, list[Identity]] = {}
+        kept = [committable.transaction for committable in keep]
+        by_sink: dict[str, list[Identity]] = {}
         for committable in own:
-            mine.setdefault(committable.sink, []).append(committable.transaction)
-        for name, transactions in mine.items():
-            abort_or_leave(self.sinks[name], not_among(transactions, [c.transaction for c in keep]))
+            by_sink.setdefault(committable.sink, []).append(committable.transaction)
+        for name, transactions in by_sink.items():
+            abort_or_leave(self.sinks[name], not_among(transactions, kept))
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
-        """Write the batch; returns the record that will complete it. If this raises, nothing is visible or decided."""
-        n, errors = batch.facts.checkpoint_id, list[Exception]()
+        """Write the batch, and return the record that will complete it. If this raises, nothing is visible or
+        decided."""
+        checkpoint_id = batch.facts.checkpoint_id
+        errors = list[Exception]()
         while True:
             started, acks = self.clock.milliseconds(), Acks()
-            self.listeners.tell(Step.TRIGGERED, n, offsets=batch.facts.offsets)
+            self.listeners.tell(Step.TRIGGERED, checkpoint_id, offsets=batch.facts.offsets)
             try:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
@@ -468,13 +477,13 @@ class CheckpointProtocol:
                 raise
             except Exception as error:
                 self._abort(acks.committables)
-                self.listeners.tell(Step.FAILED, n, error=error)
+                self.listeners.tell(Step.FAILED, checkpoint_id, error=error)
                 errors.append(error)
             self._retry_or_raise(batch, errors)
 
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         """Get ready for another try of the batch, or raise what stops the query. `errors`: of all its tries so far."""
-        n, error = batch.facts.checkpoint_id, errors[-1]
+        checkpoint_id, error = batch.facts.checkpoint_id, errors[-1]
         if not batch.active:  # the next start hands the batch over again
             raise error
         if not decisions.may_try_again(errors, tolerable=self.config.tolerable_failed_checkpoints):
@@ -482,12 +491,13 @@ class CheckpointProtocol:
                 self.sweep()
             if isinstance(error, SinkError):
                 raise error
-            raise decisions.failed_error(n, self.job, error, exactly_once=self.config.exactly_once) from error
-        logger.warning("checkpoint %d failed, trying again: %s", n, reason(error))
+            exactly_once = self.config.exactly_once
+            raise decisions.failed_error(checkpoint_id, self.job, error, exactly_once=exactly_once) from error
+        logger.warning("checkpoint %d failed, trying again: %s", checkpoint_id, reason(error))
         action = self.recover_newest(batch)
         self.sweep()  # R8: an orphan may hold the lock
         if action is not Action.WRITE:
-            raise Superseded(f"another driver completed checkpoint {n}") from error
+            raise Superseded(f"another driver completed checkpoint {checkpoint_id}") from error
 
     def _evolve(self, batch: MicroBatch) -> None:
         """Let sinks alter their tables for the columns of this batch. Called after the commits and the sweep, because
@@ -497,30 +507,30 @@ class CheckpointProtocol:
             if not isinstance(sink, SchemaEvolving) or not sink.evolves:
                 continue
             schema = self._schema(batch, name)
-            if self._evolved.get(name) != schema:
+            if self._evolved_schemas.get(name) != schema:
                 self.fence.require_newest("alter a table")
                 sink.evolve(schema)
-                self._evolved[name] = schema
+                self._evolved_schemas[name] = schema
 
     def _run(
         self, batch: MicroBatch, attempt: int, round: int = 0, lost_rows: Mapping[str, LostRows] | None = None
     ) -> Acks:
         """Run the tasks of the whole batch, or, as replay `round`, those that write `lost_rows` (by sink) again.
         `attempt`: how many tries have failed."""
-        n, lineage = batch.facts.checkpoint_id, self.store.lineage
+        checkpoint_id, lineage = batch.facts.checkpoint_id, self.store.lineage
         tasks = {
             name: SinkTask(
                 sink,
                 self.job,
                 lineage,
-                n,
+                checkpoint_id,
                 self.fence.generation,
                 round=round,
                 attempt=attempt,
                 # a replay is decided by its record in either mode
                 exactly_once=self.config.exactly_once or lost_rows is not None,
                 replay=lost_rows[name] if lost_rows else None,
-                spooling=self._spool.spooling(lineage, n, name) if self._spool else None,
+                spooling=self._spool.spooling(lineage, checkpoint_id, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
             if name not in self._dead_letter_writers and (lost_rows is None or name in lost_rows)
@@ -535,14 +545,15 @@ class CheckpointProtocol:
         return Acks(acks, ended)
 
     def _check_before_decision(self, batch: MicroBatch, acks: Acks) -> None:
-        """Raises what a task, limits of dead letters, a target's memory or a sink's `validate_all` has against it."""
+        """Raise if anything speaks against the checkpoint: a task, the limits of dead letters, a target's memory, or a
+        sink's `validate_all`."""
         if errors := acks.errors:
             raise errors[0]
-        n, rows = batch.facts.checkpoint_id, acks.rows
-        decisions.require_few_dead_letters(n, rows, acks.all, self.sinks)
+        checkpoint_id, rows = batch.facts.checkpoint_id, acks.rows
+        decisions.require_few_dead_letters(checkpoint_id, rows, acks.all, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
-            n,
+            checkpoint_id,
             participants=len(acks.committables),
             rows=rows,
             bytes=acks.bytes,
@@ -554,13 +565,13 @@ class CheckpointProtocol:
             self._compare_memories_again(batch)
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.committables_of(name)):
-                sink.validate_all(self._checkpoint(n), committables)
-        self.listeners.tell(Step.VALIDATED, n)
+                sink.validate_all(self._checkpoint(checkpoint_id), committables)
+        self.listeners.tell(Step.VALIDATED, checkpoint_id)
 
     def _compare_memories_again(self, batch: MicroBatch) -> None:
-        """R15, before the batch is decided: the sinks still have what was visible when it began, and nothing of
-        another driver. After a failover that lost only commits, their transactions are in doubt again, and are
-        committed as at a restart."""
+        """See, before the batch is decided, that the sinks still have what was visible when the batch began, and
+        nothing of another driver (R15). After a failover that lost only commits, their transactions are in doubt again,
+        and are committed as at a restart."""
         newest_rows = memories.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
@@ -574,8 +585,8 @@ class CheckpointProtocol:
     def _require_not_behind(
         self, sink: str, memory: Mapping[str, int] | None, newest_rows: Mapping[str, int], batch: MicroBatch
     ) -> None:
-        """R15: commit again what was visible before the batch and its sink has in doubt; raise `ExternalSystemBehind`
-        for what is gone. `newest_rows`: as in `Record`, of the batch."""
+        """Commit again what was visible before the batch and is in doubt in its sink (R15); raise
+        `ExternalSystemBehind` for what is gone. `newest_rows`: as in `Record`, of the batch."""
         if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
             visible = [key for key in self.store.record_keys() if key.checkpoint_id < batch.facts.checkpoint_id]
             try:
@@ -612,7 +623,8 @@ class CheckpointProtocol:
         )
 
     def _topic_ids_now(self, batch: MicroBatch) -> TopicIds:
-        """R19. If the source cannot tell its ids, the query goes on, and later ids are compared with the last known."""
+        """Ask the source for the ids of its topics, and compare them with the last ones (R19). If the source cannot
+        tell, the query goes on, and later ids are compared with the last known ones."""
         doing = "tell the ids of its topics"
         try:
             now = batch.topic_ids()
@@ -655,8 +667,9 @@ class CheckpointProtocol:
         complete = before.with_round(decided) if before else CompletedCheckpoint((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
-        own = {(record.checkpoint_id, record.round)} | ({(known.checkpoint_id, 0)} if known else set())
-        if gone := own.difference(listing.records):  # set back just now; or wiped, and our number is a new driver's
+        expected = {(record.checkpoint_id, record.round)} | ({(known.checkpoint_id, 0)} if known else set())
+        # A record is gone if storage was set back just now; or it was wiped, and our number is a new driver's.
+        if gone := expected.difference(listing.records):
             raise self.fence.storage_changed_error("commit", f"the record of checkpoint {min(gone)[0]}")
         self.newest = complete
         self._delete_older_records(listing)
@@ -674,11 +687,12 @@ class CheckpointProtocol:
     def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> CompletedCheckpoint:
         """Commit what is not final, and ask again until the commit timeout, or for `STOP_GRACE_PERIOD` if the query of
         `batch` is being stopped: the next start goes on. What is lost is left to the caller."""
-        n, started = permit.complete.checkpoint_id, self.clock.monotonic()
+        checkpoint_id = permit.complete.checkpoint_id
+        started = self.clock.monotonic()
         pending = permit.complete.pending_participants()
         by_sink = Counter(sink for sink, _ in pending)
         self._commit_times = {}
-        self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
+        self.listeners.tell(Step.COMMITTING, checkpoint_id, participants=len(pending), transactions=by_sink)
         for tries in count(1):
             permit, errors = self.commit_once(permit)
             self._tell_outages(errors)
@@ -687,19 +701,19 @@ class CheckpointProtocol:
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
                 raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(iter(errors.values()))
-            self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
+            self.listeners.tell(Step.ASKING_AGAIN, checkpoint_id, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
             with suppress(StorageError, StorageBehind):  # what is decided becomes visible though its storage is gone
                 permit = self.fence.permit(permit.complete)  # R14: a savepoint may have been restored meanwhile
-        if batch and batch.facts.checkpoint_id > n:
+        if batch and batch.facts.checkpoint_id > checkpoint_id:
             permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
         decisions.require_known(permit.complete)
         self._require_not_replayed(permit.complete)
         return permit.complete
 
     def _require_not_replayed(self, complete: CompletedCheckpoint) -> None:
-        """R15: raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is
-        no longer in storage."""
+        """Raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is no
+        longer in storage (R15)."""
         for name in dict.fromkeys(sink for sink, _ in complete.lost_participants()):
             sink = self.sinks[name]
             if not isinstance(sink, Auditable):
@@ -719,7 +733,7 @@ class CheckpointProtocol:
                 self._outages.record_success(f"sink {name!r}", "commit")
 
     def _wait_to_ask_again(self, tries: int, started: float, batch: MicroBatch | None) -> bool:
-        """Wait for a random time, longer with each try. False if there is no time left."""
+        """Wait for a random time, longer with each try. Returns False if there is no time left."""
         now = self.clock.monotonic()
         if now - started >= self.config.commit_timeout:
             return False
@@ -740,17 +754,18 @@ class CheckpointProtocol:
         errors: dict[Participant, Exception] = {}
         pending = complete.pending_participants()
         for name, sink in self.sinks.items():
-            asked = [p for p in pending if p[0] == name]
+            asked = [participant for participant in pending if participant[0] == name]
             if not asked:
                 continue
-            begin = self.clock.monotonic()
+            asked_at = self.clock.monotonic()
             answers: Sequence[CommitOutcome | Exception]
             try:
                 checkpoint = self._checkpoint(complete.checkpoint_id)
-                answers = sink.notify_checkpoint_complete(checkpoint, [complete.committables[p] for p in asked])
+                answers = sink.notify_checkpoint_complete(checkpoint, [complete.committables[each] for each in asked])
             except Exception as error:
                 answers = [error] * len(asked)
-            self._commit_times[name] = self._commit_times.get(name, (begin,))[0], self.clock.monotonic()
+            first_asked_at, *_ = self._commit_times.get(name, (asked_at,))
+            self._commit_times[name] = first_asked_at, self.clock.monotonic()
             final = not any(isinstance(answer, Exception) for answer in answers)
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):
@@ -770,25 +785,27 @@ class CheckpointProtocol:
 
     def _replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
-        n, round, lost = complete.checkpoint_id, complete.next_round, complete.lost_participants()
+        checkpoint_id, round = complete.checkpoint_id, complete.next_round
+        lost = complete.lost_participants()
         self.fence.require_newest("replay")  # R6: only the newest driver does
         self._compare_memories_before_replay(complete, batch)
         self._check_schemas(batch)
         self._evolve(batch)  # a table that was set back lacks what was altered for these rows
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
-        logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
+        logger.warning("checkpoint %d: writing lost transactions again: %s", checkpoint_id, reasons)
         by_sink = Counter(sink for sink, _ in lost)
-        self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=round, transactions=by_sink)
+        self.listeners.tell(Step.REPLAYING, checkpoint_id, lost=reasons, round=round, transactions=by_sink)
         spooled = self._spool.rows_of(complete, lost, self._dead_letter_writers) if self._spool else {}
         if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
-        then = complete.record.partitions
-        partitions = {
-            name: then[name]
-            if spooled or then.get(name) == 1
-            else batch.partitions(self.sinks[self._dead_letter_writers.get(name, name)])
-            for name in by_sink
-        }
+        recorded = complete.record.partitions
+
+        def partitions_of(name: str) -> int:
+            if spooled or recorded.get(name) == 1:
+                return recorded[name]
+            return batch.partitions(self.sinks[self._dead_letter_writers.get(name, name)])
+
+        partitions = {name: partitions_of(name) for name in by_sink}
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
         lost_rows = self._lost_rows(complete, spooled)
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, lost_rows)
@@ -797,23 +814,25 @@ class CheckpointProtocol:
         except InDoubtError:
             self._abort(acks.committables)
             raise
-        self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
+        self.listeners.tell(Step.REPLAY_PRE_COMMITTED, checkpoint_id)
         return self.decide(self._record(batch, acks, partitions, started, round), complete)
 
     def _compare_memories_before_replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> None:
-        """R15: raise `StorageBehind` if another driver, with a copy of this storage, has committed a later
-        checkpoint, or this one in our place: it has aborted our transactions as orphans, and written their rows. What
-        has lost transactions may have lost earlier commits with them."""
+        """Raise `StorageBehind` if another driver, with a copy of this storage, has committed a later checkpoint, or
+        this one in our place (R15): it has aborted our transactions as orphans, and written their rows."""
+        # A system that has lost transactions may have lost earlier commits with them.
         for name in {sink for sink, _ in complete.lost_participants()} if self.config.exactly_once else ():
             remembered = self.sinks[name].committed_checkpoints(self.job)
-            visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
-            own = {sink for sink, _ in visible} | {loss.sink for loss in complete.given_up}
-            self._require_none_later(name, remembered, self._known_up_to(complete.checkpoint_id - (name not in own)))
+            outcomes = complete.outcomes.items()
+            has_rows = {sink for (sink, _), outcome in outcomes if outcome.state is CommitState.COMMITTED}
+            has_rows |= {loss.sink for loss in complete.given_up}
+            newest = complete.checkpoint_id if name in has_rows else complete.checkpoint_id - 1
+            self._require_none_later(name, remembered, self._known_up_to(newest))
             self._require_not_behind(name, remembered, complete.record.newest_rows, batch)
 
     def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
-        """By sink, what its tasks have to write again. R17: with what the records say of its dead letters, also of
-        those that were given up."""
+        """Return, by sink, the rows that its tasks have to write again, with what the records say of its dead letters,
+        also of those that were given up (R17)."""
         lost, lost_rows = complete.lost_participants(), dict[str, LostRows]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
@@ -843,6 +862,6 @@ class CheckpointProtocol:
             self._require_not_replayed(complete)  # R15: another driver may have held it, and committed
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:
-        """The checkpoint as sinks are told of it."""
+        """Return the checkpoint as sinks are told of it."""
         oldest = max(0, checkpoint_id - self.config.retained_checkpoints)
         return Checkpoint(self.job, self.store.lineage, checkpoint_id, oldest)

@@ -258,7 +258,7 @@ MUTANTS = (
     Mutant(
         "own records that are gone are not missed (R15)",
         "coordinator",
-        "if gone := own.difference(listing.records):",
+        "if gone := expected.difference(listing.records):",
         "if False:",
         MEMORIES,
     ),
@@ -421,8 +421,8 @@ MUTANTS = (
     Mutant(
         "a start that is refused sweeps (R16)",
         "coordinator",
-        "self._abort_rights = AbortRights()\n        self._checked.clear()",
-        "self._abort_rights = AbortRights()\n        self._abort_rights.grant()\n        self._checked.clear()",
+        "self._abort_rights = AbortRights()\n        self._checked_schemas.clear()",
+        "self._abort_rights = AbortRights()\n        self._abort_rights.grant()\n        self._checked_schemas.clear()",
         MEMORIES,
     ),
     Mutant(
