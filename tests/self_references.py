@@ -112,7 +112,7 @@ class RowsThatReferToEachOther:
         self, tmp_path: Path, dsn: str, db: Database, is_there: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They are tried when it is full. If most have to wait on, the checkpoint fails."""
-        monkeypatch.setattr(participant, "MOST_WAITING_BYTES", 2000)
+        monkeypatch.setattr(participant, "MAX_WAITING_BYTES", 2000)
         first = [(id, 1) for id in range(2, 50)]
         second = [(1 if is_there else 60, None), *((id, 1) for id in range(100, 140))]
         input = [[partition(first, second)]]

@@ -1,4 +1,4 @@
-"""Whether a job is exactly-once, from its source, sinks, mode and settings."""
+"""The guarantee of a job: whether it is exactly-once, from its source, sinks, mode and settings."""
 
 from __future__ import annotations
 

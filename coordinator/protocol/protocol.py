@@ -836,12 +836,13 @@ class CheckpointProtocol:
         lost, lost_rows = complete.lost_participants(), dict[str, LostRows]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
-            own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
-            if name not in self._dead_letter_writers and own | letters:
-                named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
-                refused = {c.subtask: c.refused for c in named}
-                whole = complete.record.partitions.get(name) == 1
-                lost_rows[name] = LostRows(own, letters, refused, whole, spooled.get(name))
+            own = frozenset(subtask for lost_sink, subtask in lost if lost_sink == name)
+            dead_letters = frozenset(subtask for lost_sink, subtask in lost if lost_sink == dead)
+            if name not in self._dead_letter_writers and own | dead_letters:
+                committables = [each for record in complete.rounds for each in record.committables]
+                refused = {each.subtask: each.refused for each in committables if each.sink == dead}
+                single_partition = complete.record.partitions.get(name) == 1
+                lost_rows[name] = LostRows(own, dead_letters, refused, single_partition, spooled.get(name))
         return lost_rows
 
     def _pre_commit_again(

@@ -262,7 +262,7 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
     if replay and replay.spooled:
         subtasks = 1 + max(replay.lost)
         rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
-    elif replay and replay.whole:
+    elif replay and replay.single_partition:
         rows = hashed.coalesce(1)
     acks = [Ack.from_json(row.ack) for row in map_in_arrow(rows, task, _ack_schema()).collect()]
     ended(task.sink.name)

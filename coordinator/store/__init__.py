@@ -1,1 +1,1 @@
-"""What checkpoint storage holds of a job, and how it is encoded."""
+"""The state of a job in checkpoint storage, and how it is encoded."""

@@ -1,4 +1,4 @@
-"""What a job writes down beside its records: heartbeats, statistics, and notes between operators and drivers.
+"""The journal of a job, beside its records: heartbeats, statistics, and notes between operators and drivers.
 
 It decides nothing about rows. The last heartbeat only tells when a start that cannot be right is refused: after it has
 claimed a generation if the driver before says that it has ended, and before the claim otherwise.

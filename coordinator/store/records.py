@@ -1,4 +1,4 @@
-"""What checkpoint storage holds of a job, as values: records of checkpoints, claims of drivers, and listings."""
+"""The values that checkpoint storage holds of a job: records of checkpoints, claims of drivers, and listings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """Rows of a sink's participants: the keys of each subtask's chunks, in order. Called as `LostRows.spooled`."""
+    """The kept rows of a sink's participants: the keys of each subtask's chunks, in order. Called as
+    `LostRows.spooled`."""
 
     uri: str = field(repr=False)  # a password may be in it
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class SpoolingRows:
 
     uri: str = field(repr=False)
     place: str
-    """What the keys of the sink begin with."""
+    """The beginning of the sink's keys."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
         batches = (batch for batch in batches if batch.num_rows)
@@ -99,8 +100,9 @@ class Spool:
     def rows_of(
         self, complete: CompletedCheckpoint, lost: Iterable[Participant], writers: Mapping[str, str]
     ) -> dict[str, SpooledRows]:
-        """By sink, the rows of participants that are lost; none unless all of them are there. Those of `writers`, which
-        tasks of another sink write, are among the rows of that one, also if they were given up since."""
+        """Return, by sink, the rows of the participants that are lost; none unless all of them are there. The rows of
+        the sinks in `writers`, which tasks of another sink write, are among the rows of that sink, also if they were
+        given up since."""
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
             number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
@@ -144,7 +146,7 @@ def _part(checkpoint_id: int, sink: str) -> str:
 
 
 def _is_whole(keys: list[str], wanted: Fingerprint) -> bool:
-    """Whether an attempt has come to its end, with the rows of that fingerprint."""
+    """Tell whether an attempt has come to its end, with the rows of the `wanted` fingerprint."""
     number, _, *end = keys[-1].split(".")[4:]
     rows, text = wanted.stored()
     return end == [str(rows), text] and int(number) == len(keys) - 1

@@ -30,17 +30,17 @@ from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, Tra
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING_BYTES = 64 * 2**20
-"""What the rows that wait may take in a task."""
-_PATIENCE = 1000
-"""After so many refusals, each of one row, a round tries no further row: with as many from the other end in vain, the
-target refuses too many."""
+MAX_WAITING_BYTES = 64 * 2**20
+"""The size that the waiting rows of a task may have in memory."""
+_MAX_REFUSALS_IN_A_ROUND = 1000
+"""After so many refusals, each of one row, a round tries no further row. The next round begins at the other end: if it
+is refused as many rows, too, the target refuses too many."""
 
 
 @dataclass
 class SinkTransaction:
-    """One transaction of a sink in a task, with count and hash of its rows. It begins with its first row.
-    `transaction_id` has the name of the task's sink, also where `sink` takes its dead letters."""
+    """A transaction of a sink in a task, with count and hash of its rows. It begins with its first row.
+    `transaction_id` has the name of the task's sink, also where `sink` takes the dead letters of that sink."""
 
     sink: Sink
     transaction_id: TransactionId
@@ -50,7 +50,7 @@ class SinkTransaction:
     bytes: int = 0
     committable: Committable | None = None
     refused: list[Refused] = field(default_factory=list)
-    """If its rows are dead letters: the hash of each, and the error."""
+    """The hash and the error of each row, if the rows are dead letters."""
     _is_open: bool = False
     _begun: bool = False
     _transaction: Any = None
@@ -68,19 +68,19 @@ class SinkTransaction:
                 where = self.sink.name, self.transaction_id.subtask
                 logger.warning("sink %r could not be closed in subtask %d", *where, exc_info=True)
 
-    def write(self, given: NumberedRows) -> None:
-        self._begin(given.rows.schema)
-        self.sink.write(self._transaction, given.rows)
-        self._add(given)
+    def write(self, numbered: NumberedRows) -> None:
+        self._begin(numbered.rows.schema)
+        self.sink.write(self._transaction, numbered.rows)
+        self._add(numbered)
 
-    def write_good_rows(self, given: NumberedRows, most: int) -> Sequence[Refusal]:
-        """Write the rows that the target takes; returns the others, and not all of them if more than `most` are
-        final."""
-        self._begin(given.rows.schema)
+    def write_good_rows(self, numbered: NumberedRows, most: int) -> Sequence[Refusal]:
+        """Write the rows that the target takes, and return the refusals of the others, but not all of them if more than
+        `most` are final."""
+        self._begin(numbered.rows.schema)
         assert isinstance(self.sink, DeadLettering)
-        refused = self.sink.write_good_rows(self._transaction, given.rows, most)
+        refused = self.sink.write_good_rows(self._transaction, numbered.rows, most)
         if sum(refusal.final for refusal in refused) <= most:
-            self._add(given.without(refused))
+            self._add(numbered.without(refused))
         return refused
 
     def _begin(self, schema: pa.Schema) -> None:
@@ -91,13 +91,13 @@ class SinkTransaction:
             self._transaction = self.sink.begin_transaction(context)
             self._begun = True
 
-    def _add(self, given: NumberedRows) -> None:
-        if count := given.rows.num_rows:
-            self.bytes += given.rows.nbytes
-            self.fingerprint = self.fingerprint.add(count, pc.sum(given.hashes).as_py())
+    def _add(self, numbered: NumberedRows) -> None:
+        if count := numbered.rows.num_rows:
+            self.bytes += numbered.rows.nbytes
+            self.fingerprint = self.fingerprint.add(count, pc.sum(numbered.hashes).as_py())
 
     def pre_commit(self) -> None:
-        """Pre-commit, if there are rows; in at-least-once mode commit."""
+        """Pre-commit the transaction, or commit it in at-least-once mode. Does nothing without rows."""
         if not self._begun:
             return
         if not self.fingerprint.rows:
@@ -115,7 +115,7 @@ class SinkTransaction:
         self._begun = False
 
     def undo(self) -> None:
-        """Roll it back, or abort it if it is pre-committed. What fails is left to the sweep."""
+        """Roll the transaction back, or abort it if it is pre-committed. What fails is left to the sweep."""
         try:
             if self._begun:
                 self._begun = False
@@ -127,17 +127,17 @@ class SinkTransaction:
 
 
 @dataclass
-class LettersTransaction(SinkTransaction):
+class DeadLetterTransaction(SinkTransaction):
     """The transaction of a sink of dead letters, in a task of the sink that refuses them."""
 
-    def write_refused(self, given: NumberedRows, refused: Sequence[Refusal]) -> None:
+    def write_refused(self, numbered: NumberedRows, refused: Sequence[Refusal]) -> None:
         """Write the refused ones of the rows, in the order of their numbers."""
         if not refused:
             return
-        refused = sorted(refused, key=lambda refusal: given.numbers[refusal.row].as_py())
-        own = given.hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
-        context = self.transaction_id.context(given.rows.schema)
-        letters = letter_rows(context, given.rows, given.numbers, refused)
+        refused = sorted(refused, key=lambda refusal: numbered.numbers[refusal.row].as_py())
+        own = numbered.hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
+        context = self.transaction_id.context(numbered.rows.schema)
+        letters = letter_rows(context, numbered.rows, numbered.numbers, refused)
         self._begin(letters.schema)
         if isinstance(self.sink, DeadLettering) and self.sink.lacks_characters():
             letters = letters_in_ascii(letters)
@@ -148,59 +148,59 @@ class LettersTransaction(SinkTransaction):
         ]
 
 
-Answers: TypeAlias = Iterator[tuple["NumberedRows", Sequence[Refusal]]]
-"""Rows, and those of them that the target refuses for good."""
+TriedRows: TypeAlias = Iterator[tuple["NumberedRows", Sequence[Refusal]]]
+"""Rows that were tried, and the refusals of those that the target refuses for good."""
 
 
 @dataclass
 class GoodRows:
     """Writes the rows of a partition that the target takes. A row that it may refuse because of other rows (a foreign
-    key, a trigger) waits here, and is tried again when those are written. `where`: what rows these are, for people."""
+    key, a trigger) waits here, and is tried again when those are written. `where`: which rows these are, for people."""
 
     own: SinkTransaction
     where: str
     _waiting: dict[str, list[NumberedRows]] = field(default_factory=dict)
-    """By the class of the error. Rows that lack the same kind of thing may refer to each other, even in a circle: tried
-    together, they get into one statement."""
+    """The rows that wait, by the class of the error. Rows that lack the same kind of thing may refer to each other,
+    even in a circle: tried together, they get into one statement."""
     _size: int = 0
 
     @property
-    def most(self) -> int:
-        """So many rows may be refused for good."""
+    def max_refused(self) -> int:
+        """The number of rows that may be refused for good."""
         sink = self.own.sink
         return most_in_task(sink.max_dead_letters) if isinstance(sink, DeadLettering) else 0
 
-    def write(self, given: NumberedRows) -> Answers:
-        refused = self.own.write_good_rows(given, self.most)
-        yield given, self._wait(given, refused)
-        if self._size <= MOST_WAITING_BYTES:
+    def write(self, numbered: NumberedRows) -> TriedRows:
+        refused = self.own.write_good_rows(numbered, self.max_refused)
+        yield numbered, self._wait(numbered, refused)
+        if self._size <= MAX_WAITING_BYTES:
             return
         tried, _ = self._try_again()
         for again, refused in tried:
             yield again, self._wait(again, refused)
-        if self._size > MOST_WAITING_BYTES // 2:  # else each record batch would try them all again
+        if self._size > MAX_WAITING_BYTES // 2:  # else each record batch would try them all again
             raise self._too_large([refusal for _, refused in tried for refusal in refused])
 
-    def finish(self) -> Answers:
-        """After the last row: try those that wait again, as long as that lets some of them in. The others are refused
-        for good."""
+    def finish(self) -> TriedRows:
+        """Try the waiting rows again, after the last row, as long as the target takes some of them. The others are
+        refused for good."""
         in_vain = 0
         while self._waiting:
             tried, any_written = self._try_again()
             in_vain = 0 if any_written else in_vain + 1
             untried = any(refusal.error_class == UNTRIED for _, refused in tried for refusal in refused)
             is_over = in_vain == 2 or (in_vain == 1 and not untried)
-            for given, refused in tried:
-                yield given, refused if is_over else self._wait(given, refused)
+            for numbered, refused in tried:
+                yield numbered, refused if is_over else self._wait(numbered, refused)
 
-    def _wait(self, given: NumberedRows, refused: Sequence[Refusal]) -> Sequence[Refusal]:
-        """Keep the rows that may get in later; returns the others."""
+    def _wait(self, numbered: NumberedRows, refused: Sequence[Refusal]) -> Sequence[Refusal]:
+        """Keep the rows that the target may take later, and return the refusals of the others."""
         kinds: dict[str, list[int]] = {}
         for refusal in refused:
             if not refusal.final:
                 kinds.setdefault(refusal.error_class, []).append(refusal.row)
         for kind, places in kinds.items():
-            rows = given.at(places)
+            rows = numbered.take(places)
             self._waiting.setdefault(kind, []).append(rows)
             self._size += rows.nbytes
         return [refusal for refusal in refused if refusal.final]
@@ -211,17 +211,17 @@ class GoodRows:
         waiting, self._waiting, self._size = self._waiting, {}, 0
         tried, any_written = [], False
         for _, parts in sorted(waiting.items()):
-            given = NumberedRows.together(parts).backwards()
-            refused = self.own.write_good_rows(given, max(self.most, _PATIENCE))
-            any_written = any_written or len(refused) < given.rows.num_rows
-            tried.append((given, refused))
+            numbered = NumberedRows.concatenate(parts).reversed()
+            refused = self.own.write_good_rows(numbered, max(self.max_refused, _MAX_REFUSALS_IN_A_ROUND))
+            any_written = any_written or len(refused) < numbered.rows.num_rows
+            tried.append((numbered, refused))
         return tried, any_written
 
     def _too_large(self, refused: Sequence[Refusal]) -> BadValue:
         reasons = dict.fromkeys(f"\n  - {one.error_class}: {shortened(one.error)}" for one in refused if one.error)
         return BadValue(
             f"sink {self.own.sink.name!r}: so many of {self.where} are refused as long as others are not written that "
-            f"those which wait take more than {MOST_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
+            f"those which wait take more than {MAX_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
             f"{''.join([*reasons][:3])}\n"
             "Nothing of the checkpoint is visible. Fix what the target names, let rows come after those that they need "
             "(sortWithinPartitions in the sink's transform=), or write smaller batches"
@@ -230,10 +230,11 @@ class GoodRows:
 
 @dataclass
 class FirstWrite:
-    """Writes rows for the first time: the target says which it takes. `where`: what rows these are, for people."""
+    """Writes rows for the first time, when the target says which of them it takes. `where`: which rows these are, for
+    people."""
 
     own: SinkTransaction
-    letters: LettersTransaction | None
+    dead_letters: DeadLetterTransaction | None
     where: str
     _rows: int = 0
 
@@ -241,21 +242,21 @@ class FirstWrite:
         self._good = GoodRows(self.own, self.where)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        given = NumberedRows.of(batch, self._rows)
+        numbered = NumberedRows.from_batch(batch, self._rows)
         self._rows += batch.num_rows
-        if self.letters is None:
-            self.own.write(given)
+        if self.dead_letters is None:
+            self.own.write(numbered)
         else:
-            self._write_letters(self.letters, self._good.write(given))
+            self._write_letters(self.dead_letters, self._good.write(numbered))
 
     def finish(self) -> None:
-        """After the last row: what still waits is written, or becomes a dead letter."""
-        if self.letters is not None:
-            self._write_letters(self.letters, self._good.finish())
+        """Write the rows that still wait, after the last row, or make dead letters of them."""
+        if self.dead_letters is not None:
+            self._write_letters(self.dead_letters, self._good.finish())
 
-    def _write_letters(self, letters: LettersTransaction, answers: Answers) -> None:
-        for given, refused in answers:
-            before, most = letters.refused, self._good.most
+    def _write_letters(self, letters: DeadLetterTransaction, tried: TriedRows) -> None:
+        for numbered, refused in tried:
+            before, most = letters.refused, self._good.max_refused
             if len(before) + len(refused) > most:
                 sink = self.own.sink
                 assert isinstance(sink, DeadLettering)
@@ -263,16 +264,16 @@ class FirstWrite:
                 reasons += [(row.error_class, row.error) for row in refused[: 3 - len(reasons)]]
                 count = f"more than {most:,} of {self.where} alone"
                 raise too_many(sink.name, count, sink.max_dead_letters, reasons)
-            letters.write_refused(given, refused)
+            letters.write_refused(numbered, refused)
 
 
 @dataclass
 class ReplayWrite:
-    """Writes lost rows again: the record says which the target took then (R17), and no other row is tried. They go the
-    way of the first time, since one may have waited for another. `where`: as for `FirstWrite`."""
+    """Writes lost rows again. The record says which rows the target took then (R17), and no other row is tried. The
+    rows go the same way as the first time, since one may have waited for another. `where`: as for `FirstWrite`."""
 
     own: SinkTransaction | None
-    letters: LettersTransaction | None
+    dead_letters: DeadLetterTransaction | None
     recorded: RecordedRefusals
     where: str
     _rows: int = 0
@@ -281,27 +282,27 @@ class ReplayWrite:
         self._good = GoodRows(self.own, self.where) if self.own and self.own.sink.dead_letters else None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        given = NumberedRows.of(batch, self._rows)
+        numbered = NumberedRows.from_batch(batch, self._rows)
         self._rows += batch.num_rows
-        refused = self.recorded.find_refused(given.hashes)
-        accepted = given.without(refused)
+        refused = self.recorded.find_refused(numbered.hashes)
+        accepted = numbered.without(refused)
         if self._good and accepted.rows.num_rows:
             self._require_taken(self._good.write(accepted))
         elif self.own and accepted.rows.num_rows:
             self.own.write(accepted)
-        if self.letters:
-            self.letters.write_refused(given, refused)
+        if self.dead_letters:
+            self.dead_letters.write_refused(numbered, refused)
 
     def finish(self) -> None:
-        """After the last row: what still waits is written."""
+        """Write the rows that still wait, after the last row."""
         if self._good:
             self._require_taken(self._good.finish())
 
-    def _require_taken(self, answers: Answers) -> None:
-        for given, refused in answers:
+    def _require_taken(self, tried: TriedRows) -> None:
+        for numbered, refused in tried:
             for refusal in refused[:1]:
                 raise BadValue(
-                    f"of {self.where} the row {given.numbers[refusal.row]}, counted from 0, was taken when the "
+                    f"of {self.where} the row {numbered.numbers[refusal.row]}, counted from 0, was taken when the "
                     f"checkpoint was decided, and the target refuses it now: {refusal.error_class}: {refusal.error}. "
                     "Let the table take it again, and start the query again: it writes the row once"
                 )
@@ -309,20 +310,21 @@ class ReplayWrite:
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """Rows of a partition, each with its hash, and its number there, from 0."""
+    """Rows of a partition, each with its hash, and its number in the partition, from 0."""
 
     rows: pa.RecordBatch
     hashes: pa.Array
     numbers: pa.Array
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, first: int) -> NumberedRows:
-        """Of a record batch whose last column has the hashes."""
-        last, numbers = batch.num_columns - 1, pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    def from_batch(cls, batch: pa.RecordBatch, first: int) -> NumberedRows:
+        """Number the rows of a record batch, whose last column has the hashes, from `first` on."""
+        last = batch.num_columns - 1
+        numbers = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
         return cls(batch.remove_column(last), batch.column(last), numbers)
 
     @classmethod
-    def together(cls, parts: Sequence[NumberedRows]) -> NumberedRows:
+    def concatenate(cls, parts: Sequence[NumberedRows]) -> NumberedRows:
         [rows] = pa.Table.from_batches([part.rows for part in parts]).combine_chunks().to_batches()
         hashes = pa.concat_arrays([part.hashes for part in parts])
         return cls(rows, hashes, pa.concat_arrays([part.numbers for part in parts]))
@@ -331,12 +333,12 @@ class NumberedRows:
     def nbytes(self) -> int:
         return int(self.rows.nbytes + self.hashes.nbytes + self.numbers.nbytes)
 
-    def at(self, places: Sequence[int] | pa.Array) -> NumberedRows:
+    def take(self, places: Sequence[int] | pa.Array) -> NumberedRows:
         chosen = pa.array(places, pa.int64())
         return NumberedRows(self.rows.take(chosen), self.hashes.take(chosen), self.numbers.take(chosen))
 
     def without(self, refused: Sequence[Refusal]) -> NumberedRows:
-        return self.at(without(self.rows.num_rows, refused)) if refused else self
+        return self.take(without(self.rows.num_rows, refused)) if refused else self
 
-    def backwards(self) -> NumberedRows:
-        return self.at(range(self.rows.num_rows - 1, -1, -1))
+    def reversed(self) -> NumberedRows:
+        return self.take(range(self.rows.num_rows - 1, -1, -1))

@@ -20,8 +20,7 @@ ROW_HASH = "xxhash64 of columns and parts"
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:
-    """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
-    take."""
+    """Return `df` with a hash of each row as last column. Raises SchemaMismatch if `df` has a column of that name."""
     names = df.columns
     if HASH_COLUMN in map(str.lower, names):
         raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
@@ -36,8 +35,9 @@ def with_row_hash(df: DataFrame) -> DataFrame:
 
 @lru_cache
 def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Column:
-    """The same `Column` can be used again in one SparkContext: each call that makes one is a question to the JVM.
-    `placed`: it is used with the DataFrame that `by_place` makes.
+    """Return the hash of each row of a DataFrame with this schema. It is kept, because the same `Column` can be used
+    again in one SparkContext, and each call that makes one is a question to the JVM. `placed`: the column is used with
+    the DataFrame that `by_place` makes.
 
     Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0 and -0.0, the decimals
     1.00 and 100, a text and its bytes, and texts that are equal in a collation. So it gets parts that it can tell
@@ -54,8 +54,8 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
 
 
 def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
-    """What is hashed of a value; `name` is that of its column, if it is one. No function is applied to each element:
-    Spark would not compile the projection then."""
+    """Return the columns that are hashed for a value; `name`: its column's, if it is a column. No function is applied
+    to each element, because Spark would not compile the projection then."""
     from pyspark.sql import functions
     from pyspark.sql import types as st
 
@@ -84,8 +84,8 @@ def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
 
 
 def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
-    """What is hashed of an array: size, elements, and, if it holds NULLs or a `rare` one, its text, which takes
-    longer."""
+    """Return the columns that are hashed for an array: its size and its elements; and its text, which takes longer, if
+    it holds NULLs or the `rare` element."""
     from pyspark.sql import functions
 
     plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
@@ -97,7 +97,7 @@ _NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
 
 
 def _can_be_named(data_type: StructType) -> bool:
-    """Spark takes no field of a struct by its name if there are two that differ in capitals alone."""
+    """Tell whether Spark can take each field of a struct by its name: not if two differ in capitals alone."""
     return len({name.lower() for name in data_type.names}) == len(data_type.names)
 
 

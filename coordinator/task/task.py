@@ -1,4 +1,4 @@
-"""What runs inside an executor: one sink driven through one participant, and the ack that goes back to the driver."""
+"""The task that runs inside an executor: it drives one sink through one participant, and sends an ack to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from coordinator.task.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkTransaction
+from coordinator.task.participant import DeadLetterTransaction, FirstWrite, ReplayWrite, SinkTransaction
 from sinks.base import Sink
 from sinks.dead_letters import RecordedRefusals
 from sinks.errors import SinkError
@@ -22,8 +22,8 @@ logger = logging.getLogger("sinks.task")
 
 @dataclass(frozen=True)
 class Ack:
-    """What became of one transaction: a task answers one for its sink, and one for the sink of its dead letters.
-    `committable` is None without rows and after an error; `bytes` are those of the record batches."""
+    """The outcome of one transaction in a task, which sends one ack for its sink, and one for the sink of its dead
+    letters. `committable` is None without rows and after an error; `bytes` are those of the record batches."""
 
     sink: str
     subtask: int
@@ -55,20 +55,21 @@ class Ack:
 
 @dataclass(frozen=True)
 class LostRows:
-    """What the tasks of one sink have to write again in a replay. `own`: the subtasks whose transactions in the sink
-    itself are lost; `letters`: those whose transactions in its sink of dead letters are. `refused`: by subtask, the
-    rows that the record names as dead letters, so that they are separated as before. `whole`: the batch was written as
-    one partition, and has to come as one again. `spooled`: gives the kept rows of a subtask, in place of the batch."""
+    """The rows that the tasks of one sink have to write again in a replay. `own`: the subtasks whose transactions in
+    the sink itself are lost; `dead_letters`: those whose transactions in its sink of dead letters are. `refused`: by
+    subtask, the rows that the record names as dead letters, so that they are separated as before. `single_partition`:
+    the batch was written as one partition, and has to come as one again. `spooled`: gives the kept rows of a subtask,
+    in place of the batch."""
 
     own: frozenset[int]
-    letters: frozenset[int] = frozenset()
+    dead_letters: frozenset[int] = frozenset()
     refused: Mapping[int, Sequence[Refused]] = field(default_factory=dict)
-    whole: bool = False
+    single_partition: bool = False
     spooled: Callable[[int], Iterator[pa.RecordBatch]] | None = None
 
     @property
     def lost(self) -> frozenset[int]:
-        return self.own | self.letters
+        return self.own | self.dead_letters
 
 
 _tasks: Counter[type[Sink]] = Counter()
@@ -114,51 +115,56 @@ class SinkTask:
         yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
 
     def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> list[Ack]:
-        given = iter(batches)
+        rows_of_batch = iter(batches)
         tries = self.generation, self.round, self.attempt, task_attempt
         task = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
         write = self._first_or_replay(task, slot)
-        transactions = [each for each in (write.own, write.letters) if each]
+        transactions = [transaction for transaction in (write.own, write.dead_letters) if transaction]
         if not transactions:
-            _drain(given)
+            _drain(rows_of_batch)
             return []
         try:
             if write.own:
                 write.own.open()
-            rows = given
+            rows = rows_of_batch
             if self.replay and self.replay.spooled:
                 rows = self.replay.spooled(subtask)
             elif self.spooling:
-                rows = self.spooling(given, subtask, task.attempt_label)
+                rows = self.spooling(rows_of_batch, subtask, task.attempt_label)
             for batch in rows:
                 if batch.num_rows:
                     write.write(batch)
             write.finish()
             for transaction in transactions:
                 transaction.pre_commit()
-            return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
+            return [
+                Ack(each.sink.name, subtask, each.fingerprint, each.committable, bytes=each.bytes)
+                for each in transactions
+            ]
         except BaseException as error:
             for transaction in transactions:
                 transaction.undo()
             if not isinstance(error, SinkError):
                 raise
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
-            _drain(given)
+            _drain(rows_of_batch)
             return [Ack(self.sink.name, subtask, error=error)]
         finally:
             for transaction in transactions:
                 transaction.close()
 
     def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
-        how = task, slot, self.exactly_once
+        arguments = task, slot, self.exactly_once
         replay, letters_sink, subtask = self.replay, self.sink.dead_letters, task.subtask
         where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
         if replay is None:
-            letters = LettersTransaction(letters_sink, *how) if letters_sink else None
-            return FirstWrite(SinkTransaction(self.sink, *how), letters, where)
-        own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
-        letters = LettersTransaction(letters_sink, *how) if letters_sink and subtask in replay.letters else None
-        return ReplayWrite(own, letters, RecordedRefusals(replay.refused.get(subtask, ())), where)
+            dead_letters = DeadLetterTransaction(letters_sink, *arguments) if letters_sink else None
+            return FirstWrite(SinkTransaction(self.sink, *arguments), dead_letters, where)
+        own = SinkTransaction(self.sink, *arguments) if subtask in replay.own else None
+        dead_letters = None
+        if letters_sink and subtask in replay.dead_letters:
+            dead_letters = DeadLetterTransaction(letters_sink, *arguments)
+        return ReplayWrite(own, dead_letters, RecordedRefusals(replay.refused.get(subtask, ())), where)
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

@@ -69,7 +69,7 @@ class LocalBatch:
             partitions = self._partitions
             if task.replay and task.replay.spooled:
                 partitions = [partitions[0].slice(0, 0)] * (1 + max(task.replay.lost))
-            elif task.replay and task.replay.whole:
+            elif task.replay and task.replay.single_partition:
                 partitions = [pa.concat_tables(partitions)]
             for subtask, rows in enumerate(partitions):
                 if self._cancelled:

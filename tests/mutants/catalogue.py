@@ -638,14 +638,14 @@ MUTANTS = (
     Mutant(
         "a replay writes all partitions",
         "coordinator",
-        "SinkTransaction(self.sink, *how) if subtask in replay.own else None",
-        "SinkTransaction(self.sink, *how)",
+        "SinkTransaction(self.sink, *arguments) if subtask in replay.own else None",
+        "SinkTransaction(self.sink, *arguments)",
         TASK,
     ),
     Mutant(
         "fingerprints only count",
         "coordinator",
-        "self.fingerprint.add(count, pc.sum(given.hashes).as_py())",
+        "self.fingerprint.add(count, pc.sum(numbered.hashes).as_py())",
         "self.fingerprint.add(count, 0)",
         TASK,
     ),
@@ -1047,7 +1047,7 @@ MUTANTS = (
     Mutant(
         "what retention has removed was visible, although Spark asks for it again",
         "coordinator/protocol",
-        "if batch and batch.facts.checkpoint_id > n:",
+        "if batch and batch.facts.checkpoint_id > checkpoint_id:",
         "if batch:",
         ("tests/kafka/test_memory.py",),
     ),
@@ -1482,8 +1482,8 @@ MUTANTS = (
     Mutant(
         "a replay separates rows as the target says now (R17)",
         "coordinator",
-        "        if replay is None:\n            letters",
-        "        if replay is None or subtask in replay.own:\n            letters",
+        "        if replay is None:\n            dead_letters",
+        "        if replay is None or subtask in replay.own:\n            dead_letters",
         DEAD_LETTERS,
     ),
     Mutant(
