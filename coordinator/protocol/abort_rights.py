@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class AbortRights:
-    """Whether this driver may abort transactions that no record names: the one owner of that right.
+    """The one owner of the right to abort transactions that no record names.
 
     A driver gets the right when storage, Spark and the sinks are known to fit together (R15). It loses the right while
     a record may yet name transactions that no record names now.

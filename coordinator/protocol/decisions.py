@@ -30,7 +30,7 @@ from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerpri
 
 
 class Action(Enum):
-    """What to do with the batch that Spark calls for."""
+    """The ways to deal with a batch that Spark hands over."""
 
     WRITE = auto()  # the next checkpoint: run the protocol
     FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
@@ -39,7 +39,8 @@ class Action(Enum):
 
 
 def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: bool, reloaded: bool) -> Action:
-    """What to do when Spark calls for a batch. `reloaded`: the newest checkpoint was read after this call came in."""
+    """Decide what to do with a batch that Spark hands over. `reloaded`: the newest checkpoint was read after this call
+    came in."""
     n = batch.checkpoint_id
     if newest is None:
         if n == 0 or adopt:
@@ -89,8 +90,8 @@ def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
 
 
 def require_none_lost(newest: CompletedCheckpoint) -> None:
-    """Spark asks for the next batch: raise `InDoubtError` if transactions of this one are lost, for it cannot be
-    replayed any more."""
+    """Raise `InDoubtError` if the newest checkpoint has lost transactions. Called when Spark asks for the next batch,
+    so that the checkpoint cannot be replayed any more."""
     if lost := newest.lost_participants():
         n = newest.checkpoint_id
         raise InDoubtError(
@@ -101,7 +102,7 @@ def require_none_lost(newest: CompletedCheckpoint) -> None:
 
 
 def hand_over_again(n: int) -> str:
-    """How a person gets Spark to hand over batch `n` again."""
+    """Describe how a person gets Spark to hand over batch `n` again."""
     return (
         f"delete commits/{n}, and the later files of commits/ and offsets/, in Spark's checkpointLocation, each with "
         f"its hidden checksum file (.{n}.crc) if there is one"
@@ -109,8 +110,9 @@ def hand_over_again(n: int) -> str:
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
-    """R12: a batch counts as done only if the record is of this very batch. One that Spark has planned anew is another
-    even with the same offsets: a file source only counts its batches, and the time fires timers of stateful queries."""
+    """Raise `CheckpointLocationMismatch` unless the record is of this very batch: only then the batch counts as done
+    (R12). A batch that Spark has planned again is another one even with the same offsets, because a file source only
+    counts its batches, and the time fires timers of stateful queries."""
     if record is None:
         known = "is no longer retained, so its input cannot be compared"
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
@@ -129,8 +131,8 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
 
 
 def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
-    """R19: batch `n` goes on in the topics that the batch before was read from. A topic that is new to it does no harm:
-    Spark begins it at its beginning."""
+    """Raise `SourceReplaced` unless batch `n` goes on in the topics that the batch before was read from (R19). A topic
+    that is new does no harm, because Spark reads it from its beginning."""
     pairs = zip(before, now, strict=False)
     replaced = sorted({topic for then, ids in pairs for topic in then.keys() & ids if then[topic] != ids[topic]})
     if replaced:
@@ -144,14 +146,14 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
 
 
 def expired_as_visible(complete: CompletedCheckpoint) -> dict[Participant, CommitOutcome]:
-    """The participants of which the target's retention has removed rows and proof. Spark asks for a later batch, so all
-    of this checkpoint was visible."""
-    return {p: CommitOutcome.COMMITTED for p, outcome in complete.outcomes.items() if outcome.expired}
+    """Return as committed the participants of which the target's retention has removed rows and proof. Called when
+    Spark asks for a later batch, so that all of this checkpoint was visible."""
+    outcomes = complete.outcomes.items()
+    return {participant: CommitOutcome.COMMITTED for participant, outcome in outcomes if outcome.expired}
 
 
 def require_known(complete: CompletedCheckpoint) -> None:
-    """Raises `InDoubtError` if, after all sinks have answered, an outcome is unknown, or HELD beside none that is
-    lost."""
+    """Raise `InDoubtError` if, after all sinks have answered, an outcome is unknown, or is HELD and none is lost."""
     named, outcomes = complete.committables, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
@@ -183,7 +185,8 @@ def still_in_doubt_error(
 
 
 def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Iterable[Participant]) -> None:
-    """R13: lost partitions can be written again only under the partition layout that they were written with."""
+    """Raise `ReplayMismatch` unless the batch has the partition layout that the lost partitions were written with: only
+    under that they can be written again (R13)."""
     for sink in sorted({sink for sink, _ in lost}):
         then, now = record.partitions.get(sink), partitions.get(sink)
         if then != now:
@@ -197,7 +200,8 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
 
 
 def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Committable]) -> None:
-    """A replay must be able to tell whether it writes the same rows."""
+    """Raise `ReplayMismatch` if the rows were hashed in another way, because a replay must be able to tell whether it
+    writes the same rows."""
     if record.row_hash != known:
         raise _in_doubt(
             "lost transactions cannot be replayed, because another version of this library hashed their rows "
@@ -210,7 +214,7 @@ def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Co
 
 
 def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Participant, Ack]) -> None:
-    """A replay must write exactly the lost rows."""
+    """Raise `ReplayMismatch` unless the replay has written exactly the lost rows."""
     now = {p: acks[p].fingerprint if p in acks else Fingerprint() for p in lost}
     different = {p: (c, f": {c.fingerprint} then, {now[p]} now") for p, c in lost.items() if now[p] != c.fingerprint}
     if different:
@@ -225,7 +229,7 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
 
 
 def refused_again_error(checkpoint: int, error: Exception) -> Exception:
-    """A row that a replay cannot write was good when its checkpoint was decided, or is a different row."""
+    """Explain a row that a replay cannot write: it was good when its checkpoint was decided, or is a different row."""
     if not isinstance(error, BadValue):
         return error
     return BadValue(
@@ -253,8 +257,8 @@ def accept(complete: CompletedCheckpoint, chosen: Iterable[Participant], who: st
 
 
 def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> None:
-    """Raises `UnknownSink` if one of the newest checkpoint's is missing, also if no rows came to it: its target would
-    lack what the others get from here on, and what it has left in doubt would stay."""
+    """Raise `UnknownSink` if a sink of the newest checkpoint is missing, also if no rows came to it: its target would
+    lack what the other sinks get from here on, and what it has left in doubt would stay."""
     if newest and (unknown := sorted(set(newest.record.partitions) - set(sinks))):
         raise UnknownSink(
             f"checkpoint {newest.checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
@@ -264,8 +268,8 @@ def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> N
 
 
 def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, Sink]) -> None:
-    """Raises `CorruptRecord` where a record names what is no transaction of this library, job and sink: a commit by
-    name would end somebody else's."""
+    """Raise `CorruptRecord` if a record names what is no transaction of this library, job and sink: a commit by name
+    would end somebody else's transaction."""
     for participant, committable in complete.committables.items():
         sink = sinks.get(committable.sink)
         if sink and not sink.owns(complete.record.job, committable.transaction):
@@ -277,7 +281,8 @@ def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, 
 
 
 def require_few_dead_letters(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
-    """Raises `TooManyDeadLetters` if a sink refused more rows than it may. `rows`: by sink, those of checkpoint `n`."""
+    """Raise `TooManyDeadLetters` if a sink refused more rows than it may. `rows`: the number of rows of checkpoint `n`,
+    by sink."""
     for name, sink in sinks.items():
         if not (isinstance(sink, DeadLettering) and sink.dead_letters):
             continue
@@ -294,11 +299,11 @@ RETRIES_WHEN_BLOCKED = 2
 
 
 def may_try_again(errors: Sequence[Exception], *, tolerable: int) -> bool:
-    """Whether to write the batch again, under new names, when a try to pre-commit has failed. `errors`: of all tries so
-    far. A task that was blocked is tried again, since an orphan may hold its lock (R8: read the newest again, sweep,
-    then try again); other errors of a sink are not."""
+    """Tell whether to write the batch again, under new names, when a try to pre-commit has failed. `errors`: of all
+    tries so far. A task that was blocked is tried again, since an orphan may hold its lock (R8: read the newest again,
+    sweep, then try again); other errors of a sink are not."""
     *earlier, error = errors
-    blocked = sum(isinstance(e, SinkError) for e in earlier)
+    blocked = sum(isinstance(each, SinkError) for each in earlier)
     if isinstance(error, SinkError):
         return error.retryable and blocked < RETRIES_WHEN_BLOCKED
     return len(earlier) - blocked < tolerable
@@ -313,7 +318,7 @@ def failed_error(checkpoint_id: int, job: str, error: Exception, *, exactly_once
 
 
 def require_visible(complete: CompletedCheckpoint) -> None:
-    """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
+    """Raise `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
     if hidden := complete.hidden_participants():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
@@ -332,6 +337,6 @@ def _in_doubt(
     tail: str,
     kind: type[InDoubtError] = InDoubtError,
 ) -> InDoubtError:
-    """`lines`: what is to be said of each."""
+    """Make an error that lists participants. `lines`: the committable of each, and what to say of it."""
     described = [f"  - {describe(participant, named)}{what}" for participant, (named, what) in lines.items()]
     return kind("\n".join([head, *described, tail]), [dict(named.transaction) for named, _ in lines.values()])

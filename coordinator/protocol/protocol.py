@@ -837,12 +837,12 @@ class CheckpointProtocol:
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own = frozenset(subtask for lost_sink, subtask in lost if lost_sink == name)
-            dead_letters = frozenset(subtask for lost_sink, subtask in lost if lost_sink == dead)
-            if name not in self._dead_letter_writers and own | dead_letters:
+            of_dead_letters = frozenset(subtask for lost_sink, subtask in lost if lost_sink == dead)
+            if name not in self._dead_letter_writers and own | of_dead_letters:
                 committables = [each for record in complete.rounds for each in record.committables]
                 refused = {each.subtask: each.refused for each in committables if each.sink == dead}
                 single_partition = complete.record.partitions.get(name) == 1
-                lost_rows[name] = LostRows(own, dead_letters, refused, single_partition, spooled.get(name))
+                lost_rows[name] = LostRows(own, of_dead_letters, refused, single_partition, spooled.get(name))
         return lost_rows
 
     def _pre_commit_again(
