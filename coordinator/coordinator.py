@@ -1,5 +1,5 @@
-"""The checkpoint coordinator: the function for foreachBatch, and all else that a user calls. It hands each batch to
-`CheckpointProtocol.process`, one at a time."""
+"""The checkpoint coordinator: the function for foreachBatch, and everything else that a user calls. It hands each batch
+to `CheckpointProtocol.process`, one at a time."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
-"""What `write_stream` and `run` raise while a job file is imported: a look at it starts no second driver."""
+"""The error that `write_stream` and `run` raise while a job file is imported, so that looking at it starts no second
+driver."""
 
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """For the likes of SystemExit: Py4J does not pass them on to Spark, which would wait for ever."""
+    """Turn exceptions such as SystemExit into errors: Py4J does not pass them on to Spark, which would wait forever."""
     try:
         yield
     except BaseException as error:
@@ -91,14 +92,15 @@ class CheckpointCoordinator:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = sinks_by_name(sinks)
         self._shared = len(sinks) > 1
-        """Whether several jobs of Spark read a batch. Sinks of dead letters have none of their own."""
+        """True if several jobs of Spark read a batch. Sinks of dead letters have no job of their own."""
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
-        unfit = [repr(name) for name, sink in self.sinks.items() if not sink.takes_at_least_once]
-        if unfit and not config.exactly_once:
-            raise ValueError(f"{', '.join(unfit)} cannot be written in at-least-once mode, only exactly once")
+        only_exactly_once = [repr(name) for name, sink in self.sinks.items() if not sink.takes_at_least_once]
+        if only_exactly_once and not config.exactly_once:
+            names = ", ".join(only_exactly_once)
+            raise ValueError(f"{names} cannot be written in at-least-once mode, only exactly once")
         self.job = job
         self.config = config
         self._clock = clock or Clock()
@@ -145,12 +147,12 @@ class CheckpointCoordinator:
         return self._attendants.history
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the config. If
-        the config has no checkpointLocation, set that option. Then start it.
+        """Return `df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the
+        config. If the config has no checkpointLocation, set that option. Then start the query.
 
-        Reports setup problems here and not in the first batch: `WorkersNotReady`, and one `ConfigurationError` for all
-        sinks without a `transform` (in a classic session). `NotExactlyOnce`, if that is required and one of these sinks
-        cannot promise it."""
+        Setup problems are raised here and not in the first batch: `WorkersNotReady`, and one `ConfigurationError` for
+        all sinks without a `transform` (in a classic session). `NotExactlyOnce` is raised if the config requires
+        exactly-once, and one of these sinks cannot promise it."""
         from pyspark.sql import is_remote
 
         if refusal := refused_start.get():
@@ -209,10 +211,10 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            newest, then = self.protocol.newest, "not complete, and the next start writes it"
+            newest, state = self.protocol.newest, "not complete, and the next start writes it"
             if newest and newest.checkpoint_id >= batch_id:
-                then = "complete, and the next start makes visible what is not"
-            logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, then)
+                state = "complete, and the next start makes visible what is not"
+            logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, state)
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweep_thread.is_alive():
@@ -227,16 +229,17 @@ class CheckpointCoordinator:
         return self._lifecycle.swallowed_error
 
     def _preflight(self, df: DataFrame) -> None:
-        """Once, before anything is written, look for what a batch would fail on, deep in Spark's stacks: packages and
-        workers. With Connect only the client looks: where its server made this object anew, the library is there."""
+        """Look once, before anything is written, for what a batch would fail on, deep in Spark's stacks: packages and
+        workers. With Connect only the client looks, because the library is there where its server recreated this
+        object."""
         if not self._preflight_done:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
             self._preflight_done = True
 
     def _sweep_while_quiet(self) -> None:
-        """Sweep between batches, as long as the query runs. What a task pre-commits late keeps its locks, and keeps
-        readers of Kafka waiting, until a sweep; and in a quiet stream the next batch may be far away."""
+        """Sweep between batches, as long as the query runs. A transaction that a task pre-commits late keeps its locks,
+        and keeps readers of Kafka waiting, until a sweep; and in a quiet stream the next batch may be far away."""
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
@@ -248,8 +251,8 @@ class CheckpointCoordinator:
                     return
 
     def process(self, batch: MicroBatch) -> None:
-        """`CheckpointProtocol.process`, for one batch at a time: waits for the pause between two, claims a generation
-        for a new run, gives signs of life."""
+        """Call `CheckpointProtocol.process`, for one batch at a time. Waits for the pause between two batches before,
+        claims a generation for a new run, and begins its heartbeat."""
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
             self._lifecycle.require_one_query(batch)
@@ -293,7 +296,7 @@ class CheckpointCoordinator:
         return self._savepoints.take_and_stop(query, target)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """`stop_with_savepoint`, then `cancel`."""
+        """Stop the query with a savepoint, then `cancel` it."""
         savepoint = self.stop_with_savepoint(query, target)
         self.cancel(query)
         return savepoint
@@ -304,11 +307,14 @@ class CheckpointCoordinator:
         prometheus(self.statistics, registry)
 
     def newest_checkpoint(self) -> dict[str, Any]:
-        """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
+        """Return the newest complete checkpoint in storage as JSON values, without committables; {} if there is
+        none."""
         newest = JobStore(self.protocol.store.storage, self.job).load_newest()
-        return {k: v for k, v in newest.record.to_json().items() if k != "committables"} if newest else {}
+        if newest is None:
+            return {}
+        return {name: value for name, value in newest.record.to_json().items() if name != "committables"}
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ the end of a query
     def stop(self, query: Query) -> None:
         """Stop the query between two batches, or in the middle of one that takes more than five seconds longer. Spark's
         own `query.stop()` does not wait: it interrupts Spark wherever it is, and Hadoop logs a stack if that was
@@ -331,7 +337,8 @@ class CheckpointCoordinator:
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
-        """The source offsets up to which all is complete, one JSON text per source; () before the first checkpoint."""
+        """Return the source offsets up to which all is complete, one JSON text per source; () before the first
+        checkpoint."""
         return tuple(self.newest_checkpoint().get("offsets", ()))
 
     def close(self) -> None:
