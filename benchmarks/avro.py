@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sinks.arrow.json import to_json
 from sinks.kafka.serialization.avro import merged
-from sinks.kafka.serialization.encoding import Writer
+from sinks.kafka.serialization.encoding import AvroWriter
 
 _ROUNDS = 5
 
@@ -58,7 +58,7 @@ def main(count: int = 50_000) -> None:
     for made in (four_columns, with_decimal, nested):
         batch = made(count).combine_chunks().to_batches()[0]
         column = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-        writer = Writer(1, merged(None, column.type, "row").text)
+        writer = AvroWriter(1, merged(None, column.type, "row").text)
         avro = processor_time(lambda: writer.encoded(column), count)  # noqa: B023
         json = processor_time(lambda: to_json(column), count)  # noqa: B023
         print(f"| {made.__name__.replace('_', ' ')} | {avro:.1f} | {json:.1f} |")

@@ -27,11 +27,11 @@ from sinks.transaction import Committable
 _FETCH_BYTES = 8 << 20
 _PAUSE = 0.05
 
-Transaction = tuple[int, int]
-"""Producer id and epoch."""
+ProducerEpoch = tuple[int, int]
+"""The producer id and epoch of a transaction, by which its records are known."""
 
 
-Spans = dict[Transaction, tuple[int, int]]
+Spans = dict[ProducerEpoch, tuple[int, int]]
 """Of one partition: the first offset of each transaction, and the one after its last."""
 
 
@@ -59,7 +59,7 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
     logs = _logs(committable for part in asked for committable in part.committables)
     starts = cluster.logs(logs).starts if logs else {}
-    records, hidden = Counter[Transaction](), dict[Transaction, str]()
+    records, hidden = Counter[ProducerEpoch](), dict[ProducerEpoch, str]()
     ends = {place: max(end for _, end in spans.values()) for place, spans in logs.items()}
     total = sum(end - min(spans.values())[0] for end, spans in zip(ends.values(), logs.values(), strict=True))
     with progress("read the log", total, "offsets") as advance:
@@ -87,7 +87,7 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     return Audit([holding(part, reason) for part, reason in zip(parts, reasons, strict=True)])
 
 
-def _name(committable: Committable) -> Transaction:
+def _name(committable: Committable) -> ProducerEpoch:
     return committable.transaction["producer_id"], committable.transaction["producer_epoch"]
 
 

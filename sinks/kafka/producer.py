@@ -38,7 +38,7 @@ from sinks.kafka.record_batch import (
     FREE,
     HEADER,
     Origin,
-    Plan,
+    RecordBatchPlan,
     by_topic,
     latest_time,
     record_batch,
@@ -320,7 +320,7 @@ class TransactionalProducer:
         count = self.partitions(name, wanted)
         if wanted >= count:
             raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
-        plan = Plan.of(rows)
+        plan = RecordBatchPlan.of(rows)
         largest = int(plan.sizes.max(initial=0))
         if largest > self._options.largest:
             raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
@@ -411,7 +411,7 @@ class TransactionalProducer:
         """Places of records that the producer or their topic does not take; bytes that each has, and may have."""
         self.partitions(name, 0)
         topic = self._topics[name]
-        plan = Plan.of(rows)
+        plan = RecordBatchPlan.of(rows)
         most = plan.bounds + HEADER
         if (most > topic.limit).any():
             topic.limit = self._limit(name, topic.limit)  # somebody may have raised it since the start

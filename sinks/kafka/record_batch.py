@@ -232,7 +232,7 @@ def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
 
 # ---------------------------------------------------------------------- rows on their way to batches
 @dataclass(frozen=True)
-class Plan:
+class RecordBatchPlan:
     """How the rows of one topic become record batches: what each takes there, and which partition it goes to."""
 
     rows: pa.RecordBatch
@@ -242,7 +242,7 @@ class Plan:
     """Bytes that each row takes in a batch, at most."""
 
     @classmethod
-    def of(cls, rows: pa.RecordBatch) -> Plan:
+    def of(cls, rows: pa.RecordBatch) -> RecordBatchPlan:
         names = rows.schema.names
         sizes = np.zeros(rows.num_rows, np.int64)
         for name in ("key", "value"):

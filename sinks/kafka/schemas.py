@@ -14,7 +14,7 @@ from sinks.kafka.serialization import STEPS, SchemaEvolution
 from sinks.transaction import Committable
 
 if TYPE_CHECKING:
-    from sinks.kafka.serialization.values import Values
+    from sinks.kafka.serialization.values import ValueColumn
 
 _TYPES = {"value": value_type, "key": key_type}
 
@@ -43,11 +43,11 @@ class Schemas:
             self.problems.append("subject belongs to value_format='avro'")
         if key_subject and not key_format:
             self.problems.append("key_subject belongs to key_format='avro'")
-        self._columns: list[Values] = []
+        self._columns: list[ValueColumn] = []
         if registry and not self.problems:
-            from sinks.kafka.serialization.values import Keys, Values
+            from sinks.kafka.serialization.values import KeyColumn, ValueColumn
 
-            for column, kind in (("key", Keys), ("value", Values)):
+            for column, kind in (("key", KeyColumn), ("value", ValueColumn)):
                 if column in formats:
                     self._columns.append(kind(sink, registry, str(subjects[column]), evolution, timeout))
 

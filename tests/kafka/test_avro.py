@@ -26,7 +26,7 @@ from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.kafka import KafkaSink
 from sinks.kafka.serialization.avro import essence, merged
-from sinks.kafka.serialization.encoding import Writer
+from sinks.kafka.serialization.encoding import AvroWriter
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.driver import KillAt
 from sinks.testing.local import Partitions
@@ -140,11 +140,11 @@ def test_slices_and_days_that_python_has_not() -> None:
     array = pa.array([{"day": None, "tags": [("x", n)]} for n in range(0, 5000, 1000)], kind)
     far = pa.StructArray.from_arrays([pa.array([10**7, -(10**7)], pa.int32()).cast(pa.date32())], names=["day"])
     schema = merged(None, far.type, "r").text
-    encoded, refused = Writer(7, schema).encoded(far)
+    encoded, refused = AvroWriter(7, schema).encoded(far)
     assert [value.as_py()[:5] for value in encoded] == [b"\0\0\0\0\7"] * 2
     assert refused == []
-    whole, _ = Writer(7, merged(None, kind, "r").text).encoded(array)
-    part, _ = Writer(7, merged(None, kind, "r").text).encoded(array.slice(2, 2))
+    whole, _ = AvroWriter(7, merged(None, kind, "r").text).encoded(array)
+    part, _ = AvroWriter(7, merged(None, kind, "r").text).encoded(array.slice(2, 2))
     assert part.to_pylist() == whole.to_pylist()[2:4]
 
 
@@ -212,11 +212,11 @@ def test_types_of_java_programs_take_each_value_that_fits_and_others_are_bad_row
     good = [*good, None] if optional else good
     expected = [{name: value if value is None else as_java_reads(name, value)} for value in good]
     for _ in range(2):
-        encoded, refused = Writer(1, registered).encoded(pa.array([{name: value} for value in good], struct))
+        encoded, refused = AvroWriter(1, registered).encoded(pa.array([{name: value} for value in good], struct))
         assert refused == []
         assert decoded(registered, encoded) == expected
     mixed = [value for pair in zip_longest(bad, good, fillvalue=good[0]) for value in pair]
-    encoded, refused = Writer(1, registered).encoded(pa.array([{name: value} for value in mixed], struct))
+    encoded, refused = AvroWriter(1, registered).encoded(pa.array([{name: value} for value in mixed], struct))
     at = [n for n, value in enumerate(mixed) if value in bad]
     assert [refusal.row for refusal in refused] == at
     assert [n for n, value in enumerate(encoded.to_pylist()) if value is None] == at
@@ -273,7 +273,7 @@ def test_types_of_java_programs_at_any_depth() -> None:
         {**good, "by_number": [(1, "OLD")]},
         {**good, "last": {**one, "at": MOMENT.replace(microsecond=1)}},
     ]
-    encoded, refused = Writer(1, registered).encoded(pa.array([good, *bad, good], kind))
+    encoded, refused = AvroWriter(1, registered).encoded(pa.array([good, *bad, good], kind))
     assert [refusal.row for refusal in refused] == [1, 2, 3, 4]
     told = ("'lines[].before': 'OLD' is none of the symbols", "'by_name{}': 'b' is no UUID", "'by_number{}'", "finer")
     for refusal, words in zip(refused, told, strict=True):
@@ -290,7 +290,7 @@ def test_a_record_that_contains_itself_takes_rows_of_some_depth() -> None:
     }
     kind = pa.struct([("kind", pa.string()), ("next", pa.struct([("kind", pa.string())]))])
     given = [{"kind": "NEW", "next": {"kind": "PAID"}}, {"kind": "PAID", "next": None}, {"kind": "x", "next": None}]
-    encoded, [refused] = Writer(1, json.dumps(node)).encoded(pa.array(given, kind))
+    encoded, [refused] = AvroWriter(1, json.dumps(node)).encoded(pa.array(given, kind))
     assert refused.row == 2
     first, second, _ = decoded(json.dumps(node), encoded)
     assert first == {"kind": "NEW", "next": {"kind": "PAID", "next": None}}
@@ -356,7 +356,7 @@ def test_a_schema_made_by_hand_is_used_as_it_is() -> None:
     plan = merged(registered, STRUCT, "ignored")
     assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
     column = pa.array([{"id": 1, "price": Decimal("1.50")}, {"id": None, "price": Decimal("2.00")}], STRUCT)
-    encoded, refused = Writer(1, registered).encoded(column)
+    encoded, refused = AvroWriter(1, registered).encoded(column)
     assert [refusal.row for refusal in refused] == [1]
     assert "id" in refused[0].error
     assert encoded[0].as_py() == b"\0\0\0\0\1" + b"\x04\0\x96" + b"\x02" + b"\x06web" + b"\0"
@@ -367,7 +367,7 @@ def test_a_null_struct_of_fields_that_may_not_be_null() -> None:
     field = pa.field("v", pa.timestamp("us", "UTC"), nullable=False)
     inner = pa.StructArray.from_arrays([pa.array([5, None], field.type)], fields=[field], mask=pa.array([False, True]))
     column = pa.StructArray.from_arrays([inner], fields=[pa.field("s", inner.type)])
-    encoded, refused = Writer(1, merged(None, column.type, "r").text).encoded(column)
+    encoded, refused = AvroWriter(1, merged(None, column.type, "r").text).encoded(column)
     assert (refused, encoded.null_count) == ([], 0)
 
 
@@ -379,7 +379,7 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
     plan = merged(registered, kind, "")
     assert (plan.text, plan.changes, plan.unfit) == (registered, (), ())
     given = [{"in": {"id": 3}, "price": Decimal("-1234.56")}, {"in": None, "price": None}]
-    encoded, refused = Writer(1, registered).encoded(pa.array(given, kind))
+    encoded, refused = AvroWriter(1, registered).encoded(pa.array(given, kind))
     assert refused == []
     first, second = (
         fastavro.schemaless_reader(BytesIO(value.as_py()[5:]), json.loads(registered), None) for value in encoded
@@ -403,7 +403,7 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
 )
 def test_a_default_of_bytes_is_written_where_the_rows_lack_the_field(kind: Any, default: Any, read: Any) -> None:
     registered = text(ID, {"name": "more", "type": kind, "default": default})
-    encoded, refused = Writer(1, registered).encoded(pa.array([{"id": 3}], pa.struct([("id", pa.int32())])))
+    encoded, refused = AvroWriter(1, registered).encoded(pa.array([{"id": 3}], pa.struct([("id", pa.int32())])))
     assert refused == []
     value = fastavro.schemaless_reader(BytesIO(encoded[0].as_py()[5:]), json.loads(registered), None)
     assert value == {"id": 3, "more": read}
@@ -412,13 +412,13 @@ def test_a_default_of_bytes_is_written_where_the_rows_lack_the_field(kind: Any, 
 def test_a_column_that_the_schema_has_no_place_for_is_not_left_out() -> None:
     column = pa.array([{"id": 1, "note": "kept", "name": "a"}])
     with pytest.raises(SchemaMismatch, match="the schema number 7 does not take the rows: add the field note"):
-        Writer(7, text({"name": "id", "type": "long"}, NAME)).encoded(column)
+        AvroWriter(7, text({"name": "id", "type": "long"}, NAME)).encoded(column)
 
 
 def test_null_is_not_written_as_false() -> None:
     """As fastavro would without validation."""
     column = pa.array([{"flag": None}, {"flag": False}], pa.struct([("flag", pa.bool_())]))
-    encoded, [refused] = Writer(1, text({"name": "flag", "type": "boolean"})).encoded(column)
+    encoded, [refused] = AvroWriter(1, text({"name": "flag", "type": "boolean"})).encoded(column)
     assert refused.row == 0
     assert encoded.to_pylist() == [None, b"\0\0\0\0\1\0"]
 
@@ -428,7 +428,7 @@ def test_a_map_with_a_key_twice_is_a_bad_row() -> None:
     column = pa.array(
         [{"m": [("a", 1), ("a", 2)]}, {"m": [("a", 1)]}], pa.struct([("m", pa.map_(pa.string(), pa.int32()))])
     )
-    encoded, [refused] = Writer(1, merged(None, column.type, "r").text).encoded(column)
+    encoded, [refused] = AvroWriter(1, merged(None, column.type, "r").text).encoded(column)
     assert (refused.row, refused.error_class, encoded[0].as_py()) == (0, "ValidationError", None)
 
 
@@ -720,7 +720,7 @@ def test_what_the_schema_does_not_take_is_a_bad_row(subject: Avro, kafka: KafkaS
 def test_text_that_is_no_utf8_is_a_bad_row_and_the_others_are_written() -> None:
     texts = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
     column = pa.StructArray.from_arrays([texts], names=["name"])
-    encoded, [refused] = Writer(1, text(NAME)).encoded(column)
+    encoded, [refused] = AvroWriter(1, text(NAME)).encoded(column)
     assert [value and value[6:] for value in encoded.to_pylist()] == [b"\x02a", None, b"\x02c"]
     assert (refused.row, refused.error_class) == (1, "UnicodeDecodeError")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sinks.kafka.serialization import encoding
 from sinks.kafka.serialization.avro import merged
-from sinks.kafka.serialization.encoding import Writer, with_integers
+from sinks.kafka.serialization.encoding import AvroWriter, with_integers
 
 MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
 INTERVAL = timedelta(microseconds=2**63 - 1)
@@ -53,11 +53,11 @@ def structs(draw: st.DrawFn, kinds: list[tuple[pa.DataType, st.SearchStrategy[An
     return pa.array(rows, kind)[draw(st.integers(0, len(rows) - 1)) :]
 
 
-def writer_of(kind: pa.DataType, text: str | None = None) -> Writer:
-    return Writer(70_000, text or merged(None, kind, "row").text)
+def writer_of(kind: pa.DataType, text: str | None = None) -> AvroWriter:
+    return AvroWriter(70_000, text or merged(None, kind, "row").text)
 
 
-def same(writer: Writer, rows: pa.StructArray) -> bool:
+def same(writer: AvroWriter, rows: pa.StructArray) -> bool:
     """Whether they are written at once; the bytes are those of one by one."""
     integers, finer = with_integers(rows, writer.text)
     row_by_row, refused = writer._row_by_row(integers)
@@ -137,7 +137,7 @@ def test_bytes_that_differ_are_noticed_with_the_first_rows(
     monkeypatch.setattr(encoding, "_AGREES", {})
     rows = pa.array([{"id": 1}, {"id": 2}], pa.struct([("id", pa.int32())]))
     writer = writer_of(rows.type)
-    monkeypatch.setattr(Writer, "_at_once", lambda self, column: pa.array([b"x"] * len(column), pa.large_binary()))
+    monkeypatch.setattr(AvroWriter, "_at_once", lambda self, column: pa.array([b"x"] * len(column), pa.large_binary()))
     with caplog.at_level(logging.WARNING):
         encoded = [writer.encoded(rows)[0].to_pylist() for _ in range(2)]
     assert encoded == [writer._row_by_row(with_integers(rows, writer.text)[0])[0].to_pylist()] * 2

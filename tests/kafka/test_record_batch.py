@@ -21,7 +21,7 @@ from sinks.kafka.record_batch import (
     FREE,
     HEADER,
     Origin,
-    Plan,
+    RecordBatchPlan,
     by_topic,
     murmur2,
     partitions_of,
@@ -85,7 +85,7 @@ def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut:
     assert [(record.key, record.value, list(record.headers), record.timestamp) for record in records] == expected
     assert [record.offset for record in records] == list(range(len(records)))
     assert parsed.max_timestamp == max(moment[3] for moment in expected)
-    plan = Plan.of(batch)
+    plan = RecordBatchPlan.of(batch)
     assert HEADER + plan.bounds.sum() >= len(made)
     assert plan.sizes.tolist() == [
         sum(len(part or b"") for part in (key, value, *(x for k, v in some for x in (k.encode(), v))))

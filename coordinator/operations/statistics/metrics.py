@@ -73,11 +73,11 @@ GAUGES = (
     Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
 )
 
-Values = dict[str, Sequence[tuple[float, Mapping[str, str]]]]
-"""Of gauges, by name; each value with its labels."""
+GaugeValues = dict[str, Sequence[tuple[float, Mapping[str, str]]]]
+"""The values of gauges, by name; each value with its labels."""
 
 
-def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
+def _of_tracker(tracker: CheckpointStatisticsTracker) -> GaugeValues:
     newest = tracker.newest
     values = {
         "checkpointing.checkpoint.last": newest.checkpoint_id if newest else -1,
@@ -91,11 +91,11 @@ def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
     }
     if tracker.exactly_once is not None:
         values["checkpointing.exactly_once"] = tracker.exactly_once
-    shown: Values = {name: [(value, {})] for name, value in values.items()}
+    shown: GaugeValues = {name: [(value, {})] for name, value in values.items()}
     return shown | _of_balance(tracker.balance, tracker.verified_at) if tracker.balance else shown
 
 
-def _of_balance(balance: Balance, verified_at: int) -> Values:
+def _of_balance(balance: Balance, verified_at: int) -> GaugeValues:
     by_sink = balance.by_sink()
     return {
         "checkpointing.balance.differences": [(count, {"sink": sink}) for sink, (count, _) in by_sink.items()],

@@ -41,7 +41,7 @@ _AGREES: dict[tuple[str, pa.DataType], bool] = {}
 
 
 @dataclass(frozen=True)
-class Writer:
+class AvroWriter:
     """A registered schema, as tasks need it."""
 
     schema_id: int

@@ -16,7 +16,7 @@ from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization import STEPS, SchemaEvolution
 from sinks.kafka.serialization.avro import Merged, hash_of, merged, shown
-from sinks.kafka.serialization.encoding import Writer
+from sinks.kafka.serialization.encoding import AvroWriter
 from sinks.kafka.serialization.registry import KIND, RefusedSchema, Registry
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Plan:
         return f"version {self.version}, schema {self.schema_id}: {shown(self.before)}"
 
 
-class Values:
+class ValueColumn:
     """The column `value` of one sink."""
 
     column, proof = "value", "schema"
@@ -64,7 +64,7 @@ class Values:
         self._where = f"sink {sink!r}: subject {subject!r}"
         self._settings = {"timeout": timeout, **({"url": registry} if isinstance(registry, str) else registry)}
         self._allowed = STEPS[1 : STEPS.index(evolution) + 1]
-        self._writer: Writer | None = None
+        self._writer: AvroWriter | None = None
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
         """Raise ConfigurationError if `evolve` would, or if the registry gives another schema than ours for the numbers
@@ -89,7 +89,7 @@ class Values:
                     raise self._incompatible(plan, f"{registry.compatibility()}; it says: {refused}") from refused
                 logger.info("%s has schema %d now: %s", self._where, schema_id, plan.changes or "its first version")
             self._require_same(registry, {schema_id: hash_of(text)})
-        self._writer = Writer(schema_id, text)
+        self._writer = AvroWriter(schema_id, text)
 
     def diff(self, value: pa.DataType) -> SchemaDiff:
         with self._registry() as registry:
@@ -119,7 +119,7 @@ class Values:
         yield Finding.ok(f"the schema registry answers: subject {self.subject!r} has {has}, compatibility {rule}")
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> AvroWriter:
         """The schema that the last `evolve` chose."""
         if self._writer is None:
             raise RuntimeError(f"{self._where}: no schema was chosen: evolve() comes before a transaction")
@@ -191,7 +191,7 @@ class Values:
                 )
 
 
-class Keys(Values):
+class KeyColumn(ValueColumn):
     """The column `key`. Equal keys have to be equal bytes for as long as the topic lives, or they change their
     partition, and compaction keeps both. So the schema is the subject's first version, which nothing changes, and stays
     the one that the topic's records have."""
