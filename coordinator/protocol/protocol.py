@@ -92,7 +92,8 @@ class CheckpointProtocol:
         self._evolved_schemas: dict[str, pa.Schema] = {}
         """The schema that each sink's `evolve` was called with last."""
         self._commit_times: dict[str, tuple[float, float]] = {}
-        """When `commit` asked each sink first about the newest checkpoint, and when that sink's last answer came."""
+        """The times of each sink: when `commit` asked it first about the newest checkpoint, and when its last answer
+        came."""
         self._outages = Outages(job, clock)
         self._dead_letter_writers = dead_letter_writers(sinks)
         """The sink whose tasks write a sink of dead letters, by the name of the latter."""
@@ -431,8 +432,8 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 3. sweep
     @property
     def may_sweep(self) -> bool:
-        """Whether records tell of each transaction in doubt what is decided (R16). Once this driver was told that
-        another storage, driver or target is in place of its own, they may not, and never will again."""
+        """True if the records tell of each transaction in doubt what is decided (R16). Once this driver was told that
+        another storage, driver or target is in place of its own, the records may not tell, and never will again."""
         return self._abort_rights.held and not self.fence.displaced
 
     def sweep(self) -> None:

@@ -56,7 +56,7 @@ class JobStore:
         lineage: str = "",
         on_call: Callable[[str, float], None] | None = None,
     ) -> None:
-        """`on_call`: as in `TimedStorage`."""
+        """Open nothing yet. `on_call`: as in `TimedStorage`."""
         self.storage = storage
         self.job = job
         self._folder = JobFolder(storage, job, on_call)

@@ -40,7 +40,7 @@ class SpooledRows:
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, subtask: int) -> Iterator[pa.RecordBatch]:
-        """Raises `StorageError` if a chunk is gone, or not what was put."""
+        """Yield the rows of one subtask. Raises `StorageError` if a chunk is gone, or not what was put."""
         with storage_at(self.uri, existing=True) as storage:
             values = (_get(storage, key) for key in self.chunks[subtask])
             with pa.ipc.open_stream(io.BufferedReader(Joined(values))) as reader:
@@ -84,7 +84,7 @@ class Spool:
     """The driver's side: it finds kept rows again, and deletes them when they are visible."""
 
     def __init__(self, uri: str, job: str) -> None:
-        """Raises ValueError for a storage that executors cannot open."""
+        """Open the storage. Raises ValueError for one that executors cannot open."""
         scheme = uri.partition(":")[0]
         if scheme in ("memory", "hdfs", "viewfs"):
             raise ValueError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HASH_COLUMN = "__tpc_row_hash"
 ROW_HASH = "xxhash64 of columns and parts"
-"""How `with_row_hash` hashes rows, for `Record.row_hash`. Another way needs another name."""
+"""The name of the way in which `with_row_hash` hashes rows, for `Record.row_hash`. Another way needs another name."""
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:
