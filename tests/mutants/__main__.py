@@ -52,10 +52,28 @@ def main(arguments: list[str] | None = None) -> int:
     return int(caught < len(chosen))
 
 
+def anywhere(code: str) -> re.Pattern[str]:
+    """Match this code however its lines are broken. Spaces before it stand for its place in a block."""
+    indented = re.match("(?: {4})+", code)
+    pattern = rf"(?<={indented[0]})" if indented else ""
+    pieces = re.findall(r"\w+|\s+|[^\w\s]", code.strip())
+    for piece in pieces:
+        if piece.isspace():
+            pattern += r"\s+"
+        elif piece in ")]}":
+            pattern += rf",?\s*{re.escape(piece)}"
+        elif piece in "([{":
+            pattern += rf"{re.escape(piece)}\s*"
+        else:
+            pattern += re.escape(piece)
+    return re.compile(pattern)
+
+
 def place(mutant: Mutant) -> Path:
-    """The one file below the mutant's folder that has its text. Raises LookupError if that is not one any more."""
-    found = [path for path in sorted((ROOT / mutant.folder).rglob("*.py")) if mutant.old in path.read_text()]
-    if len(found) != 1 or found[0].read_text().count(mutant.old) != 1:
+    """Find the one file below the mutant's folder that has its text. Raises LookupError if that is not one any more."""
+    text = anywhere(mutant.old)
+    found = [path for path in sorted((ROOT / mutant.folder).rglob("*.py")) if text.search(path.read_text())]
+    if len(found) != 1 or len(text.findall(found[0].read_text())) != 1:
         raise LookupError(f"{mutant.name}: the text has to be rewritten, it is in {found}: {mutant.old!r}")
     return found[0].relative_to(ROOT)
 
@@ -74,7 +92,9 @@ def catch(mutant: Mutant, last: str | None) -> str | None:
                 shutil.copy(source, copy)
         (copy / ".cache").symlink_to(ROOT / ".cache")
         file = copy / place(mutant)
-        file.write_text(file.read_text().replace(mutant.old, mutant.new))
+        text, count = anywhere(mutant.old).subn(lambda _: mutant.new.strip(), file.read_text())
+        assert count == 1, mutant
+        file.write_text(text)
         for tests in ([last] if last else []) + [*mutant.tests]:  # to collect all takes longer than to run most
             failed, output = _run(copy, tests)
             if failed:

@@ -921,8 +921,8 @@ MUTANTS = (
     Mutant(
         "MySQL: the last change is told by the beginning of a text",
         "sinks/sql",
-        "is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)",
-        "is_sortable = True",
+        "at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)",
+        "True",
         ("tests/mysql/test_upserts.py",),
     ),
     Mutant(
