@@ -1,4 +1,5 @@
-"""One kind of database as a sink uses it: five objects with one job each, and what is decided by several of them."""
+"""One kind of database as a sink uses it: five objects with one job each, and what is decided by
+several of them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ class Backend(Generic[ConnectionT, TargetT]):
         *,
         strategy: str = "staged",
     ) -> None:
-        """Put the objects together, which have the same catalog. `strategy` is the one that the user asked for."""
+        """Put the objects together, which have the same catalog.
+
+        `strategy` is the one that the user asked for.
+        """
         self.staging = staging
         self.catalog: Catalog[ConnectionT, TargetT] = staging.catalog
         self.prepared = prepared or PreparedTransactions(self.catalog)
@@ -53,20 +57,27 @@ class Backend(Generic[ConnectionT, TargetT]):
         if obstacle:
             return "staged", obstacle
         rights = self.merge.rights(target, "staged")
-        if target.own_keys and not list(self.catalog.missing_rights(connection, target, rights, create=True)):
-            return "staged", "the table refers to itself, and a row may need one of another partition"
+        if target.own_keys and not list(
+            self.catalog.missing_rights(connection, target, rights, create=True)
+        ):
+            return (
+                "staged",
+                "the table refers to itself, and a row may need one of another partition",
+            )
         return self.prepared.NAME, "server and rights allow it"
 
     def problems(self, connection: ConnectionT, target: TargetT, ledger: str) -> Iterable[str]:
-        """Tell what is in the way beside the columns: the index that upserts need, the server, rights, and what is
-        wrong in this kind of database."""
+        """Tell what is in the way beside the columns: the index that upserts need, the server,
+        rights, and what is wrong in this kind of database."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
             there = "".join(f"; {what}" for what in target.no_arbiters(self.merge.keys))
             yield (
-                f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
-                f"neither partial nor deferrable, and without a period{there}"
+                f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these "
+                f"columns, whole ones, neither partial nor deferrable, and without a period{there}"
             )
-        if self.strategy not in ("auto", "staged") and (reason := self.prepared.obstacle(connection)):
+        if self.strategy not in ("auto", "staged") and (
+            reason := self.prepared.obstacle(connection)
+        ):
             yield f'{reason}{", or" if ": " in reason else ":"} use strategy="staged"'
         strategy, _ = self.choose(connection, target)
         ledgers = self.catalog.existing(connection, target.schema, [ledger, witness_of(ledger)])

@@ -40,43 +40,58 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
     # ------------------------------------------------------------------ what is there
     @abstractmethod
     def locate(self, connection: ConnectionT, table: str) -> tuple[str, str]:
-        """Find schema and name of the table, which need not exist. Raises ConfigurationError if it is no table name."""
+        """Find schema and name of the table, which need not exist.
+
+        Raises ConfigurationError if it is no table name.
+        """
 
     @abstractmethod
     def describe(self, connection: ConnectionT, schema: str, name: str) -> TargetT | None:
-        """Read the table; None if there is none. Raises ConfigurationError if it is something else."""
+        """Read the table; None if there is none.
+
+        Raises ConfigurationError if it is something else.
+        """
 
     @abstractmethod
-    def column_types(self, connection: ConnectionT, schema: str, tables: Sequence[str]) -> ColumnTypes:
-        """Read the columns of those tables that are there, with their types. A column that only a staging table itself
-        needs is left out."""
+    def column_types(
+        self, connection: ConnectionT, schema: str, tables: Sequence[str]
+    ) -> ColumnTypes:
+        """Read the columns of those tables that are there, with their types.
+
+        A column that only a staging table itself needs is left out.
+        """
 
     def existing(self, connection: ConnectionT, schema: str, names: Sequence[str]) -> set[str]:
         """Tell which of the names a table has, be it a staging table or another one."""
         return set(self.column_types(connection, schema, names))
 
     def place(self, connection: ConnectionT, schema: str, name: str) -> tuple[object, ...] | None:
-        """Ask what tells a table from those of all databases, as the server says it; None, where it is not known how to
-        ask: of a `dialect` that `DATABASES` has not."""
+        """Ask what tells a table from those of all databases, as the server says it; None, where it
+        is not known how to ask: of a `dialect` that `DATABASES` has not."""
         ask = DATABASES.get(self.dialect.name)
         return (*self.server.query(connection, ask)[0], schema, name) if ask else None
 
     def triggers(self, connection: ConnectionT, schema: str, name: str) -> Mapping[str, str]:
-        """Read what the database runs for the rows of a table and may alter them, with definitions. None, where it is
-        not known how to ask: of a `dialect` that `TRIGGERS` has not."""
+        """Read what the database runs for the rows of a table and may alter them, with definitions.
+
+        None, where it is not known how to ask: of a `dialect` that `TRIGGERS` has not.
+        """
         ask = TRIGGERS.get(self.dialect.name)
         return dict(self.server.query(connection, ask, [schema, name])) if ask else {}
 
     def require_known_triggers(self, connection: ConnectionT, target: TargetT) -> None:
-        """Raise TargetChanged, at the latest with the next statement, if triggers are new or altered."""
+        """Raise TargetChanged, at the latest with the next statement, if triggers are new or
+        altered."""
         if ask := TRIGGERS.get(self.dialect.name):
             asked = [target.schema, target.name]
-            self.server.defer(connection, ask, asked, lambda rows: target.require_known_triggers(dict(rows)))
+            self.server.defer(
+                connection, ask, asked, lambda rows: target.require_known_triggers(dict(rows))
+            )
 
     # ------------------------------------------------------------------ what is wrong with it
     def problems(self, connection: ConnectionT, target: TargetT, ledger: str) -> Iterable[str]:
-        """Tell why the sink cannot write into this table, or have this ledger, in this kind of database. What is alike
-        for all kinds is in `Backend.problems`. Default: nothing."""
+        """Tell why the sink cannot write into this table, or have this ledger, in this kind of
+        database. What is alike for all kinds is in `Backend.problems`. Default: nothing."""
         return ()
 
     def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
@@ -91,29 +106,42 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> Iterable[str]:
-        """Tell which of these rights on the target the user lacks, or of those on ledgers, or to `create` tables, and
-        how to give them. Default: none."""
+        """Tell which of these rights on the target the user lacks, or of those on ledgers, or to
+        `create` tables, and how to give them. Default: none."""
         return ()
 
     # ------------------------------------------------------------------ creating and altering
     @abstractmethod
     def declared(self, connection: ConnectionT, field: pa.Field, *, key: bool) -> str:
-        """Choose the type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it
-        gets an index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
+        """Choose the type of a column that is created for a field, as CREATE TABLE and ADD COLUMN
+        have it; `key`: it gets an index. Raises SchemaMismatch for a type that has none, or a name
+        that the server would not keep."""
 
     def definition(self, connection: ConnectionT, target: TargetT, field: pa.Field) -> str:
         """Write name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
-        return self.dialect.column(field.name, self.declared(connection, field, key=False), nullable=True)
+        return self.dialect.column(
+            field.name, self.declared(connection, field, key=False), nullable=True
+        )
 
     def table_options(self, connection: ConnectionT) -> str:
         """Write what follows the columns in CREATE TABLE. Default: nothing."""
         return ""
 
-    def create(self, connection: ConnectionT, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
-        """Create the table, with the keys as primary key. Raises ConfigurationError with the server's words."""
+    def create(
+        self, connection: ConnectionT, schema: str, name: str, fields: Sequence[pa.Field]
+    ) -> None:
+        """Create the table, with the keys as primary key.
+
+        Raises ConfigurationError with the server's words.
+        """
         keys = self.merge.keys
-        kinds = declarations(fields, lambda field: self.declared(connection, field, key=field.name in keys))
-        columns = [self.dialect.column(f.name, kind, nullable=f.nullable and f.name not in keys) for f, kind in kinds]
+        kinds = declarations(
+            fields, lambda field: self.declared(connection, field, key=field.name in keys)
+        )
+        columns = [
+            self.dialect.column(f.name, kind, nullable=f.nullable and f.name not in keys)
+            for f, kind in kinds
+        ]
         if keys:
             columns.append(f"PRIMARY KEY ({self.dialect.quoted(keys)})")
         try:
@@ -127,13 +155,20 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
             ) from error
 
     def create_table(
-        self, connection: ConnectionT, schema: str, name: str, columns: Sequence[str], options: str = ""
+        self,
+        connection: ConnectionT,
+        schema: str,
+        name: str,
+        columns: Sequence[str],
+        options: str = "",
     ) -> None:
         """Create a table, unless somebody else does at the same moment. Outside a transaction."""
         table = self.dialect.quote(schema, name)
         try:
             with self.server.transaction(connection):
-                self.server.execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}")
+                self.server.execute(
+                    connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}"
+                )
         except Exception:
             there = False
             with contextlib.suppress(Exception):
@@ -146,7 +181,10 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
 def declarations(
     fields: Iterable[pa.Field], declare: Callable[[pa.Field], Declared]
 ) -> list[tuple[pa.Field, Declared]]:
-    """Each field with the type that a created table has for it. Raises SchemaMismatch that names the column."""
+    """Each field with the type that a created table has for it.
+
+    Raises SchemaMismatch that names the column.
+    """
     declared = []
     for field in fields:
         try:

@@ -1,5 +1,5 @@
-"""What is known of kinds of databases by SQLAlchemy's names for them: what runs for each row, what lets a server lose
-what it has answered as committed, and how a column is added."""
+"""What is known of kinds of databases by SQLAlchemy's names for them: what runs for each row, what
+lets a server lose what it has answered as committed, and how a column is added."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ POSTGRES_PARTITIONS = """
 SELECT inhrelid FROM relations JOIN pg_inherits ON inhparent = relations.oid
   JOIN pg_class c ON c.oid = inhrelid AND c.relispartition
 """
-"""Of the `relations`: pg_partition_tree would lock each of them to the end of the transaction, also a prepared one."""
+"""Of the `relations`: pg_partition_tree would lock each of them to the end of the transaction, also
+a prepared one."""
 _POSTGRES_RELATIONS = f"""
 WITH RECURSIVE target AS (
-SELECT CAST(to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS oid) AS oid
+SELECT CAST(to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS
+  oid) AS oid
 ), relations AS (SELECT oid FROM target UNION {POSTGRES_PARTITIONS})
 """
 _POSTGRES_TRIGGERS = f"""{_POSTGRES_RELATIONS}
@@ -35,7 +37,8 @@ SELECT 'that ' || c.oid::regclass || ' is UNLOGGED, so that a crash of the serve
 """
 
 _MYSQL_TRIGGERS = """
-SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipulation, ' ', action_statement)
+SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipulation, ' ',
+  action_statement)
   FROM information_schema.triggers
  WHERE event_object_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND event_object_table = %s
 """
@@ -53,34 +56,42 @@ TRIGGERS = {
     "sqlite": _SQLITE_TRIGGERS,
     **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS),
 }
-"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
-definition; a trigger that every partition gets from the table is the table's. The parameters are the table's schema and
-name. In MySQL a user without the right TRIGGER sees none."""
+"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a
+reader, and the definition; a trigger that every partition gets from the table is the table's. The
+parameters are the table's schema and name. In MySQL a user without the right TRIGGER sees none."""
 
 COLLATIONS = (
     "SELECT collation_name FROM information_schema.columns"
     " WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
 )
-"""Of MySQL and MariaDB: of each column, null if it is no text. The parameters are the table's schema and name."""
+"""Of MySQL and MariaDB: of each column, null if it is no text. The parameters are the table's
+schema and name."""
 _WITH_ALL_CHARACTERS = ("utf8mb4", "utf16", "utf32", "gb18030")
 
 
 def lacks_characters(collations: Iterable[str | None]) -> bool:
-    """Whether columns of MySQL or MariaDB with these collations lack characters of Unicode; those that are no text have
-    none."""
-    return any(collation and not collation.startswith(_WITH_ALL_CHARACTERS) for collation in collations)
+    """Whether columns of MySQL or MariaDB with these collations lack characters of Unicode; those
+    that are no text have none."""
+    return any(
+        collation and not collation.startswith(_WITH_ALL_CHARACTERS) for collation in collations
+    )
 
 
 DATABASES = {
-    "postgresql": (  # a copy of the server's files has its system_identifier too, and was not started at that moment
-        "SELECT 'postgresql', CAST(extract(epoch from pg_postmaster_start_time()) AS text), CAST(oid AS bigint)"
+    # a copy of the server's files has its system_identifier too, and was not started at that moment
+    "postgresql": (
+        "SELECT 'postgresql', CAST(extract(epoch from pg_postmaster_start_time()) AS text),"
+        " CAST(oid AS bigint)"
         " FROM pg_database WHERE datname = current_database()"
     ),
     **dict.fromkeys(
-        MYSQL, "SELECT 'mysql', @@hostname, @@port, @@datadir, @@server_id, /*M! '' *//*!80000 @@server_uuid */"
+        MYSQL,
+        "SELECT 'mysql', @@hostname, @@port, @@datadir, @@server_id, /*M! '' *//*!80000"
+        " @@server_uuid */",
     ),
 }
-"""What tells a database, or a server whose tables are known by their databases, from every other one, to any user."""
+"""What tells a database, or a server whose tables are known by their databases, from every other
+one, to any user."""
 
 LEDGERS = {
     "postgresql": (
@@ -91,13 +102,14 @@ LEDGERS = {
     ),
     **dict.fromkeys(
         MYSQL,
-        "SELECT column_name, column_key = 'PRI' AND 'InnoDB' = (SELECT engine FROM information_schema.tables"
+        "SELECT column_name, column_key = 'PRI' AND 'InnoDB' = (SELECT engine FROM"
+        " information_schema.tables"
         " WHERE table_schema = %s AND table_name = %s) FROM information_schema.columns"
         " WHERE table_schema = %s AND table_name = %s",
     ),
 }
-"""The columns of a table, and of each whether it is in the primary key of one that has transactions. The parameters are
-the table's schema and name, as often as they come."""
+"""The columns of a table, and of each whether it is in the primary key of one that has
+transactions. The parameters are the table's schema and name, as often as they come."""
 
 POSTGRES_OBSTACLES = f"""{_POSTGRES_RELATIONS}
 SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
@@ -109,7 +121,8 @@ UNION ALL
 SELECT 'it is a view, so its rows may go into a foreign table: name the table behind it'
   FROM pg_class c JOIN target ON c.oid = target.oid WHERE relkind IN ('v', 'm')
 """
-"""What keeps rows out of a table, or does so without a word. The parameters are the table's schema and name."""
+"""What keeps rows out of a table, or does so without a word. The parameters are the table's schema
+and name."""
 
 POSTGRES_FOREIGN_KEYS = f"""{_POSTGRES_RELATIONS}, keys AS (
 SELECT conname, confrelid AS referred,
@@ -121,14 +134,17 @@ SELECT conname, confrelid AS referred,
  WHERE contype = 'f' AND coalesce((pg_catalog.to_jsonb(c) ->> 'conenforced')::boolean, true)
 ), whole AS (
 SELECT * FROM keys
-UNION SELECT conname, inhparent, columns, referred_columns FROM whole JOIN pg_inherits ON inhrelid = referred
+UNION SELECT conname, inhparent, columns, referred_columns FROM whole
+  JOIN pg_inherits ON inhrelid = referred
   JOIN pg_class c ON c.oid = inhparent AND c.relkind = 'p'
 )
 SELECT DISTINCT conname::text, nspname::text, relname::text, columns, referred_columns
-  FROM whole JOIN pg_class c ON c.oid = referred JOIN pg_namespace n ON n.oid = relnamespace ORDER BY 1, 2, 3
+  FROM whole JOIN pg_class c ON c.oid = referred
+    JOIN pg_namespace n ON n.oid = relnamespace ORDER BY 1, 2, 3
 """
-"""Foreign keys of a table and its partitions, with schema and name of the tables that they refer to, or that these are
-partitions of, their columns, and the columns there. The parameters are the table's schema and name."""
+"""Foreign keys of a table and its partitions, with schema and name of the tables that they refer
+to, or that these are partitions of, their columns, and the columns there. The parameters are the
+table's schema and name."""
 
 POSTGRES_MAY_REST = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """For a task that waits for its next rows between two statements."""
@@ -136,14 +152,16 @@ JUDGE_NOW = {"postgresql": "SET CONSTRAINTS ALL IMMEDIATE"}
 """What lets constraints judge rows that would do so at COMMIT."""
 
 
-_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+# seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+_IDLE_LIMIT = 10
 
 
 def postgres_settings(lock_timeout: float) -> str:
-    """For the running transaction alone, since a pooler may give the session to somebody else: at least a local flush
-    at its end, whatever the user's default is; limits, in seconds, of a wait for a lock and of the time from one
-    statement to the next; none of a statement or a transaction, which lasts as long as the partition; and a minute
-    until the server gives up a client whose machine is gone, in the middle of a COPY too."""
+    """For the running transaction alone, since a pooler may give the session to somebody else: at
+    least a local flush at its end, whatever the user's default is; limits, in seconds, of a wait
+    for a lock and of the time from one statement to the next; none of a statement or a transaction,
+    which lasts as long as the partition; and a minute until the server gives up a client whose
+    machine is gone, in the middle of a COPY too."""
     limits = {
         "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(lock_timeout))}s",
@@ -156,26 +174,33 @@ def postgres_settings(lock_timeout: float) -> str:
     values = ", ".join(f"('{name}', '{limit}')" for name, limit in limits.items())
     return (
         "SELECT set_config(name, value, true) FROM (VALUES"
-        f" ('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local')), {values}"
+        " ('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local')),"
+        f" {values}"
         ") AS settings (name, value) WHERE current_setting(name, true) IS NOT NULL"
     )
 
 
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
- WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname = ANY(current_schemas(false))
+ WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f')
+   AND nspname = ANY(current_schemas(false))
  ORDER BY pg_catalog.array_position(current_schemas(false), nspname)
 """
 """Schemas of the search_path that have a table of this name, in its order."""
 
 _POSTGRES = (
-    "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose what was committed'"
+    "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose what was"
+    " committed'"
     " FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1",
-    # Any role sees that there are WAL senders; those of logical replication, which are no standbys, have a slot.
-    "SELECT 'its standbys are asynchronous (' || CASE WHEN current_setting('synchronous_standby_names') = ''"
-    " THEN 'synchronous_standby_names is empty' ELSE 'synchronous_commit is ' || current_setting('synchronous_commit')"
+    # Any role sees that there are WAL senders; those of logical replication, which are no standbys,
+    # have a slot.
+    "SELECT 'its standbys are asynchronous (' || CASE WHEN"
+    " current_setting('synchronous_standby_names') = ''"
+    " THEN 'synchronous_standby_names is empty' ELSE 'synchronous_commit is ' ||"
+    " current_setting('synchronous_commit')"
     " END || '), so a failover may lose what was committed'"
-    " WHERE EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' AND pid NOT IN"
+    " WHERE EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' AND pid"
+    " NOT IN"
     " (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active))"
     " AND (current_setting('synchronous_standby_names') = ''"
     " OR current_setting('synchronous_commit') IN ('off', 'local'))",
@@ -185,38 +210,53 @@ _POSTGRES_TABLE = (
     " quote_ident(nullif(CAST(%s AS text), '')), quote_ident(CAST(%s AS text)))) AS oid) AS oid"
     f" UNION {POSTGRES_PARTITIONS})"
     " SELECT nspname || '.' || relname || ' is UNLOGGED, so a crash of the server empties it'"
-    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace JOIN relations ON relations.oid = c.oid"
+    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace JOIN relations ON relations.oid"
+    " = c.oid"
     " WHERE relpersistence = 'u' ORDER BY 1"
 )
 _MYSQL = (
-    "SELECT CONCAT('the server has ', name, ' = ', value, ', so a crash of its machine may lose what was committed')"
-    " FROM (SELECT 'innodb_flush_log_at_trx_commit' AS name, CAST(@@innodb_flush_log_at_trx_commit AS char) AS value"
-    " UNION ALL SELECT 'sync_binlog', IF(@@log_bin, CAST(@@sync_binlog AS char), '1')"  # what it lacks is rolled back
+    "SELECT CONCAT('the server has ', name, ' = ', value, ', so a crash of its machine may lose"
+    " what was committed')"
+    " FROM (SELECT 'innodb_flush_log_at_trx_commit' AS name, CAST(@@innodb_flush_log_at_trx_commit"
+    " AS char) AS value"
+    # what it lacks is rolled back
+    " UNION ALL SELECT 'sync_binlog', IF(@@log_bin, CAST(@@sync_binlog AS char), '1')"
     " UNION ALL SELECT 'innodb_doublewrite', CAST(@@innodb_doublewrite AS char)) AS settings"
     " WHERE value <> '1'"
-    " AND NOT (name = 'innodb_doublewrite' AND UPPER(value) IN ('ON', 'FAST', 'DETECT_AND_RECOVER'))",
-    # A replica is a thread that sends the binary log; users without the right PROCESS see none. The comments are SQL
-    # for MariaDB alone and for MySQL alone.
+    " AND NOT (name = 'innodb_doublewrite' AND UPPER(value) IN ('ON', 'FAST',"
+    " 'DETECT_AND_RECOVER'))",
+    # A replica is a thread that sends the binary log; users without the right PROCESS see none. The
+    # comments are SQL for MariaDB alone and for MySQL alone.
     "SELECT 'its replicas are asynchronous, so a failover may lose what was committed' FROM DUAL"
-    " WHERE EXISTS (SELECT 1 FROM information_schema.processlist WHERE LEFT(command, 11) = 'Binlog Dump')"
+    " WHERE EXISTS (SELECT 1 FROM information_schema.processlist WHERE LEFT(command, 11) = 'Binlog"
+    " Dump')"
     " AND NOT EXISTS (SELECT 1 FROM"
     " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
     " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
     " AND variable_value = 'ON')",
 )
 _MYSQL_TABLE = (
-    "SELECT CONCAT(table_schema, '.', table_name, ' is of the engine ', engine, ', which may lose rows in a crash')"
-    " FROM information_schema.tables WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
+    "SELECT CONCAT(table_schema, '.', table_name, ' is of the engine ', engine, ', which may lose"
+    " rows in a crash')"
+    " FROM information_schema.tables WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND"
+    " table_name = %s"
     " AND engine <> 'InnoDB'"
 )
-_WEAKNESSES = {"postgresql": (_POSTGRES, _POSTGRES_TABLE), **dict.fromkeys(MYSQL, (_MYSQL, _MYSQL_TABLE))}
+_WEAKNESSES = {
+    "postgresql": (_POSTGRES, _POSTGRES_TABLE),
+    **dict.fromkeys(MYSQL, (_MYSQL, _MYSQL_TABLE)),
+}
 
 
 def weaknesses(
-    database: str, query: Callable[[str, Sequence[str]], Sequence[Sequence[object]]], schema: str, table: str
+    database: str,
+    query: Callable[[str, Sequence[str]], Sequence[Sequence[object]]],
+    schema: str,
+    table: str,
 ) -> list[str]:
-    """Sentences about the server and the table, which need not exist; none of a kind of database that is not known
-    here. `schema` may be "" for the one that the database takes. `query` runs a statement with its %s parameters."""
+    """Sentences about the server and the table, which need not exist; none of a kind of database
+    that is not known here. `schema` may be "" for the one that the database takes. `query` runs a
+    statement with its %s parameters."""
     of_server, of_table = _WEAKNESSES.get(database, ((), ""))
     rows = [row for statement in of_server for row in query(statement, ())]
     rows += query(of_table, (schema, table)) if of_table else ()
@@ -230,13 +270,15 @@ _LOCKS = {
     "postgresql": "ACCESS EXCLUSIVE for a moment: only the catalog is written",
     **dict.fromkeys(
         MYSQL,
-        "the table's metadata for a moment: only the dictionary is written (ALGORITHM=INSTANT), unless the table is "
-        "compressed or has a full-text index: then all rows are",
+        "the table's metadata for a moment: only the dictionary is written (ALGORITHM=INSTANT), "
+        "unless the table is compressed or has a full-text index: then all rows are",
     ),
 }
 
 
-def addition(dialect: str, table: str, column: str, definition: str, *, automatic: bool) -> SchemaChange:
+def addition(
+    dialect: str, table: str, column: str, definition: str, *, automatic: bool
+) -> SchemaChange:
     """`table` is quoted; `definition` is of the column, with its name."""
     statement = f"ALTER TABLE {table} {_ADD.get(dialect, 'ADD COLUMN')} {definition}"
     locks = _LOCKS.get(dialect, "what the database locks for ALTER TABLE: see its manual")

@@ -1,11 +1,12 @@
 """The ledger: what became of every transaction, in a table beside the target.
 
-A participant's row (`committed` true) is written in the same transaction as its rows, so its presence proves the
-commit. Its absence proves nothing until a tombstone (`committed` false) stands under the same primary key: the insert
-waits for whoever is in flight, and then either meets the row or makes the loss final.
+A participant's row (`committed` true) is written in the same transaction as its rows, so its
+presence proves the commit. Its absence proves nothing until a tombstone (`committed` false) stands
+under the same primary key: the insert waits for whoever is in flight, and then either meets the row
+or makes the loss final.
 
-A second table, the witness, has each commit once more, from the same transaction: a ledger that lacks one of them was
-set back by itself, and proves no loss.
+A second table, the witness, has each commit once more, from the same transaction: a ledger that
+lacks one of them was set back by itself, and proves no loss.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _ASKED_TOGETHER = 1000
 _DELETED_TOGETHER = 100
 _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
 _OF_SINK = "{transaction_id} LIKE %s AND {sink} = %s"
-"""Of a job, a lineage or a checkpoint, and a sink: PostgreSQL and MySQL find them by the primary key."""
+"""Of a job, a lineage or a checkpoint, and a sink: PostgreSQL and MySQL find them by the primary
+key."""
 
 LEDGER = pa.schema(
     [
@@ -46,8 +48,8 @@ LEDGER = pa.schema(
         pa.field("row_hash", pa.string()),
     ]
 )
-"""The last two have count and hash of a transaction's rows, or are null. The table has a column `at` beside, for who
-reads it."""
+"""The last two have count and hash of a transaction's rows, or are null. The table has a column
+`at` beside, for who reads it."""
 LEDGER_COLUMNS = tuple(LEDGER.names)
 _KEY = "transaction_id"
 _ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
@@ -60,8 +62,8 @@ _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYS
 class Ledger(Generic[ConnectionT]):
     """The ledger table, as it travels to the tasks.
 
-    `id` is random, and tells the table from another one of its name. It is the `lineage` of the row with the key
-    `IDENTITY`, so a table that was emptied has no id.
+    `id` is random, and tells the table from another one of its name. It is the `lineage` of the row
+    with the key `IDENTITY`, so a table that was emptied has no id.
     """
 
     IDENTITY: ClassVar[str] = "ledger"
@@ -71,15 +73,25 @@ class Ledger(Generic[ConnectionT]):
     id: str
 
     @classmethod
-    def find(cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str) -> Self | None:
-        """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
+    def find(
+        cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str
+    ) -> Self | None:
+        """The table, if there is one, with its id.
+
+        Raises ConfigurationError if it is something else than a ledger.
+        """
         ledger = cls(catalog, schema, name, "")
         id = ledger._id(connection) if ledger.exists(connection) else ""
         return replace(ledger, id=id) if id else None
 
     @classmethod
-    def ensure(cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str) -> Self:
-        """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
+    def ensure(
+        cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str
+    ) -> Self:
+        """Find the table or create it, or its id; safe against others that do the same.
+
+        Outside a transaction.
+        """
         new = cls(catalog, schema, name, uuid.uuid4().hex)
         for table in (new, new.witness):
             if not table.exists(connection):
@@ -94,19 +106,26 @@ class Ledger(Generic[ConnectionT]):
         return replace(new, id=id)
 
     def exists(self, connection: ConnectionT) -> bool:
-        """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
+        """Whether there is such a table.
+
+        Raises ConfigurationError if it is something else than a ledger.
+        """
         if question := self._question:
             columns = self.catalog.server.query(connection, *question)
         else:
             table = self.catalog.describe(connection, self.schema, self.name)
-            columns = [(name, name == _KEY and table.is_unique((name,))) for name in table.names] if table else []
+            columns = (
+                [(name, name == _KEY and table.is_unique((name,))) for name in table.names]
+                if table
+                else []
+            )
         self._judge(columns)
         return bool(columns)
 
     def require_intact(self, connection: ConnectionT) -> None:
-        """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the latest with the next
-        statement. Where reading a table keeps others from altering it until the transaction ends, the caller has read
-        it."""
+        """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the
+        latest with the next statement. Where reading a table keeps others from altering it until
+        the transaction ends, the caller has read it."""
         if question := self._question:
             self.catalog.server.defer(connection, *question, self._judge)
         else:
@@ -114,17 +133,21 @@ class Ledger(Generic[ConnectionT]):
 
     @property
     def _question(self) -> tuple[str, list[str]] | None:
-        """Which columns it has, and which are its key; None for a database of which only `describe` tells."""
+        """Which columns it has, and which are its key; None for a database of which only `describe`
+        tells."""
         ask = LEDGERS.get(self.catalog.dialect.name)
         return (ask, [self.schema, self.name] * (ask.count("%s") // 2)) if ask else None
 
     def _judge(self, columns: Sequence[Row]) -> None:
         keys = [name for name, is_key in columns if is_key]
-        if columns and not (keys == [_KEY] and {name for name, _ in columns} >= set(LEDGER_COLUMNS)):
+        if columns and not (
+            keys == [_KEY] and {name for name, _ in columns} >= set(LEDGER_COLUMNS)
+        ):
             raise ConfigurationError(
-                f"{self.label} exists and is not a ledger of this version (a table with transactions, the primary key "
-                f"{_KEY}, and the columns {', '.join(LEDGER_COLUMNS[1:])}): add what is missing, or choose "
-                "another name with ledger=…"
+                f"{self.label} exists and is not a ledger of this version (a table with "
+                f"transactions, the primary key {_KEY}, and the columns "
+                f"{', '.join(LEDGER_COLUMNS[1:])}): add what is missing, or choose another name "
+                "with ledger=…"
             )
 
     def _create(self, connection: ConnectionT) -> None:
@@ -133,7 +156,11 @@ class Ledger(Generic[ConnectionT]):
         columns: list[str] = []
         for column in LEDGER:
             word = _WORDS.get(dialect.name, "varchar(199)")
-            kind = word if column.type == pa.string() else catalog.declared(connection, column, key=False)
+            kind = (
+                word
+                if column.type == pa.string()
+                else catalog.declared(connection, column, key=False)
+            )
             columns.append(dialect.column(column.name, kind, nullable=column.nullable))
         time = _TIMES.get(dialect.name, "timestamp")
         columns.append(f"{dialect.quote('at')} {time} DEFAULT CURRENT_TIMESTAMP NOT NULL")
@@ -146,8 +173,8 @@ class Ledger(Generic[ConnectionT]):
         return str(rows[0][0]) if rows else ""
 
     def require_same(self, connection: ConnectionT) -> None:
-        """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
-        another database that has one; the driver's errors if it is gone."""
+        """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the
+        connection leads to another database that has one; the driver's errors if it is gone."""
         self.catalog.server.defer(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
         self.require_intact(connection)
 
@@ -155,9 +182,10 @@ class Ledger(Generic[ConnectionT]):
         there = str(rows[0][0]) if rows else ""
         if there != self.id:
             raise ConfigurationError(
-                f"the ledger {self.label} is another one than when the query looked at it first (id "
-                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.catalog.server} is another "
-                "database now. See that it is the right one, then start the query again"
+                f"the ledger {self.label} is another one than when the query looked at it first "
+                f"(id {there or 'none'}, not {self.id}): it was emptied or made anew, or "
+                f"{self.catalog.server} is another database now. See that it is the right one, "
+                "then start the query again"
             )
 
     @property
@@ -172,22 +200,30 @@ class Ledger(Generic[ConnectionT]):
 
     @property
     def table(self) -> str:
-        """Its name in a statement that has parameters, in which % stands for itself only when doubled."""
+        """Its name in a statement that has parameters, in which % stands for itself only when
+        doubled."""
         return self.catalog.dialect.quote(self.schema, self.name).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
-        return template.format(ledger=self.table, **{name: self.catalog.dialect.quote(name) for name in LEDGER_COLUMNS})
+        return template.format(
+            ledger=self.table, **{name: self.catalog.dialect.quote(name) for name in LEDGER_COLUMNS}
+        )
 
-    def _query(self, connection: ConnectionT, template: str, parameters: Sequence[object]) -> list[Row]:
+    def _query(
+        self, connection: ConnectionT, template: str, parameters: Sequence[object]
+    ) -> list[Row]:
         return list(self.catalog.server.query(connection, self._sql(template), parameters))
 
     def proof(self) -> dict[str, object]:
-        """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
+        """What a committable carries of the ledger: where to look, and how to know that it is still
+        the same one."""
         return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
     def foreign(self, connection: ConnectionT, proof: Mapping[str, object]) -> str | None:
-        """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        there = self.find(self.catalog, connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        """Why this ledger cannot speak for a transaction that was pre-committed beside another one,
+        or None."""
+        # it may have been made anew since `ensure`
+        there = self.find(self.catalog, connection, self.schema, self.name)
         if not proof:
             return None
         then = proof["ledger"]
@@ -200,15 +236,18 @@ class Ledger(Generic[ConnectionT]):
             f"{proof.get('ledger_id')}); it was emptied or dropped, or the sink points elsewhere"
         )
 
-    def contradiction(self, connection: ConnectionT, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
-        """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or None. `witnessed`:
-        the witness, asked before the ledger since others commit meanwhile, has it."""
+    def contradiction(
+        self, connection: ConnectionT, proof: Mapping[str, object], *, witnessed: bool
+    ) -> str | None:
+        """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or
+        None. `witnessed`: the witness, asked before the ledger since others commit meanwhile, has
+        it."""
         return self.foreign(connection, proof) or (self._set_back() if witnessed else None)
 
     def _set_back(self) -> str:
         return (
-            f"the ledger {self.label} lacks rows of {self.witness.label}, which is written in the same transactions: "
-            "the ledger alone was set back, or rows of it were deleted"
+            f"the ledger {self.label} lacks rows of {self.witness.label}, which is written in the "
+            "same transactions: the ledger alone was set back, or rows of it were deleted"
         )
 
     def states(self, connection: ConnectionT, ids: Collection[str]) -> dict[str, bool]:
@@ -216,29 +255,39 @@ class Ledger(Generic[ConnectionT]):
         states = dict[str, bool]()
         for some in batches(list(ids), _ASKED_TOGETHER):
             template = (
-                f"SELECT {{transaction_id}}, {{committed}} FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
+                "SELECT {transaction_id}, {committed} FROM {ledger} WHERE"
+                f" {{transaction_id}} IN ({marks(some)})"
             )
-            states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
+            states |= {
+                text: bool(committed) for text, committed in self._query(connection, template, some)
+            }
         return states
 
     def newest(
         self, connection: ConnectionT, job: str, sink: str, *, is_witnessed: bool | None = None
     ) -> dict[str, int]:
-        """By lineage, the newest checkpoint of a job and sink that has a row of a commit. Raises ConfigurationError if
-        the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
+        """By lineage, the newest checkpoint of a job and sink that has a row of a commit.
+
+        Raises ConfigurationError if the witness has a newer one. `is_witnessed`: whether there is
+        one, unless it is asked.
+        """
         template = (
-            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_OF_SINK} AND {{committed}} = %s"
+            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_OF_SINK} AND"
+            " {committed} = %s"
             " GROUP BY {lineage}"
         )
-        asked, witnessed = [*_of_sink(job, sink), True], dict[str, int]()
+        asked = [*_of_sink(job, sink), True]
+        witnessed = dict[str, int]()
         if is_witnessed or self.witness.exists(connection):
-            self.catalog.server.defer(connection, self.witness._sql(template), asked, witnessed.update)
+            self.catalog.server.defer(
+                connection, self.witness._sql(template), asked, witnessed.update
+            )
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
-                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If they are there, copy "
-                f"the missing rows of {self.witness.label} into the ledger; if not, restore the newer table. Nothing "
-                "was changed"
+                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If "
+                f"they are there, copy the missing rows of {self.witness.label} into the ledger; "
+                "if not, restore the newer table. Nothing was changed"
             )
         return own
 
@@ -250,13 +299,24 @@ class Ledger(Generic[ConnectionT]):
         committed: bool,
         fingerprints: Mapping[str, Fingerprint] | None = None,
     ) -> bool:
-        """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
-        was each of them. Waits for others that write the same keys, within the limit for lock waits. `fingerprints`: of
-        the transactions' rows, as far as they are known."""
+        """Write a row or a tombstone under each key that has none, in the caller's transaction.
+
+        Returns whether that was each of them. Waits for others that write the same keys, within the
+        limit for lock waits. `fingerprints`: of the transactions' rows, as far as they are known.
+        """
         stored = {key: rows.stored() for key, rows in (fingerprints or {}).items()}
         rows = [
-            (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
-            for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
+            (
+                key,
+                committed,
+                name.job,
+                name.lineage,
+                name.sink,
+                name.checkpoint,
+                *stored.get(key, (None, None)),
+            )
+            # sorted: two of us never wait in a circle
+            for key, name in sorted(transactions.items())
         ]
         insert = self.catalog.server.insert_missing
         if not committed:
@@ -265,15 +325,25 @@ class Ledger(Generic[ConnectionT]):
         return insert(connection, LEDGER_COLUMNS, both) == 2 * len(rows)
 
     def holding(
-        self, connection: ConnectionT, job: str, sink: str, part: Part, key: Callable[[Identity], str]
+        self,
+        connection: ConnectionT,
+        job: str,
+        sink: str,
+        part: Part,
+        key: Callable[[Identity], str],
     ) -> Holding:
-        """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
+        """What it has of a sink's part of a checkpoint.
+
+        `key` tells what it knows a transaction by.
+        """
         template = (
             f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_OF_SINK}"
             " AND {committed} = %s"
         )
         mine = [*_of_sink(job, sink, f"{part.lineage}.{part.checkpoint_id}"), True]
-        stored = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
+        stored = {
+            text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)
+        }
         keys = [key(committable.transaction) for committable in part.committables]
         missing = [key for key in keys if key not in stored]
         for committable in part.committables if missing else ():
@@ -281,20 +351,31 @@ class Ledger(Generic[ConnectionT]):
                 return Holding(remarks=(reason,))
         sums: Fingerprint | None = Fingerprint()
         for rows, hashed in (stored[key] for key in keys if key in stored):
-            sums = None if sums is None or rows is None else sums + Fingerprint(int(rows), int(hashed, 16))
+            sums = (
+                None
+                if sums is None or rows is None
+                else sums + Fingerprint(int(rows), int(hashed, 16))
+            )
         return Holding(
             sums,
-            differences=tuple(f"the ledger {self.label} does not say that {name} was committed" for name in missing),
+            differences=tuple(
+                f"the ledger {self.label} does not say that {name} was committed"
+                for name in missing
+            ),
             remarks=() if sums else ("the ledger has no counts of it: an older version wrote it",),
             unexpected=tuple(sorted(stored.keys() - {*keys, *map(key, part.given_up)})),
         )
 
     def prune(self, connection: ConnectionT, checkpoint: Checkpoint, sink: str) -> None:
-        """Delete the rows of this job, lineage and sink that recovery will never ask for again. By their keys, a
-        tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a DELETE of more than about a tenth of
-        the table, would wait for what others have prepared."""
+        """Delete the rows of this job, lineage and sink that recovery will never ask for again.
+
+        By their keys, a tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a
+        DELETE of more than about a tenth of the table, would wait for what others have prepared.
+        """
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        template = f"SELECT {{transaction_id}} FROM {{ledger}} WHERE {_OF_SINK} AND {{checkpoint}} < %s"
+        template = (
+            f"SELECT {{transaction_id}} FROM {{ledger}} WHERE {_OF_SINK} AND {{checkpoint}} < %s"
+        )
         mine = [*_of_sink(checkpoint.job, sink, checkpoint.lineage), before]
         for table in (self, self.witness):
             old = [text for (text,) in table._query(connection, template, mine)]

@@ -13,7 +13,8 @@ STAGING = re.compile("tpc_[0-9a-f]{20}")
 
 
 def staging_table(transaction_id: str) -> str:
-    """The name of a participant's staging table: 24 characters of [a-z0-9_], which any database takes unquoted."""
+    """The name of a participant's staging table: 24 characters of [a-z0-9_], which any database
+    takes unquoted."""
     return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
 
 

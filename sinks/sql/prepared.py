@@ -22,8 +22,9 @@ class NotEnded(SinkError):
 class PreparedTransactions(Generic[ConnectionT, TargetT]):
     """Begin a transaction on the target in a task, and end it by its name from the driver.
 
-    This class itself is for a database that has no prepared transactions: `NAME` is "", so the strategy is always
-    `staged`, and nothing here is asked but `end`, for a transaction that another kind of sink prepared.
+    This class itself is for a database that has no prepared transactions: `NAME` is "", so the
+    strategy is always `staged`, and nothing here is asked but `end`, for a transaction that another
+    kind of sink prepared.
     """
 
     NAME: ClassVar[str] = ""
@@ -38,22 +39,29 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
         self.merge = catalog.merge
 
     def obstacle(self, connection: ConnectionT) -> str | None:
-        """Tell why there can be no prepared transactions here, in a few words, and behind a colon what to do."""
+        """Tell why there can be no prepared transactions here, in a few words, and behind a colon
+        what to do."""
         return None
 
     def findings(self, connection: ConnectionT, strategy: str) -> Iterable[Finding]:
-        """Tell what `coordinator doctor` is to say of them, where the user asked for this strategy. Default:
-        nothing."""
+        """Tell what `coordinator doctor` is to say of them, where the user asked for this strategy.
+
+        Default: nothing.
+        """
         return ()
 
     # ------------------------------------------------------------------ in the task
-    def begin(self, plan: Plan[ConnectionT, TargetT], context: TransactionContext) -> RowTransaction[ConnectionT]:
+    def begin(
+        self, plan: Plan[ConnectionT, TargetT], context: TransactionContext
+    ) -> RowTransaction[ConnectionT]:
         """Open the participant's transaction, whose rows go into the target itself."""
         raise NotImplementedError
 
     def evidence(self, transaction: RowTransaction[ConnectionT]) -> dict[str, object]:
-        """Tell what a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another.
-        Default: nothing."""
+        """Tell what a committable carries beside the ledger's proof.
+
+        `transaction_id` is needed where `key` is another. Default: nothing.
+        """
         return {}
 
     # ------------------------------------------------------------------ on the driver
@@ -69,20 +77,25 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
         identity: Identity,
         proof: Mapping[str, object],
     ) -> bool:
-        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof` is the committable's.
+        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name.
 
-        Raises ConfigurationError if the sink may not, NotEnded where the server answered and did not do it, and the
-        driver's errors to be asked again.
+        `proof` is the committable's.
+
+        Raises ConfigurationError if the sink may not, NotEnded where the server answered and did
+        not do it, and the driver's errors to be asked again.
         """
         raise ConfigurationError(
-            f"{dict(identity)} is a prepared transaction, and this sink has none: let the program that prepared it "
-            "start once more and finish its last checkpoint, then start this one"
+            f"{dict(identity)} is a prepared transaction, and this sink has none: let the program "
+            "that prepared it start once more and finish its last checkpoint, then start this one"
         )
 
-    def in_doubt(self, connection: ConnectionT, schema: str, job: str, sink: str) -> Iterable[Identity]:
+    def in_doubt(
+        self, connection: ConnectionT, schema: str, job: str, sink: str
+    ) -> Iterable[Identity]:
         """List what is prepared of this job and sink."""
         return ()
 
     def contradiction(self, connection: ConnectionT, proof: Mapping[str, object]) -> str | None:
-        """Tell why a transaction of which the ledger has nothing can nevertheless not be called lost."""
+        """Tell why a transaction of which the ledger has nothing can nevertheless not be called
+        lost."""
         return None

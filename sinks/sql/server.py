@@ -1,4 +1,5 @@
-"""One database as a sink reaches it: connections, statements, transactions, and what the errors of its driver mean."""
+"""One database as a sink reaches it: connections, statements, transactions, and what the errors of
+its driver mean."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (
-    "write '@', ':', '/', '?', '#' and '%' in user, password and database as %40, %3A, %2F, %3F, %23 and %25"
+    "write '@', ':', '/', '?', '#' and '%' in user, password and database as %40, %3A, %2F, %3F, "
+    "%23 and %25"
 )
 KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
 """libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
@@ -41,13 +43,16 @@ class HasDescriptor(Protocol):
 
 
 class Server(ABC, Generic[ConnectionT]):
-    """Reach one database: lend connections, run statements and transactions, and tell what errors mean.
+    """Reach one database: lend connections, run statements and transactions, and tell what errors
+    mean.
 
-    It is pickled to the executors, so it holds no open connection there. `str` of it tells which database it is, and
-    never a password.
+    It is pickled to the executors, so it holds no open connection there. `str` of it tells which
+    database it is, and never a password.
     """
 
-    CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
+    CHECK: ClassVar[str] = (
+        "host, port, database, user, password and rights, and that the server runs"
+    )
     """What to check if the server cannot be reached, or lets nobody in."""
 
     dialect: Dialect[Any]
@@ -63,11 +68,13 @@ class Server(ABC, Generic[ConnectionT]):
 
     # ------------------------------------------------------------------ statements and transactions
     @abstractmethod
-    def transaction(self, connection: ConnectionT, *, undo: bool = False) -> AbstractContextManager[None]:
+    def transaction(
+        self, connection: ConnectionT, *, undo: bool = False
+    ) -> AbstractContextManager[None]:
         """Run the block as one READ COMMITTED transaction with bounded lock waits.
 
-        It is durable when the block ends, and rolled back if anything is raised. With `undo` it is rolled back in any
-        case.
+        It is durable when the block ends, and rolled back if anything is raised. With `undo` it is
+        rolled back in any case.
         """
 
     def at_work(self, connection: ConnectionT) -> AbstractContextManager[None]:
@@ -75,11 +82,15 @@ class Server(ABC, Generic[ConnectionT]):
         return contextlib.nullcontext()
 
     @abstractmethod
-    def execute(self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()) -> int:
+    def execute(
+        self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()
+    ) -> int:
         """Run a statement; returns how many rows it changed."""
 
     @abstractmethod
-    def query(self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def query(
+        self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()
+    ) -> list[Row]:
         """Run a statement; returns its rows."""
 
     def defer(
@@ -89,18 +100,28 @@ class Server(ABC, Generic[ConnectionT]):
         parameters: Sequence[object],
         judge: Callable[[list[Row]], object],
     ) -> object:
-        """Run a statement at the latest with the next one. `judge` gets its rows, and may raise. Default: now."""
+        """Run a statement at the latest with the next one.
+
+        `judge` gets its rows, and may raise. Default: now.
+        """
         return judge(self.query(connection, statement, parameters))
 
     def insert_missing(
-        self, connection: ConnectionT, columns: Sequence[str], inserts: Mapping[str, Sequence[Sequence[object]]]
+        self,
+        connection: ConnectionT,
+        columns: Sequence[str],
+        inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        """Insert into each (quoted) table those of its rows whose primary key no row has; returns how many.
+        """Insert into each (quoted) table those of its rows whose primary key no row has; returns
+        how many.
 
-        Waits for others that insert the same keys, within the limit for lock waits. `columns` are those of every table.
+        Waits for others that insert the same keys, within the limit for lock waits. `columns` are
+        those of every table.
         """
         statements = [
-            statement for table, rows in inserts.items() for statement in self.dialect.insertions(table, columns, rows)
+            statement
+            for table, rows in inserts.items()
+            for statement in self.dialect.insertions(table, columns, rows)
         ]
         return sum(self.execute(connection, *statement) for statement in statements)
 
@@ -120,38 +141,54 @@ class Server(ABC, Generic[ConnectionT]):
     # ------------------------------------------------------------------ errors
     @abstractmethod
     def fault(self, error: Exception) -> Fault | None:
-        """Tell what an error of the server is about; None for a lost connection, and what is no error of the server."""
+        """Tell what an error of the server is about; None for a lost connection, and what is no
+        error of the server."""
 
     def misconfigured(self, error: Exception) -> str | None:
         """Tell what an error means to somebody who sets up the sink; None to let it pass."""
         fault = self.fault(error)
         if fault and fault.kind == "blocked":
             where = f"table or ledger at {self}"
-            return f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
+            return (
+                f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
+            )
         if fault and fault.kind == "right":
             return f"the user lacks a right at {self}: {fault.text}"
         text = self.unreachable(error)
         return None if text is None else f"{text}. Check {self.CHECK}"
 
     def unreachable(self, error: Exception) -> str | None:
-        """Give the driver's words where the server could not be reached, without the password. Default: what is no
-        `fault` is for the driver's error to say."""
+        """Give the driver's words where the server could not be reached, without the password.
+
+        Default: what is no `fault` is for the driver's error to say.
+        """
         return None
 
 
 class Pool(Server[ConnectionT]):
-    """Lend a few connections again and again. All are in autocommit mode, and every transaction of ours is begun by
-    hand."""
+    """Lend a few connections again and again.
+
+    All are in autocommit mode, and every transaction of ours is begun by hand.
+    """
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
-    SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
-    KEEPS_IDLE: ClassVar[bool] = False  # whether the next task of a process may take one that was given back
+    # those that tell which database it is
+    SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")
+    # whether the next task of a process may take one that was given back
+    KEEPS_IDLE: ClassVar[bool] = False
     IDLE: ClassVar[int] = IDLE_CONNECTIONS  # so many are kept for the next who needs one
 
     def __init__(
-        self, dialect: Dialect[Any], parameters: Mapping[str, Any], *, name: str, lock_timeout: Duration
+        self,
+        dialect: Dialect[Any],
+        parameters: Mapping[str, Any],
+        *,
+        name: str,
+        lock_timeout: Duration,
     ) -> None:
-        """Keep the driver's `parameters` for connections; nothing is connected yet. `name` is the sink's.
+        """Keep the driver's `parameters` for connections; nothing is connected yet.
+
+        `name` is the sink's.
 
         Raises ConfigurationError for a `lock_timeout` that is not above 0.
         """
@@ -159,7 +196,8 @@ class Pool(Server[ConnectionT]):
         self._lock_timeout = seconds_of_sink(name, lock_timeout, "lock_timeout")
         if self._lock_timeout <= 0:
             raise ConfigurationError(
-                f"sink {name!r}: lock_timeout is above 0, such as '10 s': a wait without limit could block for ever"
+                f"sink {name!r}: lock_timeout is above 0, such as '10 s': a wait without limit "
+                "could block for ever"
             )
         self._parameters = dict(parameters)
         self._idle: list[tuple[ConnectionT, float]] = []
@@ -167,16 +205,23 @@ class Pool(Server[ConnectionT]):
 
     @abstractmethod
     def connect(self) -> ConnectionT:
-        """A new connection, in autocommit mode, that any thread may use. Raises the driver's OperationalError, naming
-        the server but no password, if it fails."""
+        """A new connection, in autocommit mode, that any thread may use.
+
+        Raises the driver's OperationalError, naming the server but no password, if it fails.
+        """
 
     @abstractmethod
     def answers(self, connection: ConnectionT, rested: float) -> bool:
-        """Whether a connection that was idle for some seconds still has its server. The driver's errors mean no."""
+        """Whether a connection that was idle for some seconds still has its server.
+
+        The driver's errors mean no.
+        """
 
     def can_be_lent(self, connection: ConnectionT) -> bool:
-        """Whether it is open, and not inside a transaction, once what it has queued is sent. Default: it is, since
-        `transaction` has ended each."""
+        """Whether it is open, and not inside a transaction, once what it has queued is sent.
+
+        Default: it is, since `transaction` has ended each.
+        """
         return True
 
     @contextmanager
@@ -204,7 +249,8 @@ class Pool(Server[ConnectionT]):
         return self.connect()
 
     def _pooled(self) -> Iterator[tuple[ConnectionT, float]]:
-        """Takes each out of the pool, for one thread only, with the moment from which on it was idle."""
+        """Takes each out of the pool, for one thread only, with the moment from which on it was
+        idle."""
         with contextlib.suppress(IndexError):
             while True:
                 yield self._idle.pop()
@@ -243,7 +289,10 @@ class Pool(Server[ConnectionT]):
     def __str__(self) -> str:
         """Host, port, database and user as far as they are given, never a password."""
         shown = {key: self._parameters.get(key) for key in self.SHOWN}
-        return " ".join(f"{key}={value}" for key, value in shown.items() if value) or "the driver's defaults"
+        return (
+            " ".join(f"{key}={value}" for key, value in shown.items() if value)
+            or "the driver's defaults"
+        )
 
     def __repr__(self) -> str:
         return f"Server({self})"
@@ -258,8 +307,8 @@ class Pool(Server[ConnectionT]):
 
 
 def is_trusted(connection: HasDescriptor, rested: float) -> bool:
-    """Whether a connection, with a file descriptor, need not be asked if it still works: after a short rest, in which
-    nothing came. A server that ends says so."""
+    """Whether a connection, with a file descriptor, need not be asked if it still works: after a
+    short rest, in which nothing came. A server that ends says so."""
     came = select.poll()
     came.register(connection, select.POLLIN)
     return rested < _TRUSTED_SECONDS and not came.poll(0)
@@ -268,8 +317,9 @@ def is_trusted(connection: HasDescriptor, rested: float) -> bool:
 def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
     """What is told of a table without a schema that several schemas of the search_path have."""
     return ConfigurationError(
-        f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write the schema too, as in "
-        f"{schemas[0]}.{table}, with name={table!r} so that the sink is known as before"
+        f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write "
+        f"the schema too, as in {schemas[0]}.{table}, with name={table!r} so that the sink is "
+        "known as before"
     )
 
 
@@ -279,12 +329,14 @@ Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refu
 
 @dataclass(frozen=True)
 class Fault:
-    """What an error is about: a bounded wait for a lock ran out (`blocked`), the user lacks a `right`, a table is
-    `gone` or `changed`, the `server` is not set up for what is asked, a row is `refused`, or `other`.
+    """What an error is about: a bounded wait for a lock ran out (`blocked`), the user lacks a
+    `right`, a table is `gone` or `changed`, the `server` is not set up for what is asked, a row is
+    `refused`, or `other`.
 
-    `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused without saying in
-    which place. `at` says for which row, or lock. `advice` goes beyond what each error of the kind is told with.
-    `clash`: another row has a value that only one row may have."""
+    `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused
+    without saying in which place. `at` says for which row, or lock. `advice` goes beyond what each
+    error of the kind is told with. `clash`: another row has a value that only one row may have.
+    """
 
     kind: Kind
     text: str
@@ -297,16 +349,21 @@ class Fault:
         """None for what the driver's own error says best."""
         if self.kind == "blocked":
             return TransactionBlocked(
-                f"{who} waited for a lock{self.at} until its limit, or in a circle ({self.text}). Somebody else's open "
-                "transaction holds it, or an orphaned one of this job (the coordinator aborts those and tries again), "
-                f"or two partitions of this batch write the same unique value{self.advice}"
+                f"{who} waited for a lock{self.at} until its limit, or in a circle ({self.text}). "
+                "Somebody else's open transaction holds it, or an orphaned one of this job (the "
+                "coordinator aborts those and tries again), or two partitions of this batch write "
+                f"the same unique value{self.advice}"
             )
         if self.kind == "right":
             return ConfigurationError(f"{who} lacks a right: {self.text}")
         if self.kind in ("gone", "changed"):
-            return ConfigurationError(f"{who} found the table changed since it was checked: {self.text}")
+            return ConfigurationError(
+                f"{who} found the table changed since it was checked: {self.text}"
+            )
         if self.kind == "server":
-            return ConfigurationError(f"{who} failed: {self.text}. {self.advice}".removesuffix(". "))
+            return ConfigurationError(
+                f"{who} failed: {self.text}. {self.advice}".removesuffix(". ")
+            )
         if self.kind == "refused":
             return BadValue(f"{who} was refused{self.at}: {self.text}{self.advice}").because(
                 self.reason or self.text, type(error).__name__
@@ -316,8 +373,8 @@ class Fault:
 
 @contextmanager
 def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) -> Iterator[None]:
-    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or the set-up. They
-    name the table in place of a staging table, and `who` was at work."""
+    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or
+    the set-up. They name the table in place of a staging table, and `who` was at work."""
     try:
         yield
     except SinkError:

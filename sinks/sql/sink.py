@@ -16,7 +16,15 @@ from sinks.base import Sink, commit_in_threads
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
-from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Related, SchemaEvolving, Validating
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    DirectCommitting,
+    Related,
+    SchemaEvolving,
+    Validating,
+)
 from sinks.options import no_flags
 from sinks.sql.backend import Backend
 from sinks.sql.databases import weaknesses
@@ -43,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 SchemaEvolution = Literal["none", "add"]
 _COMMIT_THREADS = 16
-_PRUNE_EVERY = 53  # a prime: a sink whose rows come in every second or tenth checkpoint meets it, too
+# a prime: a sink whose rows come in every second or tenth checkpoint meets it, too
+_PRUNE_EVERY = 53
 
 
 class TableSink(
@@ -56,25 +65,28 @@ class TableSink(
     Diagnosable[RowTransaction[ConnectionT]],
     Generic[ConnectionT, TargetT],
 ):
-    """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
-    its own on the table, and `StagingTables`. What either wrote is finished by both kinds of sink, so the strategy may
-    change between two runs.
+    """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a
+    prepared transaction of its own on the table, and `StagingTables`. What either wrote is finished
+    by both kinds of sink, so the strategy may change between two runs.
 
     Options of every table:
 
-    * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
-      `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Of equal
-      ones the last in its partition wins; those of several partitions have to be the same row. Without `order_by` a key
-      may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the table has that column.
-    * `order_by_nulls`: with "error" a row without a value in `order_by` is a bad row, with "first" it is older than
-      every other of its key.
+    * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint,
+      by the greatest `order_by`, replaces the row of that key, or deletes it if the boolean column
+      `delete_marker` is true. Of equal ones the last in its partition wins; those of several
+      partitions have to be the same row. Without `order_by` a key may come only once in a
+      checkpoint. `delete_marker` is not written, `order_by` only if the table has that column.
+    * `order_by_nulls`: with "error" a row without a value in `order_by` is a bad row, with "first"
+      it is older than every other of its key.
     * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
-    * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-    * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing else
-      of the table is altered.
-    * `ledger`: the name of the table, beside the target, that proves what became of each transaction.
-    * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a checkpoint, or,
-      as a float, their largest share of its rows.
+    * `create_table`: create a missing table from the batch's schema, with `keys` as its primary
+      key.
+    * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable
+      ones. Nothing else of the table is altered.
+    * `ledger`: the name of the table, beside the target, that proves what became of each
+      transaction.
+    * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them
+      in a checkpoint, or, as a float, their largest share of its rows.
     """
 
     def __init__(
@@ -92,12 +104,18 @@ class TableSink(
     ) -> None:
         """Raises ConfigurationError for options that contradict each other."""
         super().__init__(
-            name=name or table, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
+            name=name or table,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
         )
         problems = list(backend.merge.contradictions(backend.strategy, backend.prepared.NAME))
         problems += no_flags(create_table=create_table, keep_newer=backend.merge.keep_newer)
         if schema_evolution not in ("none", "add"):
-            problems.append(f'schema_evolution={schema_evolution!r} is not one of "none", "add"; alter types by hand')
+            problems.append(
+                f'schema_evolution={schema_evolution!r} is not one of "none", "add"; alter types '
+                "by hand"
+            )
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = table
@@ -109,7 +127,12 @@ class TableSink(
         self._merge = backend.merge
         self.evolves = schema_evolution != "none"
         self._target = TargetTable(
-            backend, table, sink=self.name, create_table=create_table, ledger=ledger, evolves=self.evolves
+            backend,
+            table,
+            sink=self.name,
+            create_table=create_table,
+            ledger=ledger,
+            evolves=self.evolves,
         )
         self._ledger = ledger
         self._two_phase = TwoPhase(backend)
@@ -117,9 +140,11 @@ class TableSink(
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
-        """Find the table (or create it), see whether it can take rows of `schema`, and choose the strategy.
+        """Find the table (or create it), see whether it can take rows of `schema`, and choose the
+        strategy.
 
-        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
+        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
+        once.
         """
         self._target.check(schema)
 
@@ -128,8 +153,8 @@ class TableSink(
         return self._target.probe_schema()
 
     def check_with(self, others: Sequence[Sink]) -> None:
-        """Refuse a foreign key to the table of another sink: each sink commits by itself, so that rows are judged
-        before those of the same checkpoint are there that they refer to."""
+        """Refuse a foreign key to the table of another sink: each sink commits by itself, so that
+        rows are judged before those of the same checkpoint are there that they refer to."""
         target = self._target.planned().target
         tables = [other for other in others if isinstance(other, TableSink)]
         if not target.foreign_keys or not tables:
@@ -139,11 +164,12 @@ class TableSink(
             referred = [
                 (key, place)
                 for key in target.foreign_keys
-                if (place := self._catalog.place(connection, key.schema, key.table)) not in (own, None)
+                if (place := self._catalog.place(connection, key.schema, key.table))
+                not in (own, None)
             ]
         problems = [
-            f"the foreign key {key.name} of its table {target.label} refers to {label(key.schema, key.table)}, into "
-            f"which sink {other.name!r} of this job writes"
+            f"the foreign key {key.name} of its table {target.label} refers to "
+            f"{label(key.schema, key.table)}, into which sink {other.name!r} of this job writes"
             for other in tables
             if (there := other._place())
             for key, place in referred
@@ -151,10 +177,11 @@ class TableSink(
         ]
         if problems:
             raise ConfigurationError(
-                f"sink {self.name!r}: {'; '.join(problems)}. Each sink of a job commits by itself, so a row would be "
-                "judged before the row of the same batch that it refers to is visible. Write the two tables by two "
-                "queries with a job of their own each, and each batch of the referring one when what it refers to is "
-                "visible; or drop the foreign key. To make it DEFERRABLE does not help"
+                f"sink {self.name!r}: {'; '.join(problems)}. Each sink of a job commits by itself, "
+                "so a row would be judged before the row of the same batch that it refers to is "
+                "visible. Write the two tables by two queries with a job of their own each, and "
+                "each batch of the referring one when what it refers to is visible; or drop the "
+                "foreign key. To make it DEFERRABLE does not help"
             )
 
     def _place(self) -> tuple[object, ...] | None:
@@ -162,7 +189,9 @@ class TableSink(
         with self._server.lend() as connection:
             return self._catalog.place(connection, target.schema, target.name)
 
-    def _strategy_of(self, identity: Identity) -> TwoPhase[ConnectionT, TargetT] | StagingTables[ConnectionT, TargetT]:
+    def _strategy_of(
+        self, identity: Identity
+    ) -> TwoPhase[ConnectionT, TargetT] | StagingTables[ConnectionT, TargetT]:
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
@@ -182,9 +211,11 @@ class TableSink(
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> RowTransaction[ConnectionT]:
         plan = self._target.planned()
-        return (self._backend.staging.stage if plan.strategy == "staged" else self._backend.prepared.begin)(
-            plan, context
-        )
+        return (
+            self._backend.staging.stage
+            if plan.strategy == "staged"
+            else self._backend.prepared.begin
+        )(plan, context)
 
     def write(self, transaction: RowTransaction[ConnectionT], batch: pa.RecordBatch) -> None:
         transaction.write(batch)
@@ -192,18 +223,28 @@ class TableSink(
     def write_good_rows(
         self, transaction: RowTransaction[ConnectionT], batch: pa.RecordBatch, most: int
     ) -> Sequence[Refusal]:
-        """Each batch under a savepoint. Refused by the client or the server: values that the columns cannot hold, and
-        what constraints, domains and triggers have against a row by itself."""
+        """Each batch under a savepoint.
+
+        Refused by the client or the server: values that the columns cannot hold, and what
+        constraints, domains and triggers have against a row by itself.
+        """
         return write_and_find_refused(batch, transaction.encode, transaction.put, most)
 
-    def record_fingerprint(self, transaction: RowTransaction[ConnectionT], fingerprint: Fingerprint) -> None:
+    def record_fingerprint(
+        self, transaction: RowTransaction[ConnectionT], fingerprint: Fingerprint
+    ) -> None:
         transaction.fingerprint = fingerprint
 
     def pre_commit(self, transaction: RowTransaction[ConnectionT]) -> Committable:
-        return self._strategy_of(transaction.identity).pre_commit(transaction, self._target.planned())
+        return self._strategy_of(transaction.identity).pre_commit(
+            transaction, self._target.planned()
+        )
 
     def rollback(self, transaction: RowTransaction[ConnectionT]) -> None:
-        """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
+        """Undo and close the connection.
+
+        If the statement that makes it durable was sent, abort it by name as well.
+        """
         transaction.discard()
         if transaction.may_be_durable:
             self.abort(transaction.identity)
@@ -214,12 +255,16 @@ class TableSink(
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Refuse what no staging table could see: keys that come twice, unique indexes, foreign keys and the like."""
+        """Refuse what no staging table could see: keys that come twice, unique indexes, foreign
+        keys and the like."""
         if mine := [c for c in committables if _is_staged(c.transaction)]:
             self._staged.validate_all(self._target.planned(), checkpoint, mine)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit one participant. A staged one is moved without its siblings: right only if it is the last one."""
+        """Commit one participant.
+
+        A staged one is moved without its siblings: right only if it is the last one.
+        """
         [outcome] = self._commit([committable])
         if isinstance(outcome, Exception):
             raise outcome
@@ -228,7 +273,10 @@ class TableSink(
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Commit a checkpoint; either strategy's participants. The staged ones become visible together."""
+        """Commit a checkpoint; either strategy's participants.
+
+        The staged ones become visible together.
+        """
         staged = [c for c in committables if _is_staged(c.transaction)]
         prepared = [c for c in committables if not _is_staged(c.transaction)]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
@@ -245,8 +293,9 @@ class TableSink(
             plan = self._target.planned()
         except ConfigurationError as error:  # waiting does not bring back what is not there
             outcome = CommitOutcome.unknown(
-                f"{error}. {strategy.whereabouts(committables)}. If this is another database, a new one or an older "
-                "copy, point the sink at the one that has the rows, or restore it; then start the query again"
+                f"{error}. {strategy.whereabouts(committables)}. If this is another database, a "
+                "new one or an older copy, point the sink at the one that has the rows, or "
+                "restore it; then start the query again"
             )
             return [outcome] * len(committables)
         except Exception as error:
@@ -266,7 +315,9 @@ class TableSink(
 
     def abort(self, transaction: Identity) -> None:
         with self._server.lend() as connection:
-            self._strategy_of(transaction).abort(connection, self._target.ensured_ledger(connection), transaction)
+            self._strategy_of(transaction).abort(
+                connection, self._target.ensured_ledger(connection), transaction
+            )
 
     def owns(self, job: str, transaction: Identity) -> bool:
         with contextlib.suppress(LookupError):
@@ -298,12 +349,20 @@ class TableSink(
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
+        """As for every sink, with the table, rights and settings.
+
+        May make the ledger, as the first batch would.
+        """
         try:
             with self._target.usable_connection() as connection:
-                findings = [*self._target.problems_found(connection), *self._target.findings(connection)]
+                findings = [
+                    *self._target.problems_found(connection),
+                    *self._target.findings(connection),
+                ]
         except Exception as error:
-            what, _, fix = (self._server.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
+            what, _, fix = (
+                self._server.misconfigured(error) or f"{type(error).__name__}: {error}"
+            ).partition(". ")
             findings = [Finding.error(what, fix)]
         yield from findings
         if all(finding.severity is not Severity.ERROR for finding in findings):
@@ -316,7 +375,9 @@ class TableSink(
             if ledger is None:
                 gone = f"the ledger {self._ledger} is gone or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
-            return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
+            return Audit(
+                [ledger.holding(connection, job, self.name, part, self._key) for part in parts]
+            )
 
     def lacks_characters(self) -> bool:
         return bool(self._target.planned().target.lacks_characters)
@@ -326,17 +387,26 @@ class TableSink(
             target = self._catalog.describe(connection, *self._target.locate(connection))
             if target is None:
                 return DeadLetters(())
-            quote, names = self._dialect.quote, [name for name in SCHEMA.names if name in target.names]
-            columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
+            quote = self._dialect.quote
+            names = [name for name in SCHEMA.names if name in target.names]
+            columns = ", ".join(map(quote, names))
+            table = quote(target.schema, target.name)
             where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
-            statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT \0"
+            statement = (
+                f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT"
+                " \0"
+            )
             statement = statement.replace("%", "%%").replace("\0", "%s")
             of = map(in_ascii, (job, sink)) if target.lacks_characters else (job, sink)
             rows = self._server.query(connection, statement, [*of, most])
             return DeadLetters([dict(zip(names, row, strict=True)) for row in rows])
 
     def _key(self, identity: Identity) -> str:
-        return str(identity["transaction_id"]) if _is_staged(identity) else self._backend.prepared.key(identity)
+        return (
+            str(identity["transaction_id"])
+            if _is_staged(identity)
+            else self._backend.prepared.key(identity)
+        )
 
     # ------------------------------------------------------------------ life
     def describe_writing(self, written: Identity | None = None) -> str:

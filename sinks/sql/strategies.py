@@ -1,6 +1,8 @@
-"""The strategies `TwoPhase` and `StagingTables`: how rows become visible, and how outcomes are told.
+"""The strategies `TwoPhase` and `StagingTables`: how rows become visible, and how outcomes are
+told.
 
-Methods named as in `sinks.base` do the same. `plan` is what the sink has found out about its server.
+Methods named as in `sinks.base` do the same. `plan` is what the sink has found out about its
+server.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from functools import partial
 from typing import Generic
 
 from sinks._util.progress import progress
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked, TransactionEnded
+from sinks.errors import (
+    BadValue,
+    CommittedError,
+    ConfigurationError,
+    SinkError,
+    TransactionBlocked,
+    TransactionEnded,
+)
 from sinks.sql.backend import Backend
 from sinks.sql.databases import JUDGE_NOW
 from sinks.sql.dialect import Move, TargetT
@@ -21,7 +30,14 @@ from sinks.sql.names import columns_digest, label, of_sink, staging_table, targe
 from sinks.sql.prepared import NotEnded
 from sinks.sql.server import ConnectionT, Fault, Row, explained
 from sinks.sql.transaction import Plan, RowTransaction
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionId,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,52 +53,72 @@ class Strategy(Generic[ConnectionT, TargetT]):
         self.prepared = backend.prepared
         self.merge = backend.merge
 
-    def finish(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> int:
-        """Wait until every row is judged, and see that they went into the database that the query began with. Returns
-        how many there were."""
+    def finish(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> int:
+        """Wait until every row is judged, and see that they went into the database that the query
+        began with. Returns how many there were."""
         rows = transaction.finish()
         with transaction.explained():
             plan.ledger.require_same(transaction.connection)
         return rows
 
     def proof(self, plan: Plan[ConnectionT, TargetT]) -> dict[str, object]:
-        """What committables carry: which ledger speaks for them, and what their rows were written for."""
+        """What committables carry: which ledger speaks for them, and what their rows were written
+        for."""
         return plan.ledger.proof() | {"target": self.merge.destination(plan.target)}
 
 
 class TwoPhase(Strategy[ConnectionT, TargetT]):
-    """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
+    """Each participant has a transaction of its own on the target: it is prepared in the task, and
+    ended by name."""
 
-    def finish(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> int:
+    def finish(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
             self.catalog.require_known_triggers(transaction.connection, plan.target)
         return rows
 
-    def pre_commit(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> Committable:
-        """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
+    def pre_commit(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> Committable:
+        """The ledger row goes into the same transaction: it becomes visible if and only if the rows
+        do."""
         rows = self.finish(transaction, plan)
-        text, ledger = transaction.context.transaction_id, plan.ledger
+        text = transaction.context.transaction_id
+        ledger = plan.ledger
         key = self.prepared.key(transaction.identity)
-        fingerprints = {key: replace(transaction.fingerprint, rows=rows)} if transaction.fingerprint else None
+        fingerprints = (
+            {key: replace(transaction.fingerprint, rows=rows)} if transaction.fingerprint else None
+        )
         with transaction.explained():
             proof = self.proof(plan) | self.prepared.evidence(transaction)
             names = {key: TransactionId.parse(text)}
-            if not ledger.insert(transaction.connection, names, committed=True, fingerprints=fingerprints):
+            if not ledger.insert(
+                transaction.connection, names, committed=True, fingerprints=fingerprints
+            ):
                 raise TransactionEnded(f"{text} was aborted, or used, before it was pre-committed")
         transaction.prepare()
         return Committable(transaction.identity, proof=proof)
 
-    def commit_directly(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> None:
+    def commit_directly(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> None:
         self.finish(transaction, plan)
         transaction.commit()
 
-    def commit(self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit(
+        self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+    ) -> list[CommitOutcome]:
         """Commit one participant; the checkpoint's others are committed by calls of their own."""
         [committable] = committables
         with self.server.lend() as connection:
             try:
-                if self.prepared.end(connection, plan.ledger, "COMMIT", committable.transaction, committable.proof):
+                if self.prepared.end(
+                    connection, plan.ledger, "COMMIT", committable.transaction, committable.proof
+                ):
                     return [CommitOutcome.COMMITTED]
             except (ConfigurationError, NotEnded) as refused:
                 return [CommitOutcome.unknown(str(refused))]
@@ -95,8 +131,8 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
     def _outcome_of_gone(
         self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committable: Committable
     ) -> CommitOutcome:
-        """Of one that is not prepared: it was committed, or rolled back by somebody, or is not prepared yet. The ledger
-        tells which, or a tombstone makes it the second."""
+        """Of one that is not prepared: it was committed, or rolled back by somebody, or is not
+        prepared yet. The ledger tells which, or a tombstone makes it the second."""
         ledger = plan.ledger
         key = self.prepared.key(committable.transaction)
         witnessed = key in ledger.witness.states(connection, [key])
@@ -106,9 +142,9 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)
             if reason or (reason := self.prepared.contradiction(connection, proof)):
                 return CommitOutcome.unknown(
-                    f"{key} is no longer prepared at {self.server}, and its outcome is unknown: {reason}. "
-                    "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
-                    "new one"
+                    f"{key} is no longer prepared at {self.server}, and its outcome is unknown: "
+                    f"{reason}. Look for its rows in the table, then point the sink at the old "
+                    "ledger, or insert its row into the new one"
                 )
             tombstone = {key: TransactionId.parse(proof.get("transaction_id", key))}
             with self.server.transaction(connection):
@@ -117,14 +153,16 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
         if committed:
             return CommitOutcome.COMMITTED
         lost = (
-            f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
-            "tombstone in place of its row"
+            f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger "
+            f"{ledger.label} has a tombstone in place of its row"
         )
         if astray := committable.target_mismatch(self.merge.destination(plan.target)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
-    def abort(self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity) -> None:
+    def abort(
+        self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity
+    ) -> None:
         key = self.prepared.key(identity)
         ended = self.prepared.end(connection, ledger, "ROLLBACK", identity, {})
         if not ended and ledger.states(connection, [key]).get(key):
@@ -132,7 +170,10 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
 
 
 class TargetRefuses(Exception):
-    """The target refuses the rows of a complete checkpoint. Asking again cannot help, an operator can."""
+    """The target refuses the rows of a complete checkpoint.
+
+    Asking again cannot help, an operator can.
+    """
 
 
 class StagedRowsChanged(Exception):
@@ -140,15 +181,21 @@ class StagedRowsChanged(Exception):
 
 
 class StagingTables(Strategy[ConnectionT, TargetT]):
-    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
-    writes the ledger. In between nothing is locked and no transaction is open.
+    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one
+    transaction, which also writes the ledger. In between nothing is locked and no transaction is
+    open.
 
-    The ledger tells which of the tables that are still there were moved. Even without it none is moved twice: whoever
-    moves a table without dropping it leaves it with another number of rows, and a move counts them."""
+    The ledger tells which of the tables that are still there were moved. Even without it none is
+    moved twice: whoever moves a table without dropping it leaves it with another number of rows,
+    and a move counts them.
+    """
 
-    # ------------------------------------------------------------------ in the task and on the driver
+    # ---------------------------------------------------------------- in the task and on the driver
     def transfer(self, connection: ConnectionT, move: Move[TargetT], rows: int | None) -> None:
-        """Append or upsert the rows of all staging tables, in the caller's transaction. `rows`: as in `count`."""
+        """Append or upsert the rows of all staging tables, in the caller's transaction.
+
+        `rows`: as in `count`.
+        """
         with self.server.at_work(connection):
             if self.merge.mode == "append":
                 self.staging.append(connection, move, rows)
@@ -159,14 +206,21 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 self.server.execute(connection, judge_now)
 
     def require_unique(self, connection: ConnectionT, move: Move[TargetT]) -> None:
-        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing, or
-        if it cannot be told which change of a key is the last one."""
+        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told
+        without writing, or if it cannot be told which change of a key is the last one."""
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
-                self._twice(connection, move, self.merge.keys, "two changes of one key in a batch, and no order_by=")
+                self._twice(
+                    connection,
+                    move,
+                    self.merge.keys,
+                    "two changes of one key in a batch, and no order_by=",
+                )
             elif not self.dialect.POSITION:
                 ordered = [*self.merge.keys, self.merge.order_by]
-                self._twice(connection, move, ordered, "two changes of one key with an equal order_by")
+                self._twice(
+                    connection, move, ordered, "two changes of one key with an equal order_by"
+                )
             elif row := self.staging.first_tie(connection, move):
                 self._refuse_tie(move, row)
             return
@@ -176,39 +230,53 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 self._twice(connection, move, unique.columns, rule)
                 self._taken(connection, move, unique.columns, rule)
 
-    def _twice(self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str) -> None:
+    def _twice(
+        self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str
+    ) -> None:
         if row := self.staging.first_duplicate(connection, move, columns):
             clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
             raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 
     def _refuse_tie(self, move: Move[TargetT], row: Row) -> None:
-        keys, by = _key(self.merge.keys, row), self.merge.order_by
+        keys = _key(self.merge.keys, row)
+        by = self.merge.order_by
         raise BadValue(
-            f"table {move.target.label}: {row[-1]} partitions have different changes of the key {keys}, all with "
-            f"{by} = {row[-2]}, so order_by={by!r} does not tell which one is the last. Order by a column that no two "
-            "changes of a key share, such as the position in the source's log; or let all changes of a key come in one "
-            "partition, in their order: of equal ones the last in the partition wins"
+            f"table {move.target.label}: {row[-1]} partitions have different changes of the key "
+            f"{keys}, all with {by} = {row[-2]}, so order_by={by!r} does not tell which one is the "
+            "last. Order by a column that no two changes of a key share, such as the position in "
+            "the source's log; or let all changes of a key come in one partition, in their order: "
+            "of equal ones the last in the partition wins"
         )
 
-    def _taken(self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str) -> None:
+    def _taken(
+        self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str], rule: str
+    ) -> None:
         for row in self.server.query(connection, self.dialect.taken(move, columns)):
-            raise BadValue(f"table {move.target.label}: {rule}: {_key(columns, row)} is in the table already")
+            raise BadValue(
+                f"table {move.target.label}: {rule}: {_key(columns, row)} is in the table already"
+            )
 
     # ------------------------------------------------------------------ in the task
-    def pre_commit(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> Committable:
-        staged, given = self.finish(transaction, plan), transaction.fingerprint
+    def pre_commit(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> Committable:
+        staged = self.finish(transaction, plan)
+        given = transaction.fingerprint
         if given and staged != given.rows:
             raise SinkError(
-                f"table {plan.target.label}: {staged} of {given.rows} rows were staged. A subclass may not leave rows "
-                "out: filter before the sink, or by its transform="
+                f"table {plan.target.label}: {staged} of {given.rows} rows were staged. A subclass "
+                "may not leave rows out: filter before the sink, or by its transform="
             )
         transaction.commit()
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
-    def commit_directly(self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]) -> None:
+    def commit_directly(
+        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+    ) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
-        rows, connection = self.finish(transaction, plan), transaction.connection
+        rows = self.finish(transaction, plan)
+        connection = transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
             move = self._locked(connection, plan, [name])
@@ -224,19 +292,24 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(
-        self, plan: Plan[ConnectionT, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]
+        self,
+        plan: Plan[ConnectionT, TargetT],
+        checkpoint: Checkpoint,
+        committables: Sequence[Committable],
     ) -> None:
-        """Raise what would keep the rows from being moved: a staging table that is gone, a table that was changed since
-        they were staged, and values that it would refuse and no staging table could. For an append to a table without
-        constraints it only looks at the tables, or tries one row; the same for an upsert with `order_by` to a table
-        with none but its key."""
+        """Raise what would keep the rows from being moved: a staging table that is gone, a table
+        that was changed since they were staged, and values that it would refuse and no staging
+        table could. For an append to a table without constraints it only looks at the tables, or
+        tries one row; the same for an upsert with `order_by` to a table with none but its key."""
         with self.server.lend() as connection:
-            tables, where = names_of(committables), f"checkpoint {checkpoint.checkpoint_id}"
+            tables = names_of(committables)
+            where = f"checkpoint {checkpoint.checkpoint_id}"
             there = self.catalog.existing(connection, plan.target.schema, tables)
             if gone := sorted(set(tables) - there):
                 raise TransactionEnded(
-                    f"table {plan.target.label}: {len(gone)} of {len(tables)} staging tables of {where} are gone. Of "
-                    f"{gone[0]}: an operator or another driver of this job has dropped it, or this is another database"
+                    f"table {plan.target.label}: {len(gone)} of {len(tables)} staging tables of "
+                    f"{where} are gone. Of {gone[0]}: an operator or another driver of this job "
+                    "has dropped it, or this is another database"
                 )
             with (
                 explained(partial(self.staging.of_move, plan.target), plan.target.label, where),
@@ -249,23 +322,34 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 else:
                     self.staging.try_out(connection, move)
 
-    def commit(self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit(
+        self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+    ) -> list[CommitOutcome]:
         """All participants of the checkpoint become visible, or none does."""
         rows = sum(committable.fingerprint.rows for committable in committables)
-        moving = f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+        moving = (
+            f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+        )
         try:
             with self.server.lend() as connection:
                 with progress(moving), self.server.transaction(connection):
                     outcomes = self._commit_all(connection, plan, committables)
-                committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
+                committed = [
+                    text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED
+                ]
                 try:
                     self.drop_moved(connection, plan.ledger.schema, committed)
                 except Exception:
-                    logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
+                    logger.info(
+                        "staging tables of %s are dropped by the next sweep",
+                        plan.target.label,
+                        exc_info=True,
+                    )
         except StagedRowsChanged as changed:
             advice = (
-                "Nothing was moved now: look which of its rows are in the table. If none is there, as after a failover "
-                "to a replica that lagged, drop the staging tables that have too few rows: these are written again"
+                "Nothing was moved now: look which of its rows are in the table. If none is there, "
+                "as after a failover to a replica that lagged, drop the staging tables that have "
+                "too few rows: these are written again"
             )
             return [CommitOutcome.unknown(f"{changed}. {advice}")] * len(committables)
         except Exception as error:
@@ -273,9 +357,9 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 raise
             return [
                 CommitOutcome.unknown(
-                    f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
-                    f"{_tables(committables)}, which must not be touched. Fix what is named and start the query "
-                    "again: it moves every row, once"
+                    f"{reason}. The checkpoint is complete and none of it is in the table; its "
+                    f"rows are safe in {_tables(committables)}, which must not be touched. Fix "
+                    "what is named and start the query again: it moves every row, once"
                 )
             ] * len(committables)
         return [outcomes[_id(c)] for c in committables]
@@ -291,10 +375,16 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         return None
 
     def _commit_all(
-        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+        self,
+        connection: ConnectionT,
+        plan: Plan[ConnectionT, TargetT],
+        committables: Sequence[Committable],
     ) -> dict[str, CommitOutcome]:
-        """The outcomes by transaction id. A lost one gets a tombstone, and holds its siblings until the replay, for an
-        older change must not come after a newer one. If none is lost, all rows are moved."""
+        """The outcomes by transaction id.
+
+        A lost one gets a tombstone, and holds its siblings until the replay, for an older change
+        must not come after a newer one. If none is lost, all rows are moved.
+        """
         ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
         witnessed = ledger.witness.states(connection, list(by_id))
@@ -302,7 +392,9 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.target_mismatch(self.merge.destination(plan.target))):
+            if not states.get(text) and (
+                astray := c.target_mismatch(self.merge.destination(plan.target))
+            ):
                 raise TargetRefuses(f"{text}: {astray}")
         there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
         intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
@@ -311,10 +403,13 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         lost = []
         for c in undecided:
             if _id(c) in witnessed or _id(c) not in intact:
-                if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):
+                if reason := ledger.contradiction(
+                    connection, c.proof, witnessed=_id(c) in witnessed
+                ):
                     outcomes[_id(c)] = CommitOutcome.unknown(
-                        f"it is unknown whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
-                        "point the sink at the old ledger, or insert its row into the new one"
+                        f"it is unknown whether the rows of {_id(c)} are in the table: {reason}. "
+                        "Look for them, then point the sink at the old ledger, or insert its row "
+                        "into the new one"
                     )
                 else:
                     lost.append(_id(c))
@@ -326,16 +421,21 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             states |= self._write_ledger(connection, ledger, intact, fingerprints)
             self.move(connection, plan, [c for c in undecided if _id(c) in intact])
 
-        return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
+        return {
+            text: outcomes.get(text) or self._outcome(ledger, text, states.get(text))
+            for text in by_id
+        }
 
-    def _outcome(self, ledger: Ledger[ConnectionT], text: str, committed: bool | None) -> CommitOutcome:
+    def _outcome(
+        self, ledger: Ledger[ConnectionT], text: str, committed: bool | None
+    ) -> CommitOutcome:
         if committed is None:
             return CommitOutcome.HELD
         if committed:
             return CommitOutcome.COMMITTED
         return CommitOutcome.lost(
-            f"the staging table {staging_table(text)} of {text} is gone, and the ledger {ledger.label} has a tombstone "
-            "in place of its row"
+            f"the staging table {staging_table(text)} of {text} is gone, and the ledger "
+            f"{ledger.label} has a tombstone in place of its row"
         )
 
     def _write_ledger(
@@ -346,22 +446,32 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         fingerprints: Mapping[str, Fingerprint] | None = None,
     ) -> dict[str, bool]:
         """With `fingerprints` of their rows they are committed, and lost without."""
-        names, committed = {text: TransactionId.parse(text) for text in ids}, fingerprints is not None
+        names = {text: TransactionId.parse(text) for text in ids}
+        committed = fingerprints is not None
         if not ledger.insert(connection, names, committed=committed, fingerprints=fingerprints):
             raise TransactionBlocked(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
-    def abort(self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity) -> None:
+    def abort(
+        self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity
+    ) -> None:
         """Make the loss final with a tombstone, and remove what is staged."""
         text = identity["transaction_id"]
         with self.server.transaction(connection):
             ledger.insert(connection, {text: TransactionId.parse(text)}, committed=False)
         if ledger.states(connection, [text]).get(text):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
-        self.staging.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
+        self.staging.drop(
+            connection, ledger.schema, self._existing(connection, ledger.schema, [text])
+        )
 
     def in_doubt(
-        self, connection: ConnectionT, schema: str, ledger: Ledger[ConnectionT] | None, job: str, sink: str
+        self,
+        connection: ConnectionT,
+        schema: str,
+        ledger: Ledger[ConnectionT] | None,
+        job: str,
+        sink: str,
     ) -> Iterator[Identity]:
         """What is staged and was not moved."""
         prefix = TransactionId.prefix(job)
@@ -375,15 +485,29 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
 
     def whereabouts(self, committables: Sequence[Committable]) -> str:
         """Where the rows are, for a person who looks for them."""
-        return f"If it was dropped or renamed, restore it: the rows are safe in {_tables(committables)}"
+        return (
+            "If it was dropped or renamed, restore it: the rows are safe in "
+            f"{_tables(committables)}"
+        )
 
     def move(
-        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+        self,
+        connection: ConnectionT,
+        plan: Plan[ConnectionT, TargetT],
+        committables: Sequence[Committable],
     ) -> None:
-        """Transfer their rows, in the caller's transaction, so that nobody can move them again. Raises TargetRefuses or
-        StagedRowsChanged for what asking again does not mend. Without the record nobody knows how many rows."""
-        target, tables = plan.target, names_of(committables)
-        rows = sum(c.fingerprint.rows for c in committables) if all(c.proof for c in committables) else None
+        """Transfer their rows, in the caller's transaction, so that nobody can move them again.
+
+        Raises TargetRefuses or StagedRowsChanged for what asking again does not mend. Without the
+        record nobody knows how many rows.
+        """
+        target = plan.target
+        tables = names_of(committables)
+        rows = (
+            sum(c.fingerprint.rows for c in committables)
+            if all(c.proof for c in committables)
+            else None
+        )
         try:
             move = self._locked(connection, plan, tables, committables)
             self.transfer(connection, move, rows)
@@ -397,7 +521,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             fault = self.staging.of_move(target, error)
             if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
                 raise
-            if fault.kind == "gone" and any(name in fault.text for name in tables):  # asked again, it is lost
+            # asked again, it is lost
+            if fault.kind == "gone" and any(name in fault.text for name in tables):
                 raise
             raise TargetRefuses(_refusal(fault, target.label)) from error
         self.staging.mark_moved(connection, plan.target.schema, tables)
@@ -407,7 +532,9 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         self.staging.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
     def _existing(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> list[str]:
-        return sorted(self.catalog.existing(connection, schema, [staging_table(text) for text in ids]))
+        return sorted(
+            self.catalog.existing(connection, schema, [staging_table(text) for text in ids])
+        )
 
     def _locked(
         self,
@@ -422,13 +549,16 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             its = committable.transaction
             there = staged.get(staging_table(its["transaction_id"]), {})
             digest = columns_digest(there)
-            if there and committable.proof.get("columns", digest) != digest:  # what is missing would become NULL
+            # what is missing would become NULL
+            if there and committable.proof.get("columns", digest) != digest:
                 raise SinkError(
-                    f"the staging table {its['table']} was altered by somebody: it has the columns {', '.join(there)} "
-                    "now, and its task wrote others: change it back"
+                    f"the staging table {its['table']} was altered by somebody: it has the columns "
+                    f"{', '.join(there)} now, and its task wrote others: change it back"
                 )
         with self.server.at_work(connection):
-            return self.staging.locked(connection, plan, {name: staged.get(name, {}) for name in tables})
+            return self.staging.locked(
+                connection, plan, {name: staged.get(name, {}) for name in tables}
+            )
 
 
 def _refusal(fault: Fault, table: str) -> str:

@@ -1,5 +1,5 @@
-"""The table that rows go to, as its database describes it; how rows get in; and what is alike in the encoding of Arrow
-record batches for all databases."""
+"""The table that rows go to, as its database describes it; how rows get in; and what is alike in
+the encoding of Arrow record batches for all databases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,26 @@ from sinks.sql.names import label
 
 Mode = Literal["append", "upsert"]
 OrderByNulls = Literal["error", "first"]
-_OWN = {"tpc_place", "tpc_last", "tpc_part", "tpc_key", "tpc_deletes", "tpc_row", "tpc row", "tpc_transaction"}
-"""Columns that the sinks' staging tables and statements have beside those of the rows. Capitals may not count."""
+_OWN = {
+    "tpc_place",
+    "tpc_last",
+    "tpc_part",
+    "tpc_key",
+    "tpc_deletes",
+    "tpc_row",
+    "tpc row",
+    "tpc_transaction",
+}
+"""Columns that the sinks' staging tables and statements have beside those of the rows. Capitals may
+not count."""
 
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """`declared`, or else `type`, is its type in SQL. `counter`: the table gives each row another value by itself."""
+    """`declared`, or else `type`, is its type in SQL.
+
+    `counter`: the table gives each row another value by itself.
+    """
 
     name: str
     type: str
@@ -41,8 +54,8 @@ class Column(ABC):
 
     @abstractmethod
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """How values of an Arrow type get into the column; those that it would round or cut are refused. Raises
-        Unfit."""
+        """How values of an Arrow type get into the column; those that it would round or cut are
+        refused. Raises Unfit."""
 
     @property
     def staged_as(self) -> str:
@@ -55,9 +68,13 @@ ColumnT = TypeVar("ColumnT", bound=Column)
 
 @dataclass(frozen=True)
 class Unique:
-    """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred, and has no period).
-    `nulls_equal`: it takes NULL for a value, which only one row may have. `period`: two of its columns where a period
-    begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other columns clash if their periods overlap."""
+    """A unique index over whole columns.
+
+    `arbiter`: upserts can go by it (it is not deferred, and has no period). `nulls_equal`: it takes
+    NULL for a value, which only one row may have. `period`: two of its columns where a period
+    begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other columns clash if their
+    periods overlap.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -68,8 +85,8 @@ class Unique:
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """By its constraint `name` the table's `columns` refer to the columns `referred` of another table, or of itself.
-    Without columns it is not known which."""
+    """By its constraint `name` the table's `columns` refer to the columns `referred` of another
+    table, or of itself. Without columns it is not known which."""
 
     name: str
     schema: str
@@ -80,11 +97,14 @@ class ForeignKey:
 
 @dataclass(frozen=True)
 class Target:
-    """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
-    there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
-    runs for each row when the query looks at the table first, with their definitions: what they do is meant.
-    `other_uniques` are unique indexes that no upsert can go by: the columns that each reads, and what it is.
-    `lacks_characters`: not every text can be in its columns."""
+    """`schema` is "" for the one that the database takes when none is named.
+
+    `constraints` names what judges a row there and cannot be judged in a staging table: foreign
+    keys, triggers and the like. `triggers` are what the database runs for each row when the query
+    looks at the table first, with their definitions: what they do is meant. `other_uniques` are
+    unique indexes that no upsert can go by: the columns that each reads, and what it is.
+    `lacks_characters`: not every text can be in its columns.
+    """
 
     schema: str
     name: str
@@ -100,7 +120,9 @@ class Target:
     @property
     def own_keys(self) -> list[ForeignKey]:
         """Foreign keys by which the table refers to itself."""
-        return [key for key in self.foreign_keys if (key.schema, key.table) == (self.schema, self.name)]
+        return [
+            key for key in self.foreign_keys if (key.schema, key.table) == (self.schema, self.name)
+        ]
 
     @property
     def label(self) -> str:
@@ -111,12 +133,18 @@ class Target:
         return [column.name for column in self.columns]
 
     def require_known_triggers(self, triggers: Mapping[str, str]) -> None:
-        """`triggers` are those of now. Raises TargetChanged if one is new or altered since the start."""
-        new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
+        """`triggers` are those of now.
+
+        Raises TargetChanged if one is new or altered since the start.
+        """
+        new = sorted(
+            name for name, definition in triggers.items() if self.triggers.get(name) != definition
+        )
         if new:
             raise TargetChanged(
-                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new or was altered, and "
-                "may change or drop rows. Remove it, or start the query again, which accepts it"
+                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new "
+                "or was altered, and may change or drop rows. Remove it, or start the query "
+                "again, which accepts it"
             )
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
@@ -131,9 +159,13 @@ class Target:
                 yield f"{unique.name} is on ({', '.join(unique.columns)})"
         yield from (what for columns, what in self.other_uniques if set(columns) & set(keys))
 
-    def unfit(self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
-        """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
-        the types that their staging tables have."""
+    def unfit(
+        self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()
+    ) -> Iterator[str]:
+        """Why rows of the columns `written` cannot go in as they are, and what to change back.
+
+        `staged`: columns with the types that their staging tables have.
+        """
         now = {column.name: column for column in self.columns}
         for name in written:
             if name not in now:
@@ -146,17 +178,23 @@ class Target:
                 again = "change it back, and again when the rows are in"
                 yield f'its column "{name}" was {kind} and is {column.staged_as}: {again}'
         for column in self.columns:
-            if column.name not in written and not (column.nullable or column.has_default or column.generated):
-                yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
+            if column.name not in written and not (
+                column.nullable or column.has_default or column.generated
+            ):
+                yield (
+                    f'its column "{column.name}" is NOT NULL, and the rows have none: give it a '
+                    "default"
+                )
 
 
 # ---------------------------------------------------------------------- how rows get in
 @dataclass(frozen=True)
 class MergeOptions:
-    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
-    that key, or deletes it if `delete_marker` is true in it. With `keep_newer` a change that is older, by `order_by`,
-    than the row that the table has is dropped. `order_by_nulls` says what a change without a value there is: a bad row
-    ("error"), or older than every other ("first")."""
+    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which
+    replaces the row of that key, or deletes it if `delete_marker` is true in it. With `keep_newer`
+    a change that is older, by `order_by`, than the row that the table has is dropped.
+    `order_by_nulls` says what a change without a value there is: a bad row ("error"), or older than
+    every other ("first")."""
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
@@ -180,8 +218,8 @@ class MergeOptions:
         return cls(mode, names, order_by, delete_marker, keep_newer, order_by_nulls)
 
     def __str__(self) -> str:
-        """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever.
-        What only the task looks at, as `order_by_nulls`, is not in it."""
+        """Committables keep it, and are compared by it in later versions: the same options, the
+        same text, for ever. What only the task looks at, as `order_by_nulls`, is not in it."""
         if self.mode == "append":
             return self.mode
         parts = [f"{self.mode} by {', '.join(self.keys)}"]
@@ -190,8 +228,11 @@ class MergeOptions:
         return "; ".join([*parts, *["newer rows stay"] * self.keep_newer])
 
     def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
-        """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
-        participant has a transaction of its own on the table, which is for appends only."""
+        """What cannot be meant, told without asking the server.
+
+        `two_phase` is the name of the strategy in which each participant has a transaction of its
+        own on the table, which is for appends only.
+        """
         known = [name for name in ("auto", two_phase, "staged") if name]
         if strategy not in known:
             yield f"strategy={strategy!r} is not one of " + ", ".join(f'"{name}"' for name in known)
@@ -201,22 +242,38 @@ class MergeOptions:
             if not self.keys:
                 yield 'mode="upsert" needs keys=[…], the columns of a unique index'
             if strategy == two_phase:
-                yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
+                yield (
+                    'mode="upsert" needs strategy="staged": two prepared transactions with one key '
+                    "block each other"
+                )
             if self.keep_newer and not self.order_by:
                 yield "keep_newer=True needs order_by, the column that tells which change is newer"
             if self.order_by_nulls not in ("error", "first"):
                 yield f'order_by_nulls={self.order_by_nulls!r} is not one of "error", "first"'
             elif self.order_by_nulls != "error" and not self.order_by:
-                yield f"order_by_nulls={self.order_by_nulls!r} needs order_by, the column that it speaks of"
-        elif self.keys or self.order_by or self.delete_marker or self.keep_newer or self.order_by_nulls != "error":
-            yield 'keys, order_by, order_by_nulls, delete_marker and keep_newer belong to mode="upsert"'
+                yield (
+                    f"order_by_nulls={self.order_by_nulls!r} needs order_by, the column that it "
+                    "speaks of"
+                )
+        elif (
+            self.keys
+            or self.order_by
+            or self.delete_marker
+            or self.keep_newer
+            or self.order_by_nulls != "error"
+        ):
+            yield (
+                "keys, order_by, order_by_nulls, delete_marker and keep_newer belong to "
+                'mode="upsert"'
+            )
         if len(set(self.keys)) < len(self.keys):
             yield f"keys={list(self.keys)} names a column twice"
         if self.delete_marker in {*self.keys, self.order_by} - {None}:
             yield f"delete_marker={self.delete_marker!r} is a key or the order_by column too"
 
     def problems(self, schema: pa.Schema, target: Collection[str]) -> Iterable[str]:
-        """Why rows of `schema`, or a table with the columns `target`, are not what the options speak of."""
+        """Why rows of `schema`, or a table with the columns `target`, are not what the options
+        speak of."""
         for role, column in [
             *(("keys", key) for key in self.keys),
             ("order_by", self.order_by),
@@ -225,12 +282,20 @@ class MergeOptions:
             if column is not None and column not in schema.names:
                 yield f"{role} names column {column!r}, which the batch has not"
         for name in (name for name in schema.names if name.lower() in _OWN):
-            yield f"column {name!r} has a name that the sink itself uses beside it: rename it in Spark"
-        if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
+            yield (
+                f"column {name!r} has a name that the sink itself uses beside it: rename it in "
+                "Spark"
+            )
+        if self.delete_marker in schema.names and not pa.types.is_boolean(
+            schema.field(self.delete_marker).type
+        ):
             kind = schema.field(self.delete_marker).type
             yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"
         if self.keep_newer and self.order_by not in target:
-            yield f"keep_newer=True needs the column {self.order_by!r} of order_by in the table, to compare with"
+            yield (
+                f"keep_newer=True needs the column {self.order_by!r} of order_by in the table, to "
+                "compare with"
+            )
 
     def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
         """Those of the batch's columns that go into a table with the columns `target`."""
@@ -255,8 +320,9 @@ class MergeOptions:
 
 APPEND = MergeOptions()
 _NO_ORDER = (
-    "NULL in the column of order_by, so nobody can tell which change of the key is newer: order by a column that each "
-    'change has, deletes too, or set order_by_nulls="first", which takes such a change for the oldest'
+    "NULL in the column of order_by, so nobody can tell which change of the key is newer: order by "
+    'a column that each change has, deletes too, or set order_by_nulls="first", which takes such a '
+    "change for the oldest"
 )
 
 
@@ -264,9 +330,9 @@ _NO_ORDER = (
 class Encoder(Generic[ColumnT]):
     """Encodes the batches that go into one table, whose `columns` the catalog told.
 
-    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
-    for a value that the column would not keep as it is, naming table, column and row (counted from 1 over all batches)
-    and what the row begins with.
+    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another
+    schema, and BadValue for a value that the column would not keep as it is, naming table, column
+    and row (counted from 1 over all batches) and what the row begins with.
     """
 
     rows_at_once: ClassVar[int]
@@ -288,17 +354,25 @@ class Encoder(Generic[ColumnT]):
         self.table = table
         self.columns = [known[name] for name in schema.names]
         self.rows = 0
-        self._schema, self._merge = schema, merge
+        self._schema = schema
+        self._merge = merge
         self._convert = [known[field.name].conversion(field.type) for field in schema]
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of one batch, some thousands at a time. Raises SchemaMismatch unless it has the first one's
-        columns."""
+        """The rows of one batch, some thousands at a time.
+
+        Raises SchemaMismatch unless it has the first one's columns.
+        """
         if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
-            now, before = (", ".join(f"{field.name} {field.type}" for field in x) for x in (batch.schema, self._schema))
+            now, before = (
+                ", ".join(f"{field.name} {field.type}" for field in x)
+                for x in (batch.schema, self._schema)
+            )
             after = f"after row {self.rows} the batches have other columns than at the start"
             raise SchemaMismatch(f"table {self.table}: {after}: {now}, not {before}")
-        rows = min(self.rows_at_once, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
+        rows = min(
+            self.rows_at_once, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1))
+        )
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
 
@@ -310,7 +384,11 @@ class Encoder(Generic[ColumnT]):
                     self._refuse_nulls(batch, column.name, array, "a key cannot be NULL")
                 if self.no_null and array.null_count and not column.nullable:
                     self._refuse_nulls(batch, column.name, array, self.no_null)
-                if column.name == self._merge.order_by and self._merge.order_by_nulls == "error" and array.null_count:
+                if (
+                    column.name == self._merge.order_by
+                    and self._merge.order_by_nulls == "error"
+                    and array.null_count
+                ):
                     raise RefusedValue(pc.index(array.is_null(), True).as_py(), _NO_ORDER)
                 arrays.append(convert(array))
             except RefusedValue as refused:
@@ -326,10 +404,12 @@ class Encoder(Generic[ColumnT]):
             raise RefusedValue(pc.index(missing, True).as_py(), why)
 
     def bad_value(self, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
-        """Names column, row, and what tells it from others: its first other columns, which are the keys more often than
-        not."""
+        """Names column, row, and what tells it from others: its first other columns, which are the
+        keys more often than not."""
         others = [other for other in batch.schema.names if other != name][:3]
-        values = ", ".join(f"{other}={short(batch.column(other)[refused.index])}" for other in others)
+        values = ", ".join(
+            f"{other}={short(batch.column(other)[refused.index])}" for other in others
+        )
         begins = f" (the row begins {values})" if others else ""
         what = f'column "{name}": {refused}'
         where = f"table {self.table}: row {self.rows + refused.index + 1}"
@@ -350,7 +430,8 @@ class Values(Encoder[ColumnT]):
             try:
                 columns.append(array.to_pylist())
             except (ValueError, OverflowError) as error:
-                text, index = isinstance(error, UnicodeDecodeError), first_refused(array, pa.Array.to_pylist) or 0
+                text = isinstance(error, UnicodeDecodeError)
+                index = first_refused(array, pa.Array.to_pylist) or 0
                 reason = "the text is not UTF-8" if text else "Python has no such value"
                 raise self.bad_value(batch, column.name, RefusedValue(index, reason)) from None
         return list(zip(*columns, strict=True))
@@ -369,9 +450,14 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
             similar = [other for other in known if other.lower() == name.lower()]
             hint = f' (there is "{similar[0]}"; capitals count)' if similar else ""
             add = "add it" if similar else 'add it (schema_evolution="add" does)'
-            reasons.append(f'column "{name}" of the batch is not in the table{hint}: {add}, or drop it in Spark')
+            reasons.append(
+                f'column "{name}" of the batch is not in the table{hint}: {add}, or drop it in '
+                "Spark"
+            )
         elif column.generated:
-            reasons.append(f'column "{name}" is generated by the table and cannot be written: drop it in Spark')
+            reasons.append(
+                f'column "{name}" is generated by the table and cannot be written: drop it in Spark'
+            )
         else:
             try:
                 column.conversion(arrow)
@@ -379,6 +465,11 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
                 kind = spark_name(arrow)
                 reasons.append(f'column "{name}": {kind} does not go into {column.in_sql}: {unfit}')
     for column in columns:
-        if column.name not in written and not (column.nullable or column.has_default or column.generated):
-            reasons.append(f'column "{column.name}" of the table is NOT NULL without default, and not in the batch')
+        if column.name not in written and not (
+            column.nullable or column.has_default or column.generated
+        ):
+            reasons.append(
+                f'column "{column.name}" of the table is NOT NULL without default, and not in the '
+                "batch"
+            )
     return reasons

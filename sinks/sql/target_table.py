@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class TargetTable(Generic[ConnectionT, TargetT]):
-    """Find the table or create it, tell whether rows fit it, alter it, and plan how they are written.
+    """Find the table or create it, tell whether rows fit it, alter it, and plan how they are
+    written.
 
     It holds the plan that was made last, which travels to the tasks.
     """
@@ -60,9 +61,11 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ whether rows can go in
     def check(self, schema: pa.Schema) -> None:
-        """Find the table (or create it), see whether it can take rows of `schema`, and choose the strategy.
+        """Find the table (or create it), see whether it can take rows of `schema`, and choose the
+        strategy.
 
-        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
+        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
+        once.
         """
         try:
             with self.usable_connection() as connection:
@@ -82,31 +85,44 @@ class TargetTable(Generic[ConnectionT, TargetT]):
                 raise
             raise ConfigurationError(f"sink {self._sink!r}: {reason}") from None
 
-    def _unfit(self, kind: type[ConfigurationError], target: TargetT, reasons: Sequence[str]) -> ConfigurationError:
+    def _unfit(
+        self, kind: type[ConfigurationError], target: TargetT, reasons: Sequence[str]
+    ) -> ConfigurationError:
         listed = "".join(f"\n  - {reason}" for reason in reasons)
-        return kind(f"sink {self._sink!r} cannot write to table {target.label} ({self._server}):{listed}")
+        return kind(
+            f"sink {self._sink!r} cannot write to table {target.label} ({self._server}):{listed}"
+        )
 
     def _problems(self, connection: ConnectionT, target: TargetT, batch: pa.Schema) -> list[str]:
         merge = self._merge
-        others = [*merge.problems(batch, target.names), *self._backend.problems(connection, target, self._ledger)]
+        others = [
+            *merge.problems(batch, target.names),
+            *self._backend.problems(connection, target, self._ledger),
+        ]
         by = merge.order_by
         kind = batch.field(by).type if by in batch.names else pa.null()
-        is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)  # a number or a time
+        # a number or a time
+        is_sortable = at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind)
         if at.is_nested(kind) or not (self._dialect.SORTS_TEXTS or is_sortable):
             others.append(
-                f"order_by names the column {by!r}, a {spark_name(kind)}, which the database sorts in another way than "
-                "Spark: cast it to a number or a time in Spark"
+                f"order_by names the column {by!r}, a {spark_name(kind)}, which the database sorts "
+                "in another way than Spark: cast it to a number or a time in Spark"
             )
         return others
 
-    def _mismatches(self, target: TargetT, batch: pa.Schema, additions: Sequence[SchemaChange]) -> list[str]:
+    def _mismatches(
+        self, target: TargetT, batch: pa.Schema, additions: Sequence[SchemaChange]
+    ) -> list[str]:
         """List those that the additions do not fix."""
-        written = set(self._merge.written(batch.names, target.names)) - {a.column for a in additions}
+        written = set(self._merge.written(batch.names, target.names)) - {
+            a.column for a in additions
+        }
         added = {a.column.lower(): a.column for a in additions}
         alike = [name for name in batch.names if name in written and name.lower() in added]
         reasons = [
-            f'column "{name}" of the batch is not in the table, and differs from "{added[name.lower()]}" by capitals '
-            'alone, of which schema_evolution="add" adds only one: add it by hand, or rename or drop it in Spark'
+            f'column "{name}" of the batch is not in the table, and differs from '
+            f'"{added[name.lower()]}" by capitals alone, of which schema_evolution="add" adds only '
+            "one: add it by hand, or rename or drop it in Spark"
             for name in alike
         ]
         others = [field for field in batch if field.name in written and field.name not in alike]
@@ -114,19 +130,23 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     @contextmanager
     def usable_connection(self) -> Iterator[ConnectionT]:
-        """Lend a connection. Raises ConfigurationError for a server that the sink cannot work with at all."""
+        """Lend a connection.
+
+        Raises ConfigurationError for a server that the sink cannot work with at all.
+        """
         with self._server.lend() as connection:
             if reason := self._server.unfit(connection):
                 raise ConfigurationError(f"sink {self._sink!r}: {reason}")
             yield connection
 
-    # ------------------------------------------------------------------ finding, creating and planning
+    # --------------------------------------------------------------- finding, creating and planning
     def locate(self, connection: ConnectionT) -> tuple[str, str]:
         """Tell schema and name of the table, as it was found first."""
         return self._location or self._catalog.locate(connection, self._table)
 
     def describe(self, connection: ConnectionT, create_for: pa.Schema | None = None) -> TargetT:
-        """Read the table, which is created for rows of `create_for` if there is none and the sink may.
+        """Read the table, which is created for rows of `create_for` if there is none and the sink
+        may.
 
         Raises ConfigurationError if there is none.
         """
@@ -136,16 +156,26 @@ class TargetTable(Generic[ConnectionT, TargetT]):
             self._create(connection, schema, name, create_for)
             target = self._catalog.describe(connection, schema, name)
         if target is None:
-            missing = f"there is no table {label(schema, name)} at {self._server}{self._catalog.NO_TABLE_HINT}"
-            raise ConfigurationError(f"sink {self._sink!r}: {missing}. Create it, or let create_table=True do so")
+            missing = (
+                f"there is no table {label(schema, name)} at "
+                f"{self._server}{self._catalog.NO_TABLE_HINT}"
+            )
+            raise ConfigurationError(
+                f"sink {self._sink!r}: {missing}. Create it, or let create_table=True do so"
+            )
         return target
 
     def _create(self, connection: ConnectionT, schema: str, name: str, batch: pa.Schema) -> None:
-        keys, marker = self._merge.keys, self._merge.delete_marker
+        keys = self._merge.keys
+        marker = self._merge.delete_marker
         if missing := [key for key in keys if key not in batch.names]:
-            raise SchemaMismatch(f"sink {self._sink!r}: the batch has no column {', '.join(missing)}, named in keys")
+            raise SchemaMismatch(
+                f"sink {self._sink!r}: the batch has no column {', '.join(missing)}, named in keys"
+            )
         try:
-            self._catalog.create(connection, schema, name, [field for field in batch if field.name != marker])
+            self._catalog.create(
+                connection, schema, name, [field for field in batch if field.name != marker]
+            )
         except ConfigurationError as error:
             raise type(error)(f"sink {self._sink!r}: {error}") from error.__cause__
         logger.info("sink %r created table %s", self._sink, label(schema, name))
@@ -220,17 +250,18 @@ class TargetTable(Generic[ConnectionT, TargetT]):
                     fault = self._server.fault(error)
                     if fault is None or fault.kind == "blocked":
                         raise
-                    if change.column in {missing.column for missing in due()}:  # nobody else has added it
+                    # nobody else has added it
+                    if change.column in {missing.column for missing in due()}:
                         raise ConfigurationError(
-                            f"sink {self._sink!r}: table {table} cannot be altered: {fault.text}. It takes: "
-                            f"{change.statement}. Fix what the server names, or let the table's owner run it, and "
-                            "start the query again"
+                            f"sink {self._sink!r}: table {table} cannot be altered: {fault.text}. "
+                            f"It takes: {change.statement}. Fix what the server names, or let the "
+                            "table's owner run it, and start the query again"
                         ) from error
         if missing := due():
             raise ConfigurationError(
-                f"sink {self._sink!r}: table {table} was altered, and does not show it; it still takes: "
-                f"{'; '.join(change.statement for change in missing)}. Run this by hand, or give the columns plainer "
-                "names"
+                f"sink {self._sink!r}: table {table} was altered, and does not show it; it still "
+                f"takes: {'; '.join(change.statement for change in missing)}. Run this by hand, or "
+                "give the columns plainer names"
             )
 
     def schema_diff(self, batch: pa.Schema) -> SchemaDiff:
@@ -239,23 +270,38 @@ class TargetTable(Generic[ConnectionT, TargetT]):
             target = self._catalog.describe(connection, schema, name)
             if target is None:
                 will = (
-                    "the first batch creates it" if self._create_table else "create it, or let create_table=True do so"
+                    "the first batch creates it"
+                    if self._create_table
+                    else "create it, or let create_table=True do so"
                 )
-                return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self._server}: {will}",))
+                return SchemaDiff(
+                    unfit=(f"there is no table {label(schema, name)} at {self._server}: {will}",)
+                )
             additions = self._additions(connection, target, batch)
             problems = self._merge.problems(batch, target.names)
-            return SchemaDiff(tuple(additions), (*problems, *self._mismatches(target, batch, additions)))
+            return SchemaDiff(
+                tuple(additions), (*problems, *self._mismatches(target, batch, additions))
+            )
 
-    def _additions(self, connection: ConnectionT, target: TargetT, batch: pa.Schema) -> list[SchemaChange]:
+    def _additions(
+        self, connection: ConnectionT, target: TargetT, batch: pa.Schema
+    ) -> list[SchemaChange]:
         """List the columns that the table lacks for `batch`."""
         table = self._dialect.quote(target.schema, target.name)
-        fields, changes = {field.name: field for field in batch}, []
-        for field in lacking([fields[name] for name in self._merge.written(list(fields), target.names)], target.names):
+        fields = {field.name: field for field in batch}
+        changes = []
+        for field in lacking(
+            [fields[name] for name in self._merge.written(list(fields), target.names)], target.names
+        ):
             try:
                 definition = self._catalog.definition(connection, target, field)
             except SchemaMismatch as unfit:
-                raise SchemaMismatch(f'sink {self._sink!r}: column "{field.name}" cannot be added: {unfit}') from None
-            changes.append(addition(self._dialect.name, table, field.name, definition, automatic=self._evolves))
+                raise SchemaMismatch(
+                    f'sink {self._sink!r}: column "{field.name}" cannot be added: {unfit}'
+                ) from None
+            changes.append(
+                addition(self._dialect.name, table, field.name, definition, automatic=self._evolves)
+            )
         return changes
 
     # ------------------------------------------------------------------ for operators
@@ -269,10 +315,13 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         schema, name = self.locate(connection)
         target = self._catalog.describe(connection, schema, name)
         if target is None and self._create_table:
-            yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
+            yield Finding.ok(
+                f"the table {label(schema, name)} will be created with the first batch"
+            )
         elif target is None:
             yield Finding.error(
-                f"there is no table {label(schema, name)} at {self._server}{self._catalog.NO_TABLE_HINT}",
+                f"there is no table {label(schema, name)} at "
+                f"{self._server}{self._catalog.NO_TABLE_HINT}",
                 "create it, or set create_table = true",
             )
         else:
