@@ -1,11 +1,12 @@
 """The columns of a PostgreSQL table, and which Arrow type goes into which of its types, and how.
 
-COPY BINARY does not check types: the receive function of the column's type gets the bytes of the field as they are
-(PostgreSQL manual, COPY, "Binary Format"). So text goes into every type whose binary form is its text (varchar, json,
-enums, …), and every other column needs exactly its own form.
+COPY BINARY does not check types: the receive function of the column's type gets the bytes of the
+field as they are (PostgreSQL manual, COPY, "Binary Format"). So text goes into every type whose
+binary form is its text (varchar, json, enums, …), and every other column needs exactly its own
+form.
 
-PostgreSQL rounds and cuts without a word (manual, "Numeric Types", "Date/Time Types", "Character Types"), unless such
-values are refused here.
+PostgreSQL rounds and cuts without a word (manual, "Numeric Types", "Date/Time Types", "Character
+Types"), unless such values are refused here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from psycopg import sql
 from psycopg.postgres import types as builtin
 
 from sinks.arrow import convert
-from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, refuse, same, short
+from sinks.arrow.convert import (
+    Convert,
+    Holds,
+    RefusedValue,
+    Unfit,
+    created_type,
+    refuse,
+    same,
+    short,
+)
 from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.sql import table as tables
 
@@ -30,10 +40,11 @@ from sinks.sql import table as tables
 class PostgresColumn(tables.Column):
     """One column of the target as the catalog tells.
 
-    `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is pg_type.typtype of the
-    type, or of an array's element (`e`: an enum, `d`: a domain). `limits` is the type, or an array's element, with its
-    modifiers and without domains (`numeric(5,2)`). `collation` is the clause for one that is not the type's own, and
-    `always` is an identity column that is GENERATED ALWAYS.
+    `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is
+    pg_type.typtype of the type, or of an array's element (`e`: an enum, `d`: a domain). `limits` is
+    the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
+    `collation` is the clause for one that is not the type's own, and `always` is an identity column
+    that is GENERATED ALWAYS.
     """
 
     kind: str = "b"
@@ -58,8 +69,9 @@ class PostgresColumn(tables.Column):
 
 
 # ---------------------------------------------------------------------- what columns hold
-# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from 1970. Values below must
-# not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
+# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from
+# 1970. Values below must not get to it: counted from 2000 they wrap around, or are what it takes
+# for -infinity.
 _DAYS = (-2_440_588, 2_145_042_905)
 _MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 _YEARS = "of PostgreSQL"
@@ -87,7 +99,8 @@ _LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:
 
 def _holds(name: str, declared: str) -> Holds:
     """With the limits of `declared`. Raises Unfit."""
-    holds, match = replace(_HOLDS[name], name=declared), _LIMITED.match(declared)
+    holds = replace(_HOLDS[name], name=declared)
+    match = _LIMITED.match(declared)
     fields, size, scale = match.groups() if match else ("", None, None)
     if name == "interval" and fields:
         raise Unfit("it cuts off what it has no field for; make the column a plain interval")
@@ -95,16 +108,22 @@ def _holds(name: str, declared: str) -> Holds:
         return holds
     if name in ("time", "timestamp", "timestamptz", "interval"):
         return replace(holds, unit=10 ** (6 - int(size)))
-    return replace(holds, scale=int(scale or 0)) if name == "numeric" else replace(holds, longest=int(size))
+    return (
+        replace(holds, scale=int(scale or 0))
+        if name == "numeric"
+        else replace(holds, longest=int(size))
+    )
 
 
-# ---------------------------------------------------------------------- the form of values in COPY BINARY
+# ---------------------------------------------------------------- the form of values in COPY BINARY
 def _without_nul(array: pa.Array) -> pa.Array:
     """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
     if not bytes_of(array).all():
         index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
         if index >= 0:
-            raise RefusedValue(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
+            raise RefusedValue(
+                index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot"
+            )
     return array
 
 
@@ -122,8 +141,11 @@ def _uuid(array: pa.Array) -> pa.Array:
 
 
 _FORMS: dict[str, Convert] = {
-    "numeric": lambda array: array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array,
-    "jsonb": lambda array: pc.binary_join_element_wise("\x01", array.cast(pa.string()), ""),  # version 1
+    "numeric": lambda array: (
+        array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
+    ),
+    # version 1
+    "jsonb": lambda array: pc.binary_join_element_wise("\x01", array.cast(pa.string()), ""),
     "uuid": _uuid,
 }
 
@@ -155,29 +177,40 @@ def _array(arrow: pa.DataType, column: PostgresColumn) -> Convert:
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     if name not in _IN_ARRAYS or column.kind != "b":
-        raise Unfit(f"its elements are none of {', '.join(_IN_ARRAYS)}: make the column text[] or jsonb")
+        raise Unfit(
+            f"its elements are none of {', '.join(_IN_ARRAYS)}: make the column text[] or jsonb"
+        )
     if at.is_null(arrow.value_type) and name != "text":
         raise Unfit("its elements have no type: cast it in Spark")
-    element = PostgresColumn(column.name, name, column.declared.removesuffix("[]"), limits=column.limits)
+    element = PostgresColumn(
+        column.name, name, column.declared.removesuffix("[]"), limits=column.limits
+    )
     converted = element.conversion(arrow.value_type)
 
     def convert(array: pa.Array) -> pa.Array:
-        offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0))]).astype(np.int32)
+        offsets = np.concatenate(
+            [[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0))]
+        ).astype(np.int32)
         try:
             values = converted(pc.list_flatten(array))
         except RefusedValue as refused:
-            raise RefusedValue(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
+            raise RefusedValue(
+                int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)
+            ) from None
         return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
 
     return convert
 
 
-# ---------------------------------------------------------------------- columns that the sink creates
+# -------------------------------------------------------------------- columns that the sink creates
 def target_type(arrow: pa.DataType) -> str:
     """Raises Unfit."""
     if at.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
-    if is_list(arrow) and builtin[(element := target_type(arrow.value_type)).split("(")[0]].name in _IN_ARRAYS:
+    if (
+        is_list(arrow)
+        and builtin[(element := target_type(arrow.value_type)).split("(")[0]].name in _IN_ARRAYS
+    ):
         return f"{element}[]"
     return created_type(arrow, _CREATED, "jsonb", "PostgreSQL")
 
@@ -213,8 +246,10 @@ class Check:
 
 @dataclass(frozen=True)
 class SpecialUnique:
-    """A unique index that is partial or over expressions, in SQL. `reads` are the columns that it depends on, also
-    those of a condition."""
+    """A unique index that is partial or over expressions, in SQL.
+
+    `reads` are the columns that it depends on, also those of a condition.
+    """
 
     columns: tuple[str, ...]
     expressions: tuple[str, ...]
@@ -229,14 +264,16 @@ class PostgresTarget(tables.Target):
     columns: tuple[PostgresColumn, ...]
     checks: tuple[Check, ...]
     unwritable: tuple[str, ...] = ()
-    """Why rows cannot go there at all: row-level security, rules, partitions that are foreign tables."""
+    """Why rows cannot go there at all: row-level security, rules, partitions that are foreign
+    tables."""
     long_indexes: tuple[tuple[str, ...], ...] = ()
-    """The columns of each index that has one without a fixed length: it takes no value beyond a third of a page."""
+    """The columns of each index that has one without a fixed length: it takes no value beyond a
+    third of a page."""
 
     special_uniques: tuple[SpecialUnique, ...] = ()
     keyless: bool = False
-    """It has no replica identity, or not all that a publication's filter asks for: that may refuse updates and
-    deletes."""
+    """It has no replica identity, or not all that a publication's filter asks for: that may refuse
+    updates and deletes."""
 
     @property
     def identifier(self) -> sql.Identifier:

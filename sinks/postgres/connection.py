@@ -22,37 +22,46 @@ logger = logging.getLogger(__name__)
 
 _NOT_IN_CLEAR = "!password"
 _IN_CLEAR = (
-    "The password is not sent in clear to a server that has not proved who it is: set sslmode=verify-full, or, if the "
-    "network is safe, require_auth=password"
+    "The password is not sent in clear to a server that has not proved who it is: set "
+    "sslmode=verify-full, or, if the network is safe, require_auth=password"
 )
 SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
 _COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
 _INDEX = re.compile(r'in relation "([^"]+)"')
 _ONE_DRIVER = (
-    "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, stop one of the "
-    "two, and give the copy another job name"
+    "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, "
+    "stop one of the two, and give the copy another job name"
 )
 _NO_TRANSACTION_LEFT = (
-    "The transaction cannot be prepared: every partition of every sink holds one prepared transaction until its "
-    "checkpoint is committed. Set max_prepared_transactions on the server at least as high (and restart it), write "
-    'fewer partitions, or use strategy="staged", which needs none'
+    "The transaction cannot be prepared: every partition of every sink holds one prepared "
+    "transaction until its checkpoint is committed. Set max_prepared_transactions on the server at "
+    'least as high (and restart it), write fewer partitions, or use strategy="staged", which needs '
+    "none"
 )
 
 
 _NOT_PREPARED = (
-    'A trigger or rule of the table does what cannot be prepared: use strategy="staged". Row-level security: let the '
-    "role pass it (BYPASSRLS)"
+    'A trigger or rule of the table does what cannot be prepared: use strategy="staged". Row-level '
+    "security: let the role pass it (BYPASSRLS)"
 )
 _MENDS: dict[type[psycopg.Error], str] = {
-    errors.UniqueViolation: "remove the row that has the same key, drop the index, or, where a sequence gives the key, "
-    "set the sequence beyond the table's keys (setval)",
+    errors.UniqueViolation: (
+        "remove the row that has the same key, drop the index, or, where a sequence gives the "
+        "key, set the sequence beyond the table's keys (setval)"
+    ),
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
-    errors.ForeignKeyViolation: "add the row that it refers to (or delete the rows that refer to it), or drop the "
-    "constraint",
-    errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
-    errors.NotNullViolation: "let the column be NULL. If the batch lacks the column, give it a default. No default "
-    "replaces a NULL that the batch has: leave the column out of the batch, so that its default is taken, or fill it "
-    "in Spark",
+    errors.ForeignKeyViolation: (
+        "add the row that it refers to (or delete the rows that refer to it), or drop the "
+        "constraint"
+    ),
+    errors.CheckViolation: (
+        "drop the constraint (it can come back as NOT VALID when the rows are in)"
+    ),
+    errors.NotNullViolation: (
+        "let the column be NULL. If the batch lacks the column, give it a default. No default "
+        "replaces a NULL that the batch has: leave the column out of the batch, so that its "
+        "default is taken, or fill it in Spark"
+    ),
 }
 _OF_ROWS = ("21", "22", "23", "P0")
 """Classes of SQLSTATE: values, constraints, and what a trigger's own statements meet."""
@@ -60,8 +69,9 @@ Rows = list[tuple[Any, ...]]
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and answers keepalives for
-    ever: a silent server is asked by a new connection, which has `connect_timeout` to get any answer."""
+    """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and
+    answers keepalives for ever: a silent server is asked by a new connection, which has
+    `connect_timeout` to get any answer."""
 
     answer_seconds: float | None = None
     """How long any statement may take; None: as long as it takes, while others are answered."""
@@ -72,8 +82,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Connection:
-        """No password goes in clear to a server that has not proved who it is, unless `require_auth` is given. Of
-        several hosts it takes the primary, unless `target_session_attrs` is given: a standby is behind."""
+        """No password goes in clear to a server that has not proved who it is, unless
+        `require_auth` is given. Of several hosts it takes the primary, unless
+        `target_session_attrs` is given: a standby is behind."""
         if psycopg.pq.version() >= 140000:
             options = {"target_session_attrs": "primary"} | options
         proved = options.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full"
@@ -90,9 +101,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         super().__init__(*args, **kwargs)
         self._deferred: list[tuple[str, Rows, Callable[[Rows], object] | None]] = []
 
-    def defer(self, statement: str, parameters: Any = None, judge: Callable[[Rows], object] | None = None) -> Rows:
-        """Run it in one message with the next statement, just before that, where cursors are psycopg.ClientCursor. Its
-        rows are in the list then. `judge` gets them, and may raise."""
+    def defer(
+        self, statement: str, parameters: Any = None, judge: Callable[[Rows], object] | None = None
+    ) -> Rows:
+        """Run it in one message with the next statement, just before that, where cursors are
+        psycopg.ClientCursor. Its rows are in the list then. `judge` gets them, and may raise."""
         rows: Rows = []
         self._deferred.append((self._text(statement.encode(), parameters), rows, judge))
         return rows
@@ -104,7 +117,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     @property
     def idle(self) -> bool:
         """In no transaction, and with nothing to run."""
-        return not self._deferred and self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return (
+            not self._deferred and self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        )
 
     def flush(self) -> None:
         if self._deferred:
@@ -115,16 +130,22 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         super().rollback()
 
     def end(self, statement: Any) -> None:
-        """COMMIT or PREPARE TRANSACTION: after a failed statement the server answers ROLLBACK to it, and no error."""
+        """COMMIT or PREPARE TRANSACTION: after a failed statement the server answers ROLLBACK to
+        it, and no error."""
         if self.execute(statement).statusmessage == "ROLLBACK":
-            raise errors.InFailedSqlTransaction("the server rolled back in place of a commit: a statement had failed")
+            raise errors.InFailedSqlTransaction(
+                "the server rolled back in place of a commit: a statement had failed"
+            )
 
-    def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+    def execute(
+        self, query: Any, params: Any = None, **options: Any
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
         """The cursor is at the result of the query itself."""
         if not self._deferred:
             return super().execute(query, params, **options)
         texts = [*(text for text, _, _ in self._deferred), self._text(query, params)]
-        deferred, self._deferred = self._deferred, []
+        deferred = self._deferred
+        self._deferred = []
         cursor = super().execute("; ".join(texts).encode())
         for _, rows, judge in deferred:
             rows += cursor.fetchall() if cursor.description else ()
@@ -154,7 +175,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def _require_answer(self) -> None:
         if self.answer_seconds is not None:
             self.close()
-            text = f"the server was silent for {self.answer_seconds:g} s, so the connection was closed"
+            text = (
+                f"the server was silent for {self.answer_seconds:g} s, so the connection was closed"
+            )
             raise psycopg.OperationalError(text)
         try:
             self.probe()
@@ -164,7 +187,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             place = self.place
             self.pgconn.finish()
             raise psycopg.OperationalError(
-                f"PostgreSQL at {place} takes connections and does not answer: it is frozen, or cannot be reached"
+                f"PostgreSQL at {place} takes connections and does not answer: it is frozen, or "
+                "cannot be reached"
             ) from error
         except psycopg.Error:
             logger.debug("PostgreSQL at %s answers, though not well", self.place, exc_info=True)
@@ -172,11 +196,18 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     @property
     def place(self) -> str:
         known = self.info
-        return self.server or f"host={known.host} port={known.port} dbname={known.dbname} user={known.user}"
+        return (
+            self.server
+            or f"host={known.host} port={known.port} dbname={known.dbname} user={known.user}"
+        )
 
     def probe(self) -> None:
-        """Connect to the same server, to see whether it answers. Raises ConnectionTimeout if it does not."""
-        known, parameters = self.info, dict[str, Any](self.info.get_parameters())
+        """Connect to the same server, to see whether it answers.
+
+        Raises ConnectionTimeout if it does not.
+        """
+        known = self.info
+        parameters = dict[str, Any](self.info.get_parameters())
         parameters |= {"host": known.host, "port": known.port, "hostaddr": known.hostaddr or None}
         psycopg.connect(**parameters, password=known.password or None).close()
 
@@ -205,16 +236,26 @@ def fault(error: BaseException | None) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, psycopg.Error):
         return None
-    text, state = error_text(error), error.sqlstate or ""
+    text = error_text(error)
+    state = error.sqlstate or ""
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         index = _INDEX.search(error.diag.context or "")
-        return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
+        return Fault(
+            "blocked",
+            text,
+            f" on {index[1]}" if index else "",
+            "; lock_timeout= of the sink is the limit",
+        )
     if state in ("53200", "55000") and "prepared transactions" in text:
         return Fault("server", text, advice=_NO_TRANSACTION_LEFT)
     if state == "55000":  # a publication without a replica identity, and the like
         return Fault("server", text)
     if isinstance(error, errors.FeatureNotSupported):
-        return Fault("server", text, advice=_NOT_PREPARED if re.search("PREPARE|row-level security", text) else "")
+        return Fault(
+            "server",
+            text,
+            advice=_NOT_PREPARED if re.search("PREPARE|row-level security", text) else "",
+        )
     if isinstance(error, errors.InsufficientPrivilege):
         return Fault("right", text)
     if isinstance(error, errors.DuplicateTable | errors.UndefinedTable) and STAGING.search(text):
@@ -222,14 +263,27 @@ def fault(error: BaseException | None) -> Fault | None:
         return Fault("server", f"its staging table {state}", advice=_ONE_DRIVER)
     if isinstance(error, errors.UndefinedTable):
         return Fault("gone", text)
-    # a trigger raises what it likes; a value may be too long for an index, or for a column of type name
+    # a trigger raises what it likes; a value may be too long for an index, or for a column of type
+    # name
     is_too_long = isinstance(error, errors.ProgramLimitExceeded | errors.NameTooLong)
     if is_too_long or state[:2] in _OF_ROWS or type(error) is psycopg.DatabaseError:
-        needs_partition = isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
-        mends = ["attach a partition that takes it, or change the bounds of one"] if needs_partition else []
+        needs_partition = (
+            isinstance(error, errors.CheckViolation) and not error.diag.constraint_name
+        )
+        mends = (
+            ["attach a partition that takes it, or change the bounds of one"]
+            if needs_partition
+            else []
+        )
         mends += [mend for kind, mend in _MENDS.items() if isinstance(error, kind)]
         clash = isinstance(error, errors.UniqueViolation | errors.ExclusionViolation)
-        return Fault("refused", text, _position(error), "".join(f"; {mend}" for mend in mends[:1]), clash=clash)
+        return Fault(
+            "refused",
+            text,
+            _position(error),
+            "".join(f"; {mend}" for mend in mends[:1]),
+            clash=clash,
+        )
     if state[:2] in ("42", "3F"):  # what the statement names is not there, or no longer of its kind
         return Fault("changed", text)
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)

@@ -1,4 +1,7 @@
-"""Arrow record batches by COPY ... FROM STDIN (FORMAT BINARY), on a connection of one's own: the hot path."""
+"""Arrow record batches by COPY ...
+
+FROM STDIN (FORMAT BINARY), on a connection of one's own: the hot path.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +32,34 @@ class CopyEncoder(Encoder[PostgresColumn]):
     bytes_at_once = 16 * 2**20
 
     def __init__(
-        self, schema: pa.Schema, columns: Sequence[PostgresColumn], table: str, merge: MergeOptions = APPEND
+        self,
+        schema: pa.Schema,
+        columns: Sequence[PostgresColumn],
+        table: str,
+        merge: MergeOptions = APPEND,
     ) -> None:
         super().__init__(schema, columns, table, merge)
-        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+        empty = pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in schema], schema=schema
+        )
         self._encoded = self._batch(empty).schema
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
 
     def whole(self, batch: pa.RecordBatch) -> list[bytes]:
         """The batch as a COPY of its own."""
         alone = copy(self)
-        alone._encoder, alone.rows = pgpq.ArrowToPostgresBinaryEncoder(self._encoded), 0
+        alone._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
+        alone.rows = 0
         return [alone.header(), *alone.pieces(batch), alone.trailer()]
 
     def header(self) -> bytes:
         return bytes(self._encoder.write_header())
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The rows of one batch. Up to 1 MiB is held back for a larger write later on, at the latest that of the
-        trailer."""
+        """The rows of one batch.
+
+        Up to 1 MiB is held back for a larger write later on, at the latest that of the trailer.
+        """
         for piece in self.slices(batch):
             data: bytes = self._encoder.write_batch(self._batch(piece))
             self.rows += piece.num_rows
@@ -68,7 +80,10 @@ class CopyTransaction(RowTransaction[Connection]):
     def begin(
         cls, server: PostgresServer, context: TransactionContext, table: str, identity: Identity
     ) -> CopyTransaction:
-        """Begin a transaction on a connection that it has to itself. `table` is the target's name for a reader."""
+        """Begin a transaction on a connection that it has to itself.
+
+        `table` is the target's name for a reader.
+        """
         connection = server.take()
         server.begin(connection)
         return cls(connection, server.give, context, table, identity)
@@ -81,7 +96,10 @@ class CopyTransaction(RowTransaction[Connection]):
         table: str,
         identity: Identity,
     ) -> None:
-        """The transaction that the connection is in. `give_back` takes the connection when it is committed."""
+        """The transaction that the connection is in.
+
+        `give_back` takes the connection when it is committed.
+        """
         super().__init__(context, identity, table, fault)
         self.connection = connection
         self._give_back = give_back
@@ -117,7 +135,8 @@ class CopyTransaction(RowTransaction[Connection]):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
-        if not self._under_savepoints:  # between two COPYs the server counts the time until the next rows
+        # between two COPYs the server counts the time until the next rows
+        if not self._under_savepoints:
             self.connection.defer(POSTGRES_MAY_REST)
         self.connection.execute("SAVEPOINT tpc")
         self._under_savepoints = True
@@ -141,7 +160,8 @@ class CopyTransaction(RowTransaction[Connection]):
         if self._copying is None:
             self._begin_copy()
         assert self._copying is not None
-        copying, self._copying = self._copying, None
+        copying = self._copying
+        self._copying = None
         with self.explained():
             self._copy.write(self._encoder.trailer())
             copying.__exit__(None, None, None)
@@ -154,7 +174,8 @@ class CopyTransaction(RowTransaction[Connection]):
         self.seal("COMMIT")
 
     def seal(self, statement: str | sql.Composed) -> None:
-        """Run the statement that makes the transaction durable, then let go of the connection: it may be another's."""
+        """Run the statement that makes the transaction durable, then let go of the connection: it
+        may be another's."""
         with self.explained():
             self.connection.flush()
         self.may_be_durable = True
@@ -171,7 +192,8 @@ class CopyTransaction(RowTransaction[Connection]):
             if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
                 self.connection.cancel_safe(timeout=5)
             if self._copying is not None:
-                copying, self._copying = self._copying, None
+                copying = self._copying
+                self._copying = None
                 reason = RuntimeError("rolled back")
                 copying.__exit__(type(reason), reason, None)
         with contextlib.suppress(Exception):

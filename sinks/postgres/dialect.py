@@ -24,11 +24,15 @@ class PostgresDialect(Dialect[PostgresTarget]):
     def into(self, target: PostgresTarget, written: Sequence[str]) -> str:
         """Identity columns that are GENERATED ALWAYS are written, as COPY does."""
         overriding = " OVERRIDING SYSTEM VALUE" if target.always_identity & set(written) else ""
-        return f"INSERT INTO {self.quote(target.schema, target.name)} AS target ({self.quoted(written)}){overriding}"
+        return (
+            f"INSERT INTO {self.quote(target.schema, target.name)} AS target"
+            f" ({self.quoted(written)}){overriding}"
+        )
 
     def sorted_by(self, move: Move[PostgresTarget], column: str) -> str:
         is_own = column not in move.target.names and move.types[column] == "text"
-        return f'{self.quote(column)} COLLATE "C"' if is_own else self.quote(column)  # the latter as the table sorts
+        # the latter as the table sorts
+        return f'{self.quote(column)} COLLATE "C"' if is_own else self.quote(column)
 
     def compared(self, target: PostgresTarget, column: str) -> str:
         """Some types have no equality."""
@@ -50,7 +54,11 @@ class PostgresDialect(Dialect[PostgresTarget]):
                 ]
             operator = "IS NOT DISTINCT FROM" if unique.nulls_equal else "="
             if sides:
-                takes.append("(" + " AND ".join(f"{taker} {operator} {target}" for taker, target in sides) + ")")
+                takes.append(
+                    "("
+                    + " AND ".join(f"{taker} {operator} {target}" for taker, target in sides)
+                    + ")"
+                )
         return takes
 
     def _evaluated(self, expression: str, columns: Sequence[str], row: str) -> str:
@@ -64,9 +72,16 @@ class PostgresDialect(Dialect[PostgresTarget]):
         keys = self.merge.keys
         changes = [column for column in move.written if column not in keys]
         sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, changes))
-        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changes else "NOTHING"
-        rows = f"SELECT {self.quoted(move.written)} FROM ({last}) AS last WHERE {self.stays('last')}"
-        return f"{self.into(move.target, move.written)} {rows} ON CONFLICT ({self.quoted(keys)}) DO {action}"
+        action = (
+            f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changes else "NOTHING"
+        )
+        rows = (
+            f"SELECT {self.quoted(move.written)} FROM ({last}) AS last WHERE {self.stays('last')}"
+        )
+        return (
+            f"{self.into(move.target, move.written)} {rows} ON CONFLICT ({self.quoted(keys)}) DO "
+            f"{action}"
+        )
 
     def givers(self, move: Move[PostgresTarget], last: str, handed_on: str) -> str:
         """Select one row if any row gives up a value that another one takes."""
@@ -74,16 +89,19 @@ class PostgresDialect(Dialect[PostgresTarget]):
         return f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {handed_on} LIMIT 1"
 
     def put_in_anew(self, move: Move[PostgresTarget], last: str, handed_on: str) -> str:
-        """Take out the rows that give up a value which another one takes, and put them in with their changes, and with
-        what the batch has not as it was."""
+        """Take out the rows that give up a value which another one takes, and put them in with
+        their changes, and with what the batch has not as it was."""
         table = self.quote(move.target.schema, move.target.name)
         keys = self.merge.keys
         changes = {column for column in move.written if column not in keys}
         own = [column.name for column in move.target.columns if not column.generated]
-        values = ", ".join(f"{'last' if column in changes else 'given'}.{self.quote(column)}" for column in own)
+        values = ", ".join(
+            f"{'last' if column in changes else 'given'}.{self.quote(column)}" for column in own
+        )
         # counted first: no row goes in before all are out
         return (
-            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {handed_on} RETURNING target.*)"
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE"
+            f" {handed_on} RETURNING target.*)"
             f" {self.into(move.target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
             f" ON {self.equal('given', 'last', keys)} WHERE (SELECT count(*) FROM given) > 0"
         )
@@ -92,21 +110,33 @@ class PostgresDialect(Dialect[PostgresTarget]):
         """Insert one of the staged rows."""
         marker = [self.merge.delete_marker] if self.merge.delete_marker else []
         tables = move.tables if marker else move.tables[:1]
-        staged = f"({self.union(tables, self.quoted(dict.fromkeys([*move.written, *marker])))}) AS staged"
-        row = f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays('staged')} LIMIT 1"
-        conflict = f" ON CONFLICT ({self.quoted(self.merge.keys)}) DO NOTHING" if self.merge.keys else ""
+        staged = (
+            f"({self.union(tables, self.quoted(dict.fromkeys([*move.written, *marker])))}) AS "
+            "staged"
+        )
+        row = (
+            f"SELECT {self.quoted(move.written)} FROM {staged} WHERE {self.stays('staged')} LIMIT 1"
+        )
+        conflict = (
+            f" ON CONFLICT ({self.quoted(self.merge.keys)}) DO NOTHING" if self.merge.keys else ""
+        )
         return f"{self.into(move.target, move.written)} {row}{conflict}"
 
     def values_longer_than(self, move: Move[PostgresTarget], longest: int) -> str | None:
-        """Select one row if a staged row has more than so many bytes for an index of the target; None if the target has
-        no such index."""
+        """Select one row if a staged row has more than so many bytes for an index of the target;
+        None if the target has no such index."""
         columns = [set(index) & set(move.written) for index in move.target.long_indexes]
         sizes = [
-            " + ".join(f"coalesce(pg_catalog.pg_column_size({self.quote(c)}), 0)" for c in sorted(c))
+            " + ".join(
+                f"coalesce(pg_catalog.pg_column_size({self.quote(c)}), 0)" for c in sorted(c)
+            )
             for c in columns
             if c
         ]
         if not sizes:
             return None
         staged = self.union(move.tables, self.quoted(sorted(set().union(*columns))))
-        return f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {longest} LIMIT 1"
+        return (
+            f"SELECT 1 FROM ({staged}) AS staged WHERE greatest({', '.join(sizes)}) > {longest}"
+            " LIMIT 1"
+        )

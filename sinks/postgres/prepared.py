@@ -1,4 +1,5 @@
-"""PREPARE TRANSACTION: a task copies into the target itself, and the driver runs COMMIT PREPARED."""
+"""PREPARE TRANSACTION: a task copies into the target itself, and the driver runs COMMIT
+PREPARED."""
 
 from __future__ import annotations
 
@@ -34,36 +35,49 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
     def obstacle(self, connection: Connection) -> str | None:
         if row(connection, "SELECT current_setting('max_prepared_transactions')") != ("0",):
             return None
-        return "max_prepared_transactions is 0: set it above the number of partitions and restart the server"
+        return (
+            "max_prepared_transactions is 0: set it above the number of partitions and restart the "
+            "server"
+        )
 
     def findings(self, connection: Connection, strategy: str) -> Iterable[Finding]:
         limit, used = row(
             connection,
-            "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)::int",
+            "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM"
+            " pg_prepared_xacts)::int",
         )
         free = f"{limit - used} of max_prepared_transactions = {limit} are free"
         if limit == 0 and strategy == "auto":
             yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
         elif 0 < limit < used + _FEW_FREE and strategy != "staged":
-            setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
+            setting = (
+                f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart "
+                "the server"
+            )
             yield Finding.warning(f"{free}; each partition needs one", setting)
         elif limit:
             yield Finding.ok(free)
         yield from _old(connection)
 
     # ------------------------------------------------------------------ in the task
-    def begin(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
-        """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
-        bytes of one type for those of another."""
+    def begin(
+        self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
+    ) -> CopyTransaction:
+        """Begin to copy into the target itself, with the types that this transaction sees: COPY
+        BINARY would take the bytes of one type for those of another."""
         target = plan.target
-        transaction = CopyTransaction.begin(self.server, context, target.label, {self.KEY: context.transaction_id})
+        transaction = CopyTransaction.begin(
+            self.server, context, target.label, {self.KEY: context.transaction_id}
+        )
         with transaction.discarded_on_error():
             with transaction.explained():
                 catalog.lock(transaction.connection, target)
                 transaction.number = transaction.connection.defer("SELECT txid_current()")
                 columns = catalog.current(transaction.connection, target).columns
             transaction.own_keys = target.own_keys
-            transaction.start(target.identifier, CopyEncoder(context.schema, columns, target.label, self.merge))
+            transaction.start(
+                target.identifier, CopyEncoder(context.schema, columns, target.label, self.merge)
+            )
         return transaction
 
     def evidence(self, transaction: RowTransaction[Connection]) -> dict[str, object]:
@@ -88,16 +102,20 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
             return False
         except (errors.InsufficientPrivilege, errors.FeatureNotSupported) as error:
             raise ConfigurationError(
-                f"the role of the sink may not finish its own transaction at {self.server}: {error_text(error)}. "
-                "Connect to the database as the role that prepared it (pg_prepared_xacts.owner), or as a superuser, "
-                f"and run: {statement};"
+                f"the role of the sink may not finish its own transaction at {self.server}: "
+                f"{error_text(error)}. Connect to the database as the role that prepared it "
+                f"(pg_prepared_xacts.owner), or as a superuser, and run: {statement};"
             ) from error
 
-    def in_doubt(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
-        """The name does not have the schema, and another environment may have the same names in another schema. The
-        locks tell: a prepared transaction still holds those of the table, and of the ledger beside it."""
+    def in_doubt(
+        self, connection: Connection, schema: str, job: str, sink: str
+    ) -> Iterable[Identity]:
+        """The name does not have the schema, and another environment may have the same names in
+        another schema. The locks tell: a prepared transaction still holds those of the table, and
+        of the ledger beside it."""
         rows = connection.execute(
-            "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND starts_with(gid, %s)"
+            "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND"
+            " starts_with(gid, %s)"
             " AND EXISTS (SELECT FROM pg_locks own JOIN pg_locks held USING (virtualtransaction)"
             " JOIN pg_class c ON c.oid = held.relation JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE own.transactionid = p.transaction AND own.pid IS NULL AND held.pid IS NULL"
@@ -108,8 +126,11 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
 
     def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
-        """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
-        after a failover that lost some may be about another transaction."""
+        """The server remembers for a while how transactions ended.
+
+        Only that one was committed counts: what it says after a failover that lost some may be
+        about another transaction.
+        """
         try:
             (status,) = row(connection, "SELECT txid_status(%s::bigint)", proof.get("xid"))
         except errors.InvalidParameterValue:  # a number that this server has not come to
@@ -117,23 +138,26 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         if status != "committed":
             return None
         return (
-            f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
-            "its row: somebody deleted it, or restored an older copy of the database"
+            f"the server says that its transaction {proof['xid']} was committed, and the ledger "
+            "has not its row: somebody deleted it, or restored an older copy of the database"
         )
 
 
 def _old(connection: Connection) -> Iterable[Finding]:
     old = connection.execute(
-        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
+        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM"
+        " pg_prepared_xacts"
         " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
         [_OLD_SECONDS],
     ).fetchall()
     for gid, database, owner, age in old:
         name = sql.Literal(gid).as_string(connection)
+        what = "coordinator in-doubt list (of its job)"
+        if not gid.startswith("tpc."):
+            statements = f"COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};"
+            what = f"ask who made it, then, as {owner}: {statements}"
         yield Finding.warning(
-            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: it holds locks, and "
-            "VACUUM back",
-            "coordinator in-doubt list (of its job)"
-            if gid.startswith("tpc.")
-            else f"ask who made it, then, as {owner}: COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};",
+            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: "
+            "it holds locks, and VACUUM back",
+            what,
         )

@@ -24,8 +24,8 @@ from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
 class PostgresServer(Pool[Connection]):
     """Lend connections of psycopg, and run statements on them.
 
-    It leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
-    stand in between.
+    It leaves no session state and no server-side prepared statement behind, so a
+    transaction-pooling PgBouncer may stand in between.
     """
 
     KEEPS_IDLE = True
@@ -36,12 +36,18 @@ class PostgresServer(Pool[Connection]):
     fault = staticmethod(fault)
 
     def __init__(
-        self, dialect: PostgresDialect, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: Duration
+        self,
+        dialect: PostgresDialect,
+        dsn: str,
+        options: Mapping[str, Any],
+        *,
+        name: str,
+        lock_timeout: Duration,
     ) -> None:
         """Read the DSN; nothing is connected yet.
 
-        `dsn` is a libpq URL or key=value string and `options` are libpq parameters that override it; `name` is the
-        sink's. Raises ConfigurationError if libpq cannot read them.
+        `dsn` is a libpq URL or key=value string and `options` are libpq parameters that override
+        it; `name` is the sink's. Raises ConfigurationError if libpq cannot read them.
         """
         try:
             given = conninfo_to_dict(dsn, **options)
@@ -49,12 +55,16 @@ class PostgresServer(Pool[Connection]):
             # libpq's message quotes the part it could not read, which may be the password
             raise ConfigurationError(
                 f"sink {name!r}: libpq cannot read the DSN or an option of connect_options "
-                f"({', '.join(map(repr, options)) or 'none given'}); a DSN is postgresql://user@host:5432/database or "
-                "host=… port=… dbname=… user=…, with special characters of a URL percent-encoded"
+                f"({', '.join(map(repr, options)) or 'none given'}); a DSN is "
+                "postgresql://user@host:5432/database or host=… port=… dbname=… user=…, with "
+                "special characters of a URL percent-encoded"
             ) from None
         authority, _, path = dsn.partition("?")[0].partition("://")[2].partition("/")
-        if authority.count("@") > 1 or "@" in path:  # libpq takes a part of the password for the host or the database
-            raise ConfigurationError(f"sink {name!r}: the DSN holds an '@' too many: {PERCENT_ENCODED}")
+        # libpq takes a part of the password for the host or the database
+        if authority.count("@") > 1 or "@" in path:
+            raise ConfigurationError(
+                f"sink {name!r}: the DSN holds an '@' too many: {PERCENT_ENCODED}"
+            )
         defaults = {
             "application_name": f"tpc {name}"[:63],
             "connect_timeout": 10,
@@ -72,7 +82,11 @@ class PostgresServer(Pool[Connection]):
                 f"PostgreSQL at {self} did not answer a moment ago; it is not asked yet again"
             )
         try:
-            how = {"autocommit": True, "prepare_threshold": None, "cursor_factory": psycopg.ClientCursor}
+            how = {
+                "autocommit": True,
+                "prepare_threshold": None,
+                "cursor_factory": psycopg.ClientCursor,
+            }
             connection = Connection.connect(**self._parameters | how)
         except psycopg.OperationalError as error:
             if isinstance(error, errors.ConnectionTimeout):
@@ -84,7 +98,8 @@ class PostgresServer(Pool[Connection]):
 
     def take(self) -> Connection:
         connection: Connection = super().take()
-        connection.server, connection.on_silence = str(self), self._was_silent
+        connection.server = str(self)
+        connection.on_silence = self._was_silent
         return connection
 
     def _was_silent(self) -> None:
@@ -138,46 +153,66 @@ class PostgresServer(Pool[Connection]):
         connection.defer(postgres_settings(self._lock_timeout))
 
     # ------------------------------------------------------------------ statements
-    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+    def execute(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> int:
         if connection.idle:
             with self.transaction(connection):
                 return self.execute(connection, statement, parameters)
         return connection.execute(statement.encode(), parameters or None).rowcount
 
-    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def query(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> list[Row]:
         self._defer_settings(connection)
         return connection.execute(statement.encode(), parameters or None).fetchall()
 
     def defer(
-        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+        self,
+        connection: Connection,
+        statement: str,
+        parameters: Sequence[object],
+        judge: Callable[[list[Row]], object],
     ) -> list[Row]:
         self._defer_settings(connection)
         return connection.defer(statement, parameters, judge)
 
     def _defer_settings(self, connection: Connection) -> None:
-        """Outside of a transaction: the statements of one message are one transaction, so the settings hold for it."""
+        """Outside of a transaction: the statements of one message are one transaction, so the
+        settings hold for it."""
         if connection.idle:
             connection.defer(postgres_settings(self._lock_timeout))
 
     def insert_missing(
-        self, connection: Connection, columns: Sequence[str], inserts: Mapping[str, Sequence[Sequence[object]]]
+        self,
+        connection: Connection,
+        columns: Sequence[str],
+        inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
         """Send all statements in one message."""
         statements = [
-            statement for table, rows in inserts.items() for statement in self.dialect.insertions(table, columns, rows)
+            statement
+            for table, rows in inserts.items()
+            for statement in self.dialect.insertions(table, columns, rows)
         ]
         last, values = statements.pop()
-        added = [self.defer(connection, f"{statement} RETURNING 1", asked, len) for statement, asked in statements]
+        added = [
+            self.defer(connection, f"{statement} RETURNING 1", asked, len)
+            for statement, asked in statements
+        ]
         added.append(self.query(connection, f"{last} RETURNING 1", values))
         return sum(map(len, added))
 
-    # ------------------------------------------------------------------ what operators and users are told
+    # ------------------------------------------------------------ what operators and users are told
     def findings(self, connection: Connection) -> Iterable[Finding]:
         (version,) = row(connection, "SELECT current_setting('server_version')")
         yield Finding.ok(f"PostgreSQL {version}")
         yield from compare_clocks(
-            "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
+            "the server",
+            lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]),
         )
 
     def unreachable(self, error: Exception) -> str | None:
-        return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
+        return (
+            self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
+        )

@@ -1,5 +1,5 @@
-"""PostgreSQL's own way: rows by COPY, into the target under PREPARE TRANSACTION, or into staging tables, which are
-dropped in the transaction that moves them."""
+"""PostgreSQL's own way: rows by COPY, into the target under PREPARE TRANSACTION, or into staging
+tables, which are dropped in the transaction that moves them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ Strategy = Literal["auto", "prepared", "staged"]
 class PostgresSink(TableSink[Connection, PostgresTarget]):
     """Rows into one table, by COPY BINARY.
 
-    Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION; the driver runs
-    COMMIT PREPARED. Appends only, and the server must have max_prepared_transactions above the number of partitions.
-    `staged`: each task copies into a staging table beside the target and commits that; the driver moves all staging
-    tables of a checkpoint in one transaction. For any server and PgBouncer pool, and the only one for upserts. `auto`
-    asks the server. What became of a transaction is kept in the table `ledger`, beside the target.
+    Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION;
+    the driver runs COMMIT PREPARED. Appends only, and the server must have
+    max_prepared_transactions above the number of partitions. `staged`: each task copies into a
+    staging table beside the target and commits that; the driver moves all staging tables of a
+    checkpoint in one transaction. For any server and PgBouncer pool, and the only one for upserts.
+    `auto` asks the server. What became of a transaction is kept in the table `ledger`, beside the
+    target.
     """
 
     system = "PostgreSQL"
@@ -65,16 +67,22 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `dsn`: a libpq URL or key=value string; `connect_options`: further libpq parameters (`sslmode`, `passfile` …).
-        * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`) is the sink's uid.
-        * `lock_timeout`: how long any of our transactions waits for a lock: seconds, or a text such as "10 s".
+        * `dsn`: a libpq URL or key=value string; `connect_options`: further libpq parameters
+          (`sslmode`, `passfile` …).
+        * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`)
+          is the sink's uid.
+        * `lock_timeout`: how long any of our transactions waits for a lock: seconds, or a text such
+          as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
-        Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
+        Raises ConfigurationError for options that contradict each other, and for a DSN that libpq
+        cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         dialect = PostgresDialect(merge)
-        server = PostgresServer(dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
+        server = PostgresServer(
+            dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout
+        )
         catalog = PostgresCatalog(server, dialect)
         backend = Backend(PostgresStaging(catalog), PreparedInPostgres(catalog), strategy=strategy)
         super().__init__(
@@ -99,4 +107,7 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
                     [gids],
                 ).fetchall()
             )
-        return [InDoubt.parsed(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]
+        return [
+            InDoubt.parsed(transaction, ages.get(transaction.get("gid")))
+            for transaction in transactions
+        ]

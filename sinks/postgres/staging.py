@@ -1,4 +1,5 @@
-"""PostgreSQL's staging tables: filled by COPY, and dropped in the transaction that moves their rows."""
+"""PostgreSQL's staging tables: filled by COPY, and dropped in the transaction that moves their
+rows."""
 
 from __future__ import annotations
 
@@ -27,21 +28,26 @@ _LONG_BYTES = 2000
 
 
 class PostgresStaging(Staging[Connection, PostgresTarget]):
-    # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
+    # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400
+    # by default)
     DROPPED_TOGETHER = 100
     MOVED_TOGETHER = 100
     HANDED_ON = (
-        "can hand it on only in an index whose columns the batch has, and neither in an exclusion constraint nor in an "
-        "index that only a partition has"
+        "can hand it on only in an index whose columns the batch has, and neither in an exclusion "
+        "constraint nor in an index that only a partition has"
     )
 
     server: PostgresServer
     dialect: PostgresDialect
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
-        """Make a table that has the types, NOT NULL and CHECKs of the target, and begin to copy into it."""
-        target, name = plan.target, staging_table(context.transaction_id)
+    def stage(
+        self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
+    ) -> CopyTransaction:
+        """Make a table that has the types, NOT NULL and CHECKs of the target, and begin to copy
+        into it."""
+        target = plan.target
+        name = staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         transaction = CopyTransaction.begin(self.server, context, target.label, identity)
@@ -54,31 +60,48 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
             declarations = ", ".join(self._declarations(target, columns, written))
             heap = " USING heap" if self.merge.order_by else ""  # of which `POSITION` is sure
             create = f"CREATE TABLE {table.as_string()} ({declarations}){heap}"
-            comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
+            comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(
+                table, sql.Literal(context.transaction_id)
+            )
             with transaction.explained():
                 transaction.connection.execute(f"{create}; {comment.as_string()}".encode())
             transaction.start(table, encoder)
         return transaction
 
-    def _declarations(self, target: PostgresTarget, columns: Sequence[PostgresColumn], written: set[str]) -> list[str]:
-        """Columns and constraints for CREATE TABLE. A row that deletes needs nothing but its key."""
-        quote, marker, lines = self.dialect.quote, self.merge.delete_marker, list[str]()
-        checks = {check.name: check.expression for check in target.checks if set(check.columns) <= written}
+    def _declarations(
+        self, target: PostgresTarget, columns: Sequence[PostgresColumn], written: set[str]
+    ) -> list[str]:
+        """Columns and constraints for CREATE TABLE.
+
+        A row that deletes needs nothing but its key.
+        """
+        quote = self.dialect.quote
+        marker = self.merge.delete_marker
+        lines = list[str]()
+        checks = {
+            check.name: check.expression for check in target.checks if set(check.columns) <= written
+        }
         for column in columns:
             is_required = not column.nullable
             if is_required and marker and column.name not in self.merge.keys:
-                is_required, checks[f"{column.name} is null"] = False, f"{quote(column.name)} IS NOT NULL"
+                is_required, checks[f"{column.name} is null"] = (
+                    False,
+                    f"{quote(column.name)} IS NOT NULL",
+                )
             null = " NOT NULL" if is_required else ""
             lines.append(f"{quote(column.name)} {column.in_sql}{column.collation}{null}")
         spared = f"{quote(marker)} IS TRUE OR " if marker else ""
-        return lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
+        return lines + [
+            f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()
+        ]
 
     # ------------------------------------------------------------------ before the decision
     def lock(
         self, connection: Connection, plan: Plan[Connection, PostgresTarget], written: Sequence[str]
     ) -> str | None:
         try:
-            known, ledger = plan.target, plan.ledger
+            known = plan.target
+            ledger = plan.ledger
             ledgers = [ledger.name, ledger.witness.name]
             rights = self.merge.rights(known, "staged")
             if missing := list(self.catalog.missing_rights(connection, known, rights, ledgers)):
@@ -87,7 +110,8 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
             connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
             raise ConfigurationError(
-                f"table {plan.target.label} is not there any more ({error_text(error)}): rename or restore it"
+                f"table {plan.target.label} is not there any more ({error_text(error)}): rename or "
+                "restore it"
             ) from None
         return None
 
@@ -97,7 +121,9 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     def constraints(self, connection: Connection, move: Move[PostgresTarget]) -> list[str]:
         reasons = super().constraints(connection, move)
         reasons += [
-            f"check {check.name}" for check in move.target.checks if not set(check.columns) <= set(move.written)
+            f"check {check.name}"
+            for check in move.target.checks
+            if not set(check.columns) <= set(move.written)
         ]
         if self.merge.mode == "upsert" and move.target.keyless:
             reasons.append("a publication")
@@ -107,7 +133,8 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
         return ["an index"] if long_values and self.server.query(connection, long_values) else []
 
     def try_out(self, connection: Connection, move: Move[PostgresTarget]) -> None:
-        """Rights of defaults, a sequence that is behind, and the like show with the first row only."""
+        """Rights of defaults, a sequence that is behind, and the like show with the first row
+        only."""
         self.server.execute(connection, self.dialect.one_row(move))
 
     # ------------------------------------------------------------------ the move
@@ -124,12 +151,15 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
         self.drop_unused(connection, schema, names[: self.DROPPED_TOGETHER])
         for name in sorted(self.catalog.existing(connection, schema, names)):
             # a DELETE may be refused, in a publication of all tables, since they have no key
-            again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
+            again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(
+                sql.Identifier(schema, name)
+            )
             connection.execute(again)
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = connection.execute(
-            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON"
+            " n.oid = relnamespace"
             " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"
             " AND starts_with(obj_description(c.oid, 'pg_class'), %s) ORDER BY 1",
             [schema, prefix],
@@ -141,4 +171,6 @@ def _merge_column(field: pa.Field) -> PostgresColumn:
     """A column that only a staging table has."""
     declared = target_type(field.type)
     element, _, array = declared.partition("[")
-    return PostgresColumn(field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared)
+    return PostgresColumn(
+        field.name, builtin[element.split("(")[0]].name + "[]" * bool(array), declared
+    )
