@@ -56,9 +56,12 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         return locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
+        """Who refers to it is asked for upserts alone: the server opens every table of the database
+        to tell."""
         triggers = connection.defer(TRIGGERS[self.dialect.name], [schema, name])
-        referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
+        referring = (
+            connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
+        )
         target = self._read(connection, schema, name)
         return target and replace(
             target,
@@ -71,9 +74,13 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         self._known = read(connection, schema, name, self._known)
         return self._known
 
-    def current(self, connection: Connection, known: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
-        """The target as the running transaction sees it, under its metadata lock. Raises ConfigurationError if it may
-        not write such rows any more."""
+    def current(
+        self, connection: Connection, known: MySQLTarget, written: Sequence[str]
+    ) -> MySQLTarget:
+        """The target as the running transaction sees it, under its metadata lock.
+
+        Raises ConfigurationError if it may not write such rows any more.
+        """
         not_locked = ""
         connection.defer(locking(known.identifier, written))
         try:
@@ -87,27 +94,37 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         if target and not reasons:
             reasons = [*target.unfit(written)] or [not_locked] * bool(not_locked)
         if reasons or not target:
-            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+            raise ConfigurationError(
+                f"table {known.label} was changed while the query ran: {'; '.join(reasons)}"
+            )
         return target
 
-    def column_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> ColumnTypes:
+    def column_types(
+        self, connection: Connection, schema: str, tables: Sequence[str]
+    ) -> ColumnTypes:
         """Read the columns. The type of a text has its collation behind it."""
         if not tables:
             return {}
         rows = query(
             connection,
-            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM"
+            " information_schema.columns"
             f" WHERE table_schema = %s AND column_name <> %s AND table_name IN ({marks(tables)})"
             " ORDER BY ordinal_position",
             [schema, ROW, *tables],
         )
-        return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
+        return by_table(
+            (table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows
+        )
 
     # ------------------------------------------------------------------ what is wrong with it
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         yield from no_innodb(target, target.engine)
         if len(witness_of(ledger)) > _LONGEST_NAME:
-            yield f"ledger={ledger!r} leaves no room for the name of its witness: give it a shorter name"
+            yield (
+                f"ledger={ledger!r} leaves no room for the name of its witness: give it a shorter "
+                "name"
+            )
 
     def missing_rights(
         self,
@@ -124,13 +141,16 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         return target_type(field.type, key=key)
 
     def table_options(self, connection: Connection) -> str:
-        with contextlib.suppress(pymysql.Error):  # else MariaDB before 10.10 gives a timestamp ON UPDATE
+        # else MariaDB before 10.10 gives a timestamp ON UPDATE
+        with contextlib.suppress(pymysql.Error):
             execute(connection, "SET SESSION explicit_defaults_for_timestamp = 1")
-        bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"  # blanks at the end too
+        # blanks at the end too
+        bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
         return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
 
     def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
-        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
+        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that
+        Spark has."""
         kind = target_type(field.type)
         if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
             kind += " CHARACTER SET utf8mb4"
@@ -143,21 +163,27 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
-    """Database and name of a table as the user wrote it: `orders`, `shop.orders`, "`Daily Orders`". It need not exist.
-    The database's name is as the server writes it, which may not care for capitals: transactions are found by it.
+    """Database and name of a table as the user wrote it: `orders`, `shop.orders`, "`Daily Orders`".
+
+    It need not exist. The database's name is as the server writes it, which may not care for
+    capitals: transactions are found by it.
 
     Raises ConfigurationError if it is no table name.
     """
     if not _NAME.fullmatch(table):
         raise ConfigurationError(
-            f"{table!r} is not a table name; write name or database.name, with backticks around a part that has "
-            "special characters: shop.`Daily Orders`"
+            f"{table!r} is not a table name; write name or database.name, with backticks around a "
+            "part that has special characters: shop.`Daily Orders`"
         )
     parts = [(ticked or plain).replace("``", "`") for ticked, plain in _PART.findall(table)]
     if len(parts) == 1:
         ((schema,),) = query(connection, "SELECT DATABASE()")
         parts = [schema, *parts]
-    schemas = query(connection, "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s", parts[:1])
+    schemas = query(
+        connection,
+        "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s",
+        parts[:1],
+    )
     return (schemas[0][0] if schemas else parts[0]), parts[1]
 
 
@@ -172,18 +198,26 @@ def definition(connection: Connection, schema: str, name: str) -> str:
     return re.sub(r" AUTO_INCREMENT=\d+", "", text)
 
 
-def read(connection: Connection, schema: str, name: str, known: MySQLTarget | None = None) -> MySQLTarget | None:
-    """The target, without triggers; None if there is none, or none that this user may see. One that is `known` is only
-    looked at, unless it is defined in another way now. Raises ConfigurationError if it is not a table."""
+def read(
+    connection: Connection, schema: str, name: str, known: MySQLTarget | None = None
+) -> MySQLTarget | None:
+    """The target, without triggers; None if there is none, or none that this user may see.
+
+    One that is `known` is only looked at, unless it is defined in another way now. Raises
+    ConfigurationError if it is not a table.
+    """
     text = definition(connection, schema, name)
     if known and text and (known.schema, known.name, known.definition) == (schema, name, text):
         return known
     tables = query(connection, _TABLE, [schema, name])
     if not tables:
         return None
-    schema, name, kind, engine, row_format = tables[0]  # as the server writes them: it may not care for capitals
+    # as the server writes them: it may not care for capitals
+    schema, name, kind, engine, row_format = tables[0]
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
-        raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
+        raise ConfigurationError(
+            f"{schema}.{name} is a {kind.lower()}; rows can only go to a table"
+        )
     json = [column.replace("``", "`") for column in _JSON.findall(text)]
     rows = query(connection, _COLUMNS, [schema, name])
     columns = tuple(_column(row, json) for row in rows)
@@ -191,8 +225,11 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
     uniques, others = _indexes(connection, schema, name, ends, _periods(text))
     constraints = [f"index {index}" for index in others]
     lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
-    constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
-    constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))  # a page holds less in others
+    constraints += (
+        [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
+    )
+    # a page holds less in others
+    constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))
     return MySQLTarget(
         schema,
         name,
@@ -200,7 +237,9 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
         uniques=uniques,
         constraints=tuple(constraints),
         foreign_keys=tuple(_foreign_keys(schema, lines)),
-        other_uniques=tuple(_of_other_index(index, parts, columns, lines) for index, parts in others.items()),
+        other_uniques=tuple(
+            _of_other_index(index, parts, columns, lines) for index, parts in others.items()
+        ),
         engine=engine or "",
         definition=text,
         lacks_characters=lacks_characters(column.collation for column in columns),
@@ -208,8 +247,9 @@ def read(connection: Connection, schema: str, name: str, known: MySQLTarget | No
 
 
 def locking(table: str, written: Sequence[str]) -> str:
-    """A statement that takes the metadata lock of a (quoted) table in the running transaction: until its end nobody can
-    ALTER or DROP the table. Fails with a code of SHAPE, and locks nothing, where such rows cannot go in any more."""
+    """A statement that takes the metadata lock of a (quoted) table in the running transaction:
+    until its end nobody can ALTER or DROP the table. Fails with a code of SHAPE, and locks nothing,
+    where such rows cannot go in any more."""
     nulls = ", ".join(["NULL"] * len(written))
     return f"INSERT INTO {table} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
 
@@ -219,7 +259,10 @@ def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:
     if engine is None:
         yield f"it is gone: create it again as it was, columns {', '.join(target.names)}"
     elif engine.lower() != "innodb":
-        yield f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"
+        yield (
+            f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} "
+            "ENGINE=InnoDB"
+        )
 
 
 _TABLE = (
@@ -230,22 +273,30 @@ _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
     " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
     " coalesce(generation_expression, '') <> '',"
-    " extra LIKE '%%auto_increment%%' OR coalesce(column_default, '') REGEXP '(uuid|rand|nextval)[(]',"
+    " extra LIKE '%%auto_increment%%' OR coalesce(column_default, '') REGEXP"
+    " '(uuid|rand|nextval)[(]',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
-    " coalesce(character_octet_length, 0), coalesce(collation_name, ''), coalesce(generation_expression, ''), extra"
-    " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
+    " coalesce(character_octet_length, 0), coalesce(collation_name, ''),"
+    " coalesce(generation_expression, ''), extra"
+    " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY"
+    " ordinal_position"
 )
-_JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\(")
+_JUDGES = re.compile(
+    r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\("
+)
 """The last two: a default out of other columns, an index over an expression."""
 _IDENTIFIER = "`((?:[^`]|``)+)`"
 _FOREIGN_KEY = re.compile(
-    rf"CONSTRAINT {_IDENTIFIER} FOREIGN KEY \((.+?)\) REFERENCES (?:{_IDENTIFIER}\.)?{_IDENTIFIER} \((.+?)\)"
+    rf"CONSTRAINT {_IDENTIFIER} FOREIGN KEY \((.+?)\)"
+    rf" REFERENCES (?:{_IDENTIFIER}\.)?{_IDENTIFIER} \((.+?)\)"
 )
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
 """What makes a text JSON in MariaDB."""
 _ON_UPDATE = re.compile(r"\bon update (\w+(?:\(\d*\))?)", re.IGNORECASE)
 _PERIOD = re.compile(rf"PERIOD FOR {_IDENTIFIER} \({_IDENTIFIER}, {_IDENTIFIER}\)")
-_WITHOUT_OVERLAPS = re.compile(rf"KEY(?: {_IDENTIFIER})? \((?:.*,)?{_IDENTIFIER} WITHOUT OVERLAPS\)")
+_WITHOUT_OVERLAPS = re.compile(
+    rf"KEY(?: {_IDENTIFIER})? \((?:.*,)?{_IDENTIFIER} WITHOUT OVERLAPS\)"
+)
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
@@ -271,10 +322,15 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
 
 
 def _foreign_keys(database: str, lines: Iterable[str]) -> Iterator[ForeignKey]:
-    """Out of the lines of CREATE TABLE. One to a table of the same database does not name the database."""
+    """Out of the lines of CREATE TABLE.
+
+    One to a table of the same database does not name the database.
+    """
     for match in filter(None, map(_FOREIGN_KEY.match, lines)):
         name, columns, schema, table, referred = match.groups()
-        lists = (tuple(map(_plain, re.findall(_IDENTIFIER, names))) for names in (columns, referred))
+        lists = (
+            tuple(map(_plain, re.findall(_IDENTIFIER, names))) for names in (columns, referred)
+        )
         yield ForeignKey(_plain(name), _plain(schema or database), _plain(table), *lists)
 
 
@@ -283,8 +339,8 @@ def _plain(quoted: str) -> str:
 
 
 def _periods(definition: str) -> dict[str, tuple[str, str]]:
-    """Of each index WITHOUT OVERLAPS, which MariaDB has, the columns where its period begins and ends. The catalog
-    shows them as any other columns of the index."""
+    """Of each index WITHOUT OVERLAPS, which MariaDB has, the columns where its period begins and
+    ends. The catalog shows them as any other columns of the index."""
     unquoted = [[_plain(name) for name in found] for found in _PERIOD.findall(definition)]
     bounds = {period: (begin, end) for period, begin, end in unquoted}
     indexes = [[_plain(name) for name in found] for found in _WITHOUT_OVERLAPS.findall(definition)]
@@ -292,16 +348,21 @@ def _periods(definition: str) -> dict[str, tuple[str, str]]:
 
 
 def _indexes(
-    connection: Connection, schema: str, name: str, ends: Collection[str], periods: Mapping[str, tuple[str, str]]
+    connection: Connection,
+    schema: str,
+    name: str,
+    ends: Collection[str],
+    periods: Mapping[str, tuple[str, str]],
 ) -> tuple[tuple[Unique, ...], dict[str, list[str]]]:
-    """Unique indexes over whole columns, and those whose verdict only the target can tell, with the columns of which
-    they have a prefix; the others are over expressions. `ends` are
-    columns in which a versioned table has the end of a row: MariaDB adds them to each unique index, for the rows of the
-    past, and all present rows have the same there. `periods`: as `_periods` tells."""
+    """Unique indexes over whole columns, and those whose verdict only the target can tell, with the
+    columns of which they have a prefix; the others are over expressions. `ends` are columns in
+    which a versioned table has the end of a row: MariaDB adds them to each unique index, for the
+    rows of the past, and all present rows have the same there. `periods`: as `_periods` tells."""
     rows = query(
         connection,
         "SELECT index_name, column_name, sub_part, index_type FROM information_schema.statistics"
-        " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
+        " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name,"
+        " seq_in_index",
         [schema, name],
     )
     columns: dict[str, list[str | None]] = {}
@@ -309,27 +370,41 @@ def _indexes(
     """MariaDB's, of texts that are longer than a sort compares: it would take two keys for one."""
     for index, column, part, _ in rows:
         if column not in ends:
-            columns.setdefault(index, []).append(column if part is None else None)  # None: a prefix, or an expression
+            # None: a prefix, or an expression
+            columns.setdefault(index, []).append(column if part is None else None)
     uniques = tuple(
-        Unique(index, tuple(filter(None, of)), index not in hashes and index not in periods, period=periods.get(index))
+        Unique(
+            index,
+            tuple(filter(None, of)),
+            index not in hashes and index not in periods,
+            period=periods.get(index),
+        )
         for index, of in columns.items()
         if None not in of
     )
     special = [index for index, of in columns.items() if None in of]
-    return uniques, {index: [column for of, column, part, _ in rows if of == index and part] for index in special}
+    return uniques, {
+        index: [column for of, column, part, _ in rows if of == index and part] for index in special
+    }
 
 
 def _of_other_index(
     index: str, prefixes: Collection[str], columns: Iterable[MySQLColumn], lines: Iterable[str]
 ) -> tuple[tuple[str, ...], str]:
     """The columns that a unique index over prefixes or expressions reads, and what it is."""
-    _, _, parts = next((line for line in lines if f"KEY {quoted(index)} (" in line), "").partition(" (")
+    _, _, parts = next((line for line in lines if f"KEY {quoted(index)} (" in line), "").partition(
+        " ("
+    )
     reads = tuple(c.name for c in columns if c.name in prefixes or quoted(c.name) in parts)
-    return reads, f"{index} is over {'a prefix of ' + ', '.join(prefixes) if prefixes else 'an expression'}"
+    return (
+        reads,
+        f"{index} is over {'a prefix of ' + ', '.join(prefixes) if prefixes else 'an expression'}",
+    )
 
 
 _PROBE = "tpc_rights"
-"""The one table that says whether tables can be made: what a driver leaves that is killed, the next one drops."""
+"""The one table that says whether tables can be made: what a driver leaves that is killed, the next
+one drops."""
 
 
 def missing_rights(
@@ -339,10 +414,18 @@ def missing_rights(
     ledgers: Iterable[str] = (),
     create: bool = False,
 ) -> Iterator[str]:
-    """As the server says: EXPLAIN needs the rights of what it explains. Whether tables can be made is tried."""
-    schema, needed = target.schema, [(target.name, target.names[0], rights)]
-    for name, column, rights in [*needed, *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers)]:
-        name, column = quoted(schema, name), quoted(column)
+    """As the server says: EXPLAIN needs the rights of what it explains.
+
+    Whether tables can be made is tried.
+    """
+    schema = target.schema
+    needed = [(target.name, target.names[0], rights)]
+    for name, column, rights in [
+        *needed,
+        *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers),
+    ]:
+        name = quoted(schema, name)
+        column = quoted(column)
         statements = {
             "SELECT": f"SELECT {column} FROM {name} WHERE 1 = 0",
             "INSERT": f"INSERT INTO {name} ({column}) VALUES (NULL)",

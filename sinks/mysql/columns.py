@@ -1,8 +1,10 @@
-"""The columns of a MySQL or MariaDB table, and which Arrow type goes into which of their types, and as what text.
+"""The columns of a MySQL or MariaDB table, and which Arrow type goes into which of their types, and
+as what text.
 
-Rows reach the server as text, and most of what does not fit comes back as a warning, which fails the transaction (see
-`load`). What the server would alter without a word is refused here: fractions of a second that are rounded, NULL
-that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like.
+Rows reach the server as text, and most of what does not fit comes back as a warning, which fails
+the transaction (see `load`). What the server would alter without a word is refused here: fractions
+of a second that are rounded, NULL that becomes the current time or the next number, '1' that
+becomes the first member of an ENUM, and the like.
 """
 
 from __future__ import annotations
@@ -22,23 +24,39 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from sinks.arrow import convert
-from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, as_json, bits, created_type, in_utf8, same, short
+from sinks.arrow.convert import (
+    Convert,
+    Holds,
+    RefusedValue,
+    Unfit,
+    as_json,
+    bits,
+    created_type,
+    in_utf8,
+    same,
+    short,
+)
 from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.mysql.connection import quoted
 from sinks.sql import table as tables
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
-_NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
+_NO_INFINITIES = (
+    lambda array: pc.invert(pc.is_finite(array)),
+    "is no number, and MySQL has no NaN and no infinities",
+)
 _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
 
 
 @dataclass(frozen=True)
 class MySQLColumn(tables.Column):
-    """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
+    """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared`
+    COLUMN_TYPE.
 
-    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of a second, `length`
-    is in bytes. `collation` is "" for what is no text. `members` are those of an ENUM. `on_update` is the time that the
-    server puts into the column when an UPDATE changes the row, as ON UPDATE has it; "" for none.
+    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of
+    a second, `length` is in bytes. `collation` is "" for what is no text. `members` are those of an
+    ENUM. `on_update` is the time that the server puts into the column when an UPDATE changes the
+    row, as ON UPDATE has it; "" for none.
     """
 
     precision: int = 0
@@ -62,7 +80,10 @@ class MySQLColumn(tables.Column):
         return _FORMS.get(self.type, Form.TEXT)
 
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """To the text of the column. LOAD DATA would take the end of a line for a part of what is not UTF-8."""
+        """To the text of the column.
+
+        LOAD DATA would take the end of a line for a part of what is not UTF-8.
+        """
         converted = self._conversion(arrow)
         return (lambda array: in_utf8(converted(array))) if self.form is Form.TEXT else converted
 
@@ -73,7 +94,10 @@ class MySQLColumn(tables.Column):
             other = "alter it to a text, json or blob column, or drop the column in Spark"
             raise Unfit(f"type {self.type} is not supported; {other}")
         if any("?" in member for member in self.members):
-            shown = "the catalog shows characters beyond U+FFFF as question marks, so its members are not known"
+            shown = (
+                "the catalog shows characters beyond U+FFFF as question marks, so its members are "
+                "not known"
+            )
             raise Unfit(f"{shown}: use a varchar column")
         holds = self._holds()
         if holds.takes is convert.JSON and not self.collation and self.type == "json":
@@ -102,7 +126,8 @@ class MySQLColumn(tables.Column):
 class Form(Enum):
     """How a column's text stands in a row."""
 
-    WORD = "word"  # with nothing in it to escape; in SQL 1.5E-7 is a double, '1.5E-7' what the column takes
+    # with nothing in it to escape; in SQL 1.5E-7 is a double, '1.5E-7' what the column takes
+    WORD = "word"
     TEXT = "text"  # anything: escaped
     HEX = "hex"  # hexadecimal digits of bytes
     BITS = "bits"  # a number that only SQL can turn into a BIT
@@ -122,8 +147,11 @@ def _is_integer(arrow: pa.DataType) -> bool:
 
 
 _INTEGER = Holds(convert.only(_is_integer, "an integer type"))
-_FLAG = Holds(convert.only(lambda arrow: at.is_boolean(arrow) or _is_integer(arrow), "an integer type"))
-_YEARS = "is outside the years of YEAR, which are 1901 to 2155"  # 0 to 99 would be years of two digits
+_FLAG = Holds(
+    convert.only(lambda arrow: at.is_boolean(arrow) or _is_integer(arrow), "an integer type")
+)
+# 0 to 99 would be years of two digits
+_YEARS = "is outside the years of YEAR, which are 1901 to 2155"
 _HOLDS = {
     **dict.fromkeys(("tinyint", "bit"), _FLAG),
     **dict.fromkeys(("smallint", "mediumint", "int", "bigint"), _INTEGER),
@@ -133,12 +161,14 @@ _HOLDS = {
     "double": Holds(convert.FLOAT, to=pa.float64(), missing=_NO_INFINITIES),
     "char": Holds(convert.TEXT, drops=True),
     **dict.fromkeys(("varchar", "tinytext", "text", "mediumtext", "enum"), Holds(convert.TEXT)),
-    **dict.fromkeys(("uuid", "inet4", "inet6"), Holds(convert.TEXT)),  # MariaDB's, which checks their text
+    # MariaDB's, which checks their text
+    **dict.fromkeys(("uuid", "inet4", "inet6"), Holds(convert.TEXT)),
     **dict.fromkeys(("json", "longtext"), Holds(convert.JSON)),
     **dict.fromkeys(_BINARIES, Holds(convert.BYTES)),
     "date": Holds(convert.DATE),
     "datetime": Holds(convert.wall_clock("timestamp")),
-    **dict.fromkeys(("timestamp", "moment"), Holds(convert.MOMENT)),  # "moment": in UTC, as a datetime
+    # "moment": in UTC, as a datetime
+    **dict.fromkeys(("timestamp", "moment"), Holds(convert.MOMENT)),
     "time": Holds(convert.TIME_OR_SPAN),
 }
 
@@ -155,7 +185,11 @@ def _hex(array: pa.Array) -> pa.Array:
     array = array.cast(pa.large_binary())
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]] if data is not None else np.zeros(0, np.uint8)
+    used = (
+        np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+        if data is not None
+        else np.zeros(0, np.uint8)
+    )
     digits = pa.LargeStringArray.from_buffers(
         len(array), pa.py_buffer((bounds - bounds[0]) * 2), pa.py_buffer(_HEX[used])
     )
@@ -166,8 +200,13 @@ def _span(array: pa.Array) -> pa.Array:
     counts = array.view(pa.int64())
     whole = pc.abs(counts)
     seconds = pc.divide(whole, 1_000_000)
-    hours, minutes = pc.divide(seconds, 3600), pc.divide(seconds, 60)
-    parts = hours, pc.subtract(minutes, pc.multiply(hours, 60)), pc.subtract(seconds, pc.multiply(minutes, 60))
+    hours = pc.divide(seconds, 3600)
+    minutes = pc.divide(seconds, 60)
+    parts = (
+        hours,
+        pc.subtract(minutes, pc.multiply(hours, 60)),
+        pc.subtract(seconds, pc.multiply(minutes, 60)),
+    )
     clock = pc.binary_join_element_wise(*map(_string, parts), ":")
     fraction = pc.utf8_lpad(_string(pc.subtract(whole, pc.multiply(seconds, 1_000_000))), 6, "0")
     sign = pc.if_else(pc.less(counts, 0), "-", "")
@@ -176,7 +215,8 @@ def _span(array: pa.Array) -> pa.Array:
 
 _WRITTEN: dict[str, Convert] = {
     **dict.fromkeys(_BINARIES, _hex),
-    "float": lambda array: array.cast(pa.float64()).cast(pa.string()),  # servers read its own text as a double first
+    # servers read its own text as a double first
+    "float": lambda array: array.cast(pa.float64()).cast(pa.string()),
     "time": _span,
 }
 
@@ -196,8 +236,8 @@ def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
 
 
 def as_mysql_json(arrow: pa.DataType) -> Convert:
-    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would drop a name or a
-    digit. Raises Unfit."""
+    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would
+    drop a name or a digit. Raises Unfit."""
     as_text = as_json(arrow)
     if wide := beyond_doubles(arrow):
         raise Unfit(
@@ -214,7 +254,9 @@ def _holds_map(arrow: pa.DataType) -> bool:
 
 
 def _unaltered(array: pa.Array) -> pa.Array:
-    decoder = json.JSONDecoder(object_pairs_hook=_distinct_names, parse_float=_check_number, parse_int=_check_number)
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_distinct_names, parse_float=_check_number, parse_int=_check_number
+    )
     suspicious = pc.fill_null(pc.match_substring_regex(array, _SUSPICIOUS), False)
     for index in np.flatnonzero(suspicious.to_numpy(zero_copy_only=False)):
         try:
@@ -222,7 +264,9 @@ def _unaltered(array: pa.Array) -> pa.Array:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RefusedValue(int(index), f"{short(array[index])} is no JSON: {error}") from None
         except ValueError as error:
-            altered = f"{short(array[index])} would be altered by MySQL's JSON, use a longtext column"
+            altered = (
+                f"{short(array[index])} would be altered by MySQL's JSON, use a longtext column"
+            )
             raise RefusedValue(int(index), f"{altered}: {error}") from None
     return array
 
@@ -255,15 +299,19 @@ _MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
 
 
 def members_of(declared: str) -> tuple[str, ...]:
-    """Of a type as the catalog writes it: with marks, and question marks for characters beyond U+FFFF."""
+    """Of a type as the catalog writes it: with marks, and question marks for characters beyond
+    U+FFFF."""
     written = re.findall(r"'((?:[^'\\]|''|\\.)*)'", declared)
-    return tuple(re.sub(r"''|\\.", lambda mark: _MARKS.get(mark[0], mark[0][1]), member) for member in written)
+    return tuple(
+        re.sub(r"''|\\.", lambda mark: _MARKS.get(mark[0], mark[0][1]), member)
+        for member in written
+    )
 
 
-# ---------------------------------------------------------------------- columns that the sink creates
+# -------------------------------------------------------------------- columns that the sink creates
 def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
-    """The MySQL type of a column that the sink creates for an Arrow type; `key` for one that gets an index, which text
-    and bytes of any length cannot have. Raises Unfit for one that has none."""
+    """The MySQL type of a column that the sink creates for an Arrow type; `key` for one that gets
+    an index, which text and bytes of any length cannot have. Raises Unfit for one that has none."""
     if is_text(arrow):
         return "varchar(255)" if key else "longtext"
     if is_bytes(arrow):

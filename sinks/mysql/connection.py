@@ -1,5 +1,5 @@
-"""PyMySQL's connection with a bound for every wait, and a password that no server gets in clear; how statements are
-run on it; and MySQL's errors and warnings in the words of the sinks."""
+"""PyMySQL's connection with a bound for every wait, and a password that no server gets in clear;
+how statements are run on it; and MySQL's errors and warnings in the words of the sinks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ WORK_SECONDS = 900
 
 _IN_CLEAR = (b"mysql_clear_password", b"dialog")
 _SSL = {f"ssl_{name}": name for name in ("ca", "cert", "key")}
-_SSL |= {"ssl_key_password": "password", "ssl_verify_cert": "verify_mode", "ssl_verify_identity": "check_hostname"}
+_SSL |= {
+    "ssl_key_password": "password",
+    "ssl_verify_cert": "verify_mode",
+    "ssl_verify_identity": "check_hostname",
+}
 """PyMySQL's parameters, and what it calls them in a dict."""
 Rows = list[tuple[Any, ...]]
 
@@ -35,8 +39,10 @@ Rows = list[tuple[Any, ...]]
 class Connection(pymysql.connections.Connection):
     """`read_timeout` and `write_timeout` hold for all of it if they are given.
 
-    Where TLS is used just because the server offers it, PyMySQL reads all of the system's certificates for every
-    connection, though it verifies none then. One such context serves them all."""
+    Where TLS is used just because the server offers it, PyMySQL reads all of the system's
+    certificates for every connection, though it verifies none then. One such context serves them
+    all.
+    """
 
     _unverified: ClassVar[Any] = None
     _encrypted = False
@@ -51,7 +57,8 @@ class Connection(pymysql.connections.Connection):
         for name in ("ssl_verify_cert", "ssl_verify_identity"):  # texts, in a URL of SQLAlchemy
             if isinstance(options.get(name), str):
                 options[name] = options[name].lower() not in ("false", "no", "0", "none")
-        if (given := options.get("ssl")) and isinstance(given, dict):  # PyMySQL would take the others in its place
+        # PyMySQL would take the others in its place
+        if (given := options.get("ssl")) and isinstance(given, dict):
             moved = {key: options.pop(name) for name, key in _SSL.items() if name in options}
             if moved.get("check_hostname"):
                 moved["verify_mode"] = True
@@ -60,12 +67,16 @@ class Connection(pymysql.connections.Connection):
             options["ssl"] = given | moved
         elif options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
             options.setdefault("ssl_verify_cert", True)
-        bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
+        bounds = {
+            "connect_timeout": 10,
+            "read_timeout": ANSWER_SECONDS,
+            "write_timeout": WORK_SECONDS,
+        }
         super().__init__(**{**bounds, **options})
 
     def connect(self, sock: Any = None) -> None:
-        """A SET NAMES in `init_command`, which comes last, is not what PyMySQL encodes texts in: the server would take
-        their bytes for others."""
+        """A SET NAMES in `init_command`, which comes last, is not what PyMySQL encodes texts in:
+        the server would take their bytes for others."""
         self._plugin = b""
         super().connect(sock)
         if self._cached_login() and not self._proven():
@@ -75,7 +86,8 @@ class Connection(pymysql.connections.Connection):
             self.set_character_set(self.charset, self.collation)
 
     def _cached_login(self) -> bool:
-        """Whether this login needed no more than the server's cache, which the next one may find empty."""
+        """Whether this login needed no more than the server's cache, which the next one may find
+        empty."""
         return self._login_plugin() == "caching_sha2_password" and bool(self.password)
 
     def _login_plugin(self) -> str:
@@ -88,9 +100,11 @@ class Connection(pymysql.connections.Connection):
         ((most,),) = query(self, "SELECT @@max_allowed_packet")
         return int(most)
 
-    def defer(self, statement: str, parameters: Sequence[Any] = (), judge: Callable[[Rows], object] = len) -> Rows:
-        """Run it in one message with the next statement, just before that: with CLIENT.MULTI_STATEMENTS. Its rows are
-        in the list then. `judge` gets them, and may raise."""
+    def defer(
+        self, statement: str, parameters: Sequence[Any] = (), judge: Callable[[Rows], object] = len
+    ) -> Rows:
+        """Run it in one message with the next statement, just before that: with
+        CLIENT.MULTI_STATEMENTS. Its rows are in the list then. `judge` gets them, and may raise."""
         rows: Rows = []
         with self.cursor() as cursor:
             self._deferred.append((cursor.mogrify(statement, parameters or None), rows, judge))
@@ -100,7 +114,9 @@ class Connection(pymysql.connections.Connection):
         """Run what was deferred; returns how many rows that changed."""
         if not self._deferred:
             return 0
-        deferred, answered, changed = self.forget(), 0, 0
+        deferred = self.forget()
+        answered = 0
+        changed = 0
         try:
             with self.cursor() as cursor:
                 cursor.execute("; ".join(text for text, _, _ in deferred))
@@ -117,7 +133,8 @@ class Connection(pymysql.connections.Connection):
 
     def forget(self) -> list[tuple[str, Rows, Callable[[Rows], object]]]:
         """What was deferred: it is not run."""
-        deferred, self._deferred = self._deferred, []
+        deferred = self._deferred
+        self._deferred = []
         return deferred
 
     def fileno(self) -> int:
@@ -138,9 +155,14 @@ class Connection(pymysql.connections.Connection):
             self._read_timeout = before
 
     def give_up_on_silence(self) -> None:
-        """Let the system close the connection when the server's host has been silent for a minute, however long a
-        statement takes."""
-        options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
+        """Let the system close the connection when the server's host has been silent for a minute,
+        however long a statement takes."""
+        options = {
+            "TCP_KEEPIDLE": 20,
+            "TCP_KEEPINTVL": 10,
+            "TCP_KEEPCNT": 4,
+            "TCP_USER_TIMEOUT": 60_000,
+        }
         channel: socket.socket = self._sock  # type: ignore[attr-defined]
         if channel.family != getattr(socket, "AF_UNIX", None):
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -156,13 +178,16 @@ class Connection(pymysql.connections.Connection):
         try:
             context = create(options)
         except (OSError, ValueError) as error:
-            files = ", ".join(f"{name}={file}" for name, file in options.items() if isinstance(file, str))
+            files = ", ".join(
+                f"{name}={file}" for name, file in options.items() if isinstance(file, str)
+            )
             raise pymysql.OperationalError(
                 CR.CR_SSL_CONNECTION_ERROR, f"the files for TLS ({files}) cannot be used: {error}"
             ) from None
         if isinstance(options, dict):
             self._any_authority = not (options.get("ca") or options.get("capath"))
-            if self._any_authority and options.get("check_hostname"):  # which PyMySQL looks at only beside an authority
+            # which PyMySQL looks at only beside an authority
+            if self._any_authority and options.get("check_hostname"):
                 context.check_hostname = True
         return context
 
@@ -185,23 +210,31 @@ class Connection(pymysql.connections.Connection):
 
     @server_public_key.setter
     def server_public_key(self, key: object) -> None:
-        """PyMySQL would take the key that the server sends, whoever that is: only the one that was given counts."""
+        """PyMySQL would take the key that the server sends, whoever that is: only the one that was
+        given counts."""
 
     def _proven(self) -> bool:
-        """Whether the server may have the password. Over TLS it would not take one that is encrypted with its key."""
+        """Whether the server may have the password.
+
+        Over TLS it would not take one that is encrypted with its key.
+        """
         return self._trusted() or (self._key is not None and not self._encrypted)
 
     def _unproven(self) -> pymysql.OperationalError:
-        unused = " (over TLS, as here, server_public_key is not used)" if self._key and self._encrypted else ""
+        unused = (
+            " (over TLS, as here, server_public_key is not used)"
+            if self._key and self._encrypted
+            else ""
+        )
         return pymysql.OperationalError(
             CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-            f"the user logs in by {self._login_plugin()}, which has to give the password to the server "
-            "(caching_sha2_password after each start of the server and each FLUSH PRIVILEGES), and nothing proves that "
-            f"it is the right one{unused}. Give "
-            "ssl_ca=FILE (a server that made its own certificate has ca.pem in its data folder), or "
+            f"the user logs in by {self._login_plugin()}, which has to give the password to the "
+            "server (caching_sha2_password after each start of the server and each FLUSH "
+            f"PRIVILEGES), and nothing proves that it is the right one{unused}. Give ssl_ca=FILE "
+            "(a server that made its own certificate has ca.pem in its data folder), or "
             "ssl_verify_identity=true if a public authority has made it, or without TLS "
-            "ssl_disabled=true and server_public_key=FILE (public_key.pem beside it), or use a local socket. Whether "
-            "user and password are right is not known before",
+            "ssl_disabled=true and server_public_key=FILE (public_key.pem beside it), or use a "
+            "local socket. Whether user and password are right is not known before",
         )
 
     def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:
@@ -209,24 +242,28 @@ class Connection(pymysql.connections.Connection):
         if plugin_name in _IN_CLEAR and not self._trusted():
             raise pymysql.OperationalError(
                 CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-                f"the server asks for the password in clear ({plugin_name.decode()}), and nothing proves who it is: "
-                "give ssl_ca (and ssl_verify_identity) for verified TLS, or use a local socket",
+                f"the server asks for the password in clear ({plugin_name.decode()}), and nothing "
+                "proves who it is: give ssl_ca (and ssl_verify_identity) for verified TLS, or use "
+                "a local socket",
             )
         return super()._process_auth(plugin_name, *rest)  # type: ignore[misc]
 
     def _trusted(self) -> bool:
-        """Whether the server is the right one: a local socket, or TLS with a verified certificate, which has to be of
-        this name if anybody may have one."""
+        """Whether the server is the right one: a local socket, or TLS with a verified certificate,
+        which has to be of this name if anybody may have one."""
         if self.unix_socket:
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
-        return bool(context and context.verify_mode and (context.check_hostname or not self._any_authority))
+        return bool(
+            context and context.verify_mode and (context.check_hostname or not self._any_authority)
+        )
 
 
 def _read_key(given: str | bytes | None) -> bytes | None:
     if given is None:
         return None
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # only who gives a key needs it
+    # only who gives a key needs it
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
         if isinstance(given, str):
@@ -234,7 +271,8 @@ def _read_key(given: str | bytes | None) -> bytes | None:
         load_pem_public_key(given)
     except (OSError, ValueError) as error:
         raise pymysql.OperationalError(
-            CR.CR_AUTH_PLUGIN_CANNOT_LOAD, f"server_public_key is no public key in PEM, and no file with one: {error}"
+            CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
+            f"server_public_key is no public key in PEM, and no file with one: {error}",
         ) from None
     return given
 
@@ -250,10 +288,15 @@ def connect_for(engine: Engine) -> None:
 
 # ---------------------------------------------------------------------- statements
 def parameters(dsn: str) -> dict[str, Any]:
-    """The parameters of pymysql.connect that a URL stands for: mysql://user:password@host:port/database?ssl_ca=…
+    """The parameters of pymysql.connect that a URL stands for:
+    mysql://user:password@host:port/database?ssl_ca=…
 
-    mariadb:// and mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for what is none."""
-    form = "a DSN is mysql://user:password@host:3306/database, with special characters percent-encoded"
+    mariadb:// and mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for
+    what is none.
+    """
+    form = (
+        "a DSN is mysql://user:password@host:3306/database, with special characters percent-encoded"
+    )
     try:
         url = urlsplit(dsn)
         port = url.port
@@ -320,14 +363,16 @@ RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _GTID_UNSAFE = 1785
 SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
-"""No such table or column; no value for one; a value for a generated one (two codes); one without transactions."""
+"""No such table or column; no value for one; a value for a generated one (two codes); one without
+transactions."""
 _CLASHES = {ER.DUP_ENTRY, 1586}
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
-# Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function arguments, no
-# partition, invalid JSON (two codes), CHECK of MySQL and of MariaDB, strings of another character set, a division by
-# zero, no number left for AUTO_INCREMENT, more than a page holds, what does not fit an index over an expression; and
-# what statements of a trigger meet: other than one row (three codes), results that are too large, patterns, JSON
+# Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function
+# arguments, no partition, invalid JSON (two codes), CHECK of MySQL and of MariaDB, strings of
+# another character set, a division by zero, no number left for AUTO_INCREMENT, more than a page
+# holds, what does not fit an index over an expression; and what statements of a trigger meet: other
+# than one row (three codes), results that are too large, patterns, JSON
 _REFUSED = {1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
 _REFUSED |= {1118, 1365, 1467, 3157, 3751, 3752, *range(3903, 3909)}
 _REFUSED |= {1172, 1242, 1329, 1301, 1139, *range(3685, 3700), *range(4035, 4045)}
@@ -344,10 +389,16 @@ def fault(error: Exception) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
         return None
-    text, code = error_text(error), code_of(error)
+    text = error_text(error)
+    code = code_of(error)
     if code in BLOCKED:
-        others = ", or a backup has FLUSH TABLES WITH READ LOCK, or an XA branch that this user may not see"
-        return Fault("blocked", text, advice=f"{others} (XA RECOVER); lock_timeout= of the sink is the limit")
+        others = (
+            ", or a backup has FLUSH TABLES WITH READ LOCK, or an XA branch that this user may not "
+            "see"
+        )
+        return Fault(
+            "blocked", text, advice=f"{others} (XA RECOVER); lock_timeout= of the sink is the limit"
+        )
     if code in RIGHTS:
         return Fault("right", text)
     if code in _CHANGED:

@@ -13,7 +13,8 @@ ROW = "tpc row"
 GIVEN = "tpc given"
 """The temporary table of rows that give up a value which another one takes."""
 _ALL = 2**64 - 1
-"""As a LIMIT: it makes the server put the rows aside before it changes the table that they were looked up in."""
+"""As a LIMIT: it makes the server put the rows aside before it changes the table that they were
+looked up in."""
 
 
 class MySQLDialect(Dialect[MySQLTarget]):
@@ -32,27 +33,36 @@ class MySQLDialect(Dialect[MySQLTarget]):
     def grouped(self, target: MySQLTarget, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""
         types = {known.name: known.type for known in target.columns}
-        return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
+        return (
+            f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
+        )
 
     def compared(self, target: MySQLTarget, column: str) -> str:
         """Byte by byte, whatever the collation; a float with all of its digits."""
         return f"CAST({self.grouped(target, column)} AS BINARY)"
 
-    # ------------------------------------------------------------------ rows that need others of the same table
+    # ------------------------------------------------------ rows that need others of the same table
     def needed_rows_are_there(self, move: Move[MySQLTarget], rows: str) -> str:
-        """The condition for `rows` that refer to no other row of the table, or to one that it has; "" if it does not
-        refer to itself by columns that are written, or has triggers, which may alter them."""
+        """The condition for `rows` that refer to no other row of the table, or to one that it has;
+        "" if it does not refer to itself by columns that are written, or has triggers, which may
+        alter them."""
         conditions = []
         for key in move.target.own_keys if not move.target.triggers else ():
             if not set(key.columns) <= set(move.written):
                 continue
             names = [(quoted(c), quoted(r)) for c, r in zip(key.columns, key.referred, strict=True)]
             nothing = " OR ".join(f"{rows}.{column} IS NULL" for column, _ in names)
-            there = " AND ".join(f"needed.{referred} = {rows}.{column}" for column, referred in names)
+            there = " AND ".join(
+                f"needed.{referred} = {rows}.{column}" for column, referred in names
+            )
             table = move.target.identifier
             alternatives = [nothing, f"EXISTS (SELECT 1 FROM {table} AS needed WHERE {there})"]
             if set(key.referred) <= set(move.written):
-                alternatives.append(" AND ".join(f"{rows}.{referred} = {rows}.{column}" for column, referred in names))
+                alternatives.append(
+                    " AND ".join(
+                        f"{rows}.{referred} = {rows}.{column}" for column, referred in names
+                    )
+                )
             conditions.append(f"({' OR '.join(alternatives)})")
         return " AND ".join(conditions)
 
@@ -77,25 +87,35 @@ class MySQLDialect(Dialect[MySQLTarget]):
         return f"{changes} WHERE {self.stays('last')}{newer}"
 
     def first(self, last: str, needed: str) -> str:
-        """Select, of the changes `last`, those that meet the condition `needed`, before any row is changed."""
+        """Select, of the changes `last`, those that meet the condition `needed`, before any row is
+        changed."""
         return f"SELECT last.* FROM ({last}) AS last WHERE {needed} LIMIT {_ALL}"
 
     def update(self, move: Move[MySQLTarget], last: str, table: str = "") -> str:
-        """Update the target, or another (quoted) table with its rows, by the changes `last`. A key stays also where the
-        server puts the time into what is not set (ON UPDATE)."""
-        target, keys = move.target, self.merge.keys
-        own = [c.name for c in target.columns if c.name in keys and c.type in ("timestamp", "datetime")]
+        """Update the target, or another (quoted) table with its rows, by the changes `last`.
+
+        A key stays also where the server puts the time into what is not set (ON UPDATE).
+        """
+        target = move.target
+        keys = self.merge.keys
+        own = [
+            c.name for c in target.columns if c.name in keys and c.type in ("timestamp", "datetime")
+        ]
         changes = [(column, "last") for column in move.written if column not in keys]
         changes += [(column, "target") for column in own]
-        sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
+        sets = ", ".join(
+            f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes
+        )
         return (
             f"UPDATE {table or target.identifier} AS target JOIN ({last}) AS last"
-            f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE {self.stays('last')}"
+            f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE"
+            f" {self.stays('last')}"
         )
 
     def insert(self, move: Move[MySQLTarget], last: str) -> str:
         """Insert the changes `last` whose key no row of the target has."""
-        target, keys = move.target, self.merge.keys
+        target = move.target
+        keys = self.merge.keys
         columns = ", ".join(f"last.{quoted(column)}" for column in move.written)
         return (
             f"{self.into(target, move.written)} SELECT {columns} FROM ({last}) AS last"
@@ -103,7 +123,7 @@ class MySQLDialect(Dialect[MySQLTarget]):
             f" WHERE {self.stays('last')} AND target.{quoted(keys[0])} IS NULL"
         )
 
-    # ------------------------------------------------------------------ rows that give up a value for another one
+    # ---------------------------------------------------- rows that give up a value for another one
     def givers(self, move: Move[MySQLTarget], last: str, handed_on: str) -> str:
         """Write the FROM and WHERE of the rows that give up a value which another one takes."""
         return f"FROM {move.target.identifier} AS target JOIN ({last}) AS last WHERE {handed_on}"
@@ -113,7 +133,9 @@ class MySQLDialect(Dialect[MySQLTarget]):
         keys = self.merge.keys
         own = [column.name for column in move.target.columns if not column.generated]
         names = ", ".join(f"target.{quoted(column)}" for column in own)
-        renewed = [c for c in move.target.columns if c.on_update and c.name not in (*move.written, *keys)]
+        renewed = [
+            c for c in move.target.columns if c.on_update and c.name not in (*move.written, *keys)
+        ]
         parts = [f"{quoted(c.name)} {c.declared} NULL ON UPDATE {c.on_update}" for c in renewed]
         parts.append(f"PRIMARY KEY ({listed(keys)})")
         create = f"CREATE TEMPORARY TABLE {quoted(GIVEN)} ({', '.join(parts)}) ENGINE=InnoDB"

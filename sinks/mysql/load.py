@@ -1,10 +1,11 @@
-"""One participant's transaction in the task: a connection of its own, which takes rows by LOAD DATA LOCAL INFILE out of
-memory, or by INSERT.
+"""One participant's transaction in the task: a connection of its own, which takes rows by LOAD DATA
+LOCAL INFILE out of memory, or by INSERT.
 
-The server answers LOAD DATA with a request for the file that it names; rows are then sent as packets, the last one
-empty (MySQL manual, "COM_QUERY Response", LOCAL INFILE Request). PyMySQL can only send a file of the disk, so this
-module speaks the protocol through three methods of its connection, two of them private and the same since 2013:
-`_execute_command`, `_read_packet` and `write_packet`. No file is ever opened, whatever name a server asks for.
+The server answers LOAD DATA with a request for the file that it names; rows are then sent as
+packets, the last one empty (MySQL manual, "COM_QUERY Response", LOCAL INFILE Request). PyMySQL can
+only send a file of the disk, so this module speaks the protocol through three methods of its
+connection, two of them private and the same since 2013: `_execute_command`, `_read_packet` and
+`write_packet`. No file is ever opened, whatever name a server asks for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from sinks._util.idle_connections import disconnect
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.columns import Form, MySQLColumn, MySQLTarget
-from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
+from sinks.mysql.connection import (
+    WORK_SECONDS,
+    Connection,
+    Rows,
+    execute,
+    fault,
+    is_mariadb,
+    listed,
+    query,
+    quoted,
+)
 from sinks.sql.names import target_named
 from sinks.sql.server import Fault
 from sinks.sql.table import APPEND, Encoder, MergeOptions
@@ -72,7 +83,8 @@ class LoadEncoder(RowEncoder):
 
     def statement(self, into: str) -> str:
         """What is no text goes through a variable."""
-        fields, sets = [], []
+        fields = []
+        sets = []
         for index, column in enumerate(self.columns):
             wrap = {Form.HEX: "UNHEX({})", Form.BITS: "CAST({} AS UNSIGNED)"}.get(column.form)
             fields.append(f"@f{index}" if wrap else quoted(column.name))
@@ -123,16 +135,19 @@ class InsertEncoder(RowEncoder):
             yield from self._piece(batch.slice(half))
         else:
             raise BadValue(
-                f"table {self.table}: row {self.rows + 1} needs an INSERT of {len(data)} bytes, and the server takes "
-                f"less than max_allowed_packet = {self._packet}: raise it, or set local_infile=ON at the server, with "
-                "which rows come by LOAD DATA in pieces"
+                f"table {self.table}: row {self.rows + 1} needs an INSERT of {len(data)} bytes, "
+                f"and the server takes less than max_allowed_packet = {self._packet}: raise it, or "
+                "set local_infile=ON at the server, with which rows come by LOAD DATA in pieces"
             )
 
     def statement(self, into: str) -> str:
         return f"INSERT INTO {into} ({listed([column.name for column in self.columns])}) VALUES "
 
     def _join(self, texts: list[pa.Array]) -> pa.Array:
-        ready = [self._quoted(column.form, text) for column, text in zip(self.columns, texts, strict=True)]
+        ready = [
+            self._quoted(column.form, text)
+            for column, text in zip(self.columns, texts, strict=True)
+        ]
         return _around("(", _joined(ready, ",", self.null), "),")
 
     @staticmethod
@@ -152,7 +167,11 @@ def _around(before: str, text: pa.Array, after: str) -> pa.Array:
 
 
 def _joined(texts: list[pa.Array], separator: str, null: str) -> pa.Array:
-    kind = pa.large_string() if any(pa.types.is_large_string(text.type) for text in texts) else pa.string()
+    kind = (
+        pa.large_string()
+        if any(pa.types.is_large_string(text.type) for text in texts)
+        else pa.string()
+    )
     same = [text.cast(kind) for text in texts]
     return pc.binary_join_element_wise(
         *same, pa.scalar(separator, kind), null_handling="replace", null_replacement=null
@@ -166,8 +185,8 @@ def _bytes(text: pa.Array) -> memoryview:
 class LoadTransaction(RowTransaction[Connection]):
     """Memory: two encoded pieces of a batch.
 
-    LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
-    counted, and any difference fails the transaction.
+    LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's
+    warnings and rows are counted, and any difference fails the transaction.
     """
 
     def __init__(
@@ -181,35 +200,50 @@ class LoadTransaction(RowTransaction[Connection]):
         branch: str = "",
         undo: Sequence[str] = (),
     ) -> None:
-        """`give_back` takes the connection when its work is done. `branch` is the xid of one that writes into the table
-        itself; `undo` are the statements that throw another away."""
+        """`give_back` takes the connection when its work is done.
+
+        `branch` is the xid of one that writes into the table itself; `undo` are the statements that
+        throw another away.
+        """
         super().__init__(context, identity, target.label, fault)
         self._branch = branch
-        self.target, self._rows = target, 0
+        self.target = target
+        self._rows = 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
         self._ended = False
         self.connection = connection
-        self._server = connection.defer("SELECT @@local_infile, @@max_allowed_packet, CONNECTION_ID()")
+        self._server = connection.defer(
+            "SELECT @@local_infile, @@max_allowed_packet, CONNECTION_ID()"
+        )
         self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
 
     def judge(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""
         known = super().judge(error)
-        return known and replace(known, text=self._counted(known.text), reason=self._uncounted(known.text))
+        return known and replace(
+            known, text=self._counted(known.text), reason=self._uncounted(known.text)
+        )
 
     def _counted(self, text: str) -> str:
-        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", target_named(text, self.target.name))
+        return _ROW.sub(
+            lambda row: f" at row {self._rows + int(row[1])}", target_named(text, self.target.name)
+        )
 
     def _uncounted(self, text: str) -> str:
         return _ROW.sub("", target_named(text, self.target.name))
 
-    def start(self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND) -> None:
-        """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes it."""
+    def start(
+        self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND
+    ) -> None:
+        """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes
+        it."""
         ((local, packet, self.session),) = self._server
         rows = self.context.schema, columns, self.table, merge
-        self._encoder: RowEncoder = LoadEncoder(*rows) if local else InsertEncoder(*rows, packet=packet)
+        self._encoder: RowEncoder = (
+            LoadEncoder(*rows) if local else InsertEncoder(*rows, packet=packet)
+        )
         self._statement = self._encoder.statement(into)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -231,7 +265,8 @@ class LoadTransaction(RowTransaction[Connection]):
         return list(self._encoder.pieces(batch))
 
     def put(self, batch: pa.RecordBatch) -> None:
-        pieces, before = self.encode(batch), self._rows
+        pieces = self.encode(batch)
+        before = self._rows
         execute(self.connection, "SAVEPOINT tpc")
         try:
             for data, rows in pieces:
@@ -247,12 +282,15 @@ class LoadTransaction(RowTransaction[Connection]):
     def _settle(self) -> None:
         """Wait for the last LOAD DATA."""
         if self._loading:
-            rows, self._loading = self._loading, 0
+            rows = self._loading
+            self._loading = 0
             self._judge(rows, *_result(self.connection))
 
     def _judge(self, rows: int, took: int, warnings: int) -> None:
         if warnings or took != rows:
-            raise self._refused([str(text) for _, _, text in query(self.connection, "SHOW WARNINGS")], rows, took)
+            raise self._refused(
+                [str(text) for _, _, text in query(self.connection, "SHOW WARNINGS")], rows, took
+            )
         self._rows += rows
 
     def _refused(self, warnings: Sequence[str], sent: int, took: int) -> BadValue:
@@ -262,8 +300,8 @@ class LoadTransaction(RowTransaction[Connection]):
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
         skipped += self.elsewhere(reasons)
         return BadValue(
-            f"table {self.table}: {self.who} was refused, since the server would alter or skip rows: "
-            f"{reasons}{more}{skipped}"
+            f"table {self.table}: {self.who} was refused, since the server would alter or skip "
+            f"rows: {reasons}{more}{skipped}"
         ).because("; ".join(map(self._uncounted, warnings[:3])))
 
     def finish(self) -> int:
@@ -276,8 +314,8 @@ class LoadTransaction(RowTransaction[Connection]):
             execute(self.connection, statement)
 
     def prepare(self) -> None:
-        """MariaDB keeps a prepared branch to the session that has it, and so does MySQL if it is told to: that session
-        has to end, soon, even if its host disappears."""
+        """MariaDB keeps a prepared branch to the session that has it, and so does MySQL if it is
+        told to: that session has to end, soon, even if its host disappears."""
         detached: Rows = []
         if is_mariadb(self.connection):
             self.connection.defer("SET SESSION wait_timeout = 30")
@@ -322,8 +360,11 @@ class LoadTransaction(RowTransaction[Connection]):
 
 
 def _send(connection: Connection, statement: str, data: memoryview) -> None:
-    """Start the statement and give it its rows. It is not done before `_result` is called, and nothing else may be
-    asked of the connection until then."""
+    """Start the statement and give it its rows.
+
+    It is not done before `_result` is called, and nothing else may be asked of the connection until
+    then.
+    """
     connection._execute_command(COMMAND.COM_QUERY, statement)  # type: ignore[attr-defined]
     if not connection._read_packet().is_load_local_packet():  # type: ignore[no-untyped-call]
         raise pymysql.InternalError("the server did not ask for the rows of LOAD DATA LOCAL")
@@ -333,6 +374,7 @@ def _send(connection: Connection, statement: str, data: memoryview) -> None:
 
 
 def _result(connection: Connection) -> tuple[int, int]:
-    """Wait for the end of what `_send` began: how many rows the server took, and how many warnings it has."""
+    """Wait for the end of what `_send` began: how many rows the server took, and how many warnings
+    it has."""
     packet = OKPacketWrapper(connection._read_packet())  # type: ignore[no-untyped-call]
     return packet.affected_rows, packet.warning_count

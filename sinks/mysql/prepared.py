@@ -12,7 +12,16 @@ from sinks.diagnosis import Finding
 from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import MySQLCatalog
 from sinks.mysql.columns import MySQLTarget
-from sinks.mysql.connection import SHAPE, Connection, code_of, error_text, is_mariadb, query, quoted, setting
+from sinks.mysql.connection import (
+    SHAPE,
+    Connection,
+    code_of,
+    error_text,
+    is_mariadb,
+    query,
+    quoted,
+    setting,
+)
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.server import MySQLServer
 from sinks.mysql.xa import name_of, recovered
@@ -24,7 +33,8 @@ from sinks.transaction import Identity, TransactionContext, TransactionId
 
 _OTHER_ENGINES = (
     "SELECT table_name, engine FROM information_schema.tables"
-    " WHERE table_schema = %s AND (@@lower_case_table_names OR CAST(table_name AS binary) IN %s) AND table_name IN %s"
+    " WHERE table_schema = %s AND (@@lower_case_table_names OR CAST(table_name AS binary) IN %s)"
+    " AND table_name IN %s"
     " AND NOT engine <=> 'InnoDB'"
 )
 
@@ -39,29 +49,43 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         if setting(connection, "wsrep_on") in ("1", "ON"):
             return "a Galera cluster has no XA transactions"
         if recovered(connection) is None:
-            return "the user lacks XA_RECOVER_ADMIN: grant it, prepared transactions are listed with it"
+            return (
+                "the user lacks XA_RECOVER_ADMIN: grant it, prepared transactions are listed with "
+                "it"
+            )
         return None
 
     def findings(self, connection: Connection, strategy: str) -> Iterable[Finding]:
-        if strategy != "staged" and self.merge.mode == "append" and (reason := self.obstacle(connection)):
+        if (
+            strategy != "staged"
+            and self.merge.mode == "append"
+            and (reason := self.obstacle(connection))
+        ):
             grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
             yield Finding.warning(f"{reason}; the strategy is staged", grant)
 
     # ------------------------------------------------------------------ in the task
-    def begin(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
+    def begin(
+        self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
+    ) -> LoadTransaction:
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
-        transaction = LoadTransaction(self.server.take(), self.server.give, context, target, identity, branch=branch)
+        transaction = LoadTransaction(
+            self.server.take(), self.server.give, context, target, identity, branch=branch
+        )
         transaction.own_keys = target.own_keys
         with transaction.discarded_on_error(), transaction.explained():
             transaction.connection.defer(f"XA START {branch}")
-            columns = self.catalog.current(transaction.connection, target, context.schema.names).columns
+            columns = self.catalog.current(
+                transaction.connection, target, context.schema.names
+            ).columns
             transaction.start(target.identifier, columns)
         return transaction
 
     def evidence(self, transaction: RowTransaction[Connection]) -> dict[str, object]:
-        """In MariaDB the branch is this session's until that ends, and what commits it has to lock its table."""
+        """In MariaDB the branch is this session's until that ends, and what commits it has to lock
+        its table."""
         assert isinstance(transaction, LoadTransaction)
         if not is_mariadb(transaction.connection):
             return {}
@@ -91,19 +115,26 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         ended = xa.end(connection, ledger.schema, how, identity)
         if ended and self._is_locked(connection, ledger, key):
             raise NotEnded(
-                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
-                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
-                "is restarted; it lists the branch again then, and the next start aborts it"
+                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while "
+                "the session that prepared it ends. Its rows are not visible and never will be, "
+                "but hold their locks until the server is restarted; it lists the branch again "
+                "then, and the next start aborts it"
             )
         return ended
 
     def _commit(
-        self, connection: Connection, ledger: Ledger[Connection], key: str, identity: Identity, proof: Mapping[str, Any]
+        self,
+        connection: Connection,
+        ledger: Ledger[Connection],
+        key: str,
+        identity: Identity,
+        proof: Mapping[str, Any],
     ) -> bool:
-        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
-        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
-        wait). After it nothing keeps others from giving the tables another engine, in which the branch has no rows: a
-        second session has them locked meanwhile."""
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of
+        the session that prepared it. XA COMMIT and ROLLBACK in that moment are answered and do
+        nothing (seen in 11.4.5, never after this wait). After it nothing keeps others from giving
+        the tables another engine, in which the branch has no rows: a second session has them locked
+        meanwhile."""
         with self.server.lend() as watch:
             watch.defer("START TRANSACTION")
             changed = self._lock_after(proof, watch, ledger)
@@ -113,25 +144,31 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         if changed and dict(identity) in xa.prepared(connection, ledger.schema):
             raise NotEnded(
                 f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
-                f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP TABLE of its own one, "
-                "which InnoDB still has; then give it its name and ENGINE=InnoDB again, and start the query, which "
-                "writes the rows again"
+                f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP "
+                "TABLE of its own one, which InnoDB still has; then give it its name and "
+                "ENGINE=InnoDB again, and start the query, which writes the rows again"
             )
         if ended and not committed:
             raise NotEnded(
-                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
-                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self.server} knows the branch "
-                "again only after a restart: restart the server, then start the query again"
+                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do "
+                "while the session that prepared it ends. Its rows are safe, prepared in InnoDB, "
+                f"but {self.server} knows the branch again only after a restart: restart the "
+                "server, then start the query again"
             )
         return ended
 
-    def _lock_after(self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger[Connection]) -> str:
-        """Wait for the end of the session of a branch, and lock ledger and target, unless nobody knows which that is,
-        until the end of the running transaction. Returns why XA COMMIT would lose rows."""
+    def _lock_after(
+        self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger[Connection]
+    ) -> str:
+        """Wait for the end of the session of a branch, and lock ledger and target, unless nobody
+        knows which that is, until the end of the running transaction. Returns why XA COMMIT would
+        lose rows."""
         names = [proof.get("table", ""), ledger.name, ledger.witness.name]
         if "table" in proof:
             connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))
-        connection.defer(f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0")
+        connection.defer(
+            f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0"
+        )
         engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names, names])
         try:
             xa.await_session(connection, proof.get("session"))
@@ -151,7 +188,13 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
             return True
         return False
 
-    def in_doubt(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+    def in_doubt(
+        self, connection: Connection, schema: str, job: str, sink: str
+    ) -> Iterable[Identity]:
         prefix = TransactionId.prefix(job)
         names = {name_of(identity): identity for identity in xa.prepared(connection, schema)}
-        return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
+        return [
+            identity
+            for name, identity in names.items()
+            if name.startswith(prefix) and of_sink(name, sink)
+        ]

@@ -44,11 +44,15 @@ _SQL_MODE = [
     "NO_ENGINE_SUBSTITUTION",
     "ALLOW_INVALID_DATES",  # a table may hold some, or have one as a default
 ]
-"""Nothing that keeps out what an old table has: a zero date is a default or a value of many, and no date of Spark turns
-into one. NO_BACKSLASH_ESCAPES would change what MySQL reads in a table's own expressions, whose text has escapes."""
+"""Nothing that keeps out what an old table has: a zero date is a default or a value of many, and no
+date of Spark turns into one. NO_BACKSLASH_ESCAPES would change what MySQL reads in a table's own
+expressions, whose text has escapes."""
 _KEPT = ["ERROR_FOR_DIVISION_BY_ZERO", "NO_UNSIGNED_SUBTRACTION"]
 """Modes that decide what a table's own expressions give: they stay as the server has them."""
-_MODES = [f"'{','.join(_SQL_MODE)}'", *(f"IF(FIND_IN_SET('{mode}', @@sql_mode), '{mode}', NULL)" for mode in _KEPT)]
+_MODES = [
+    f"'{','.join(_SQL_MODE)}'",
+    *(f"IF(FIND_IN_SET('{mode}', @@sql_mode), '{mode}', NULL)" for mode in _KEPT),
+]
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
     "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
@@ -61,8 +65,10 @@ _SESSION = {
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
     "sql_big_selects": "1",
-    "max_sort_length": "16384",  # the last change of a key is told by all of the key: an index takes 3,072 bytes
-    "sort_buffer_size": "CAST(GREATEST(@@sort_buffer_size, 2097152) AS unsigned)",  # room for 15 such keys
+    # the last change of a key is told by all of the key: an index takes 3,072 bytes
+    "max_sort_length": "16384",
+    # room for 15 such keys
+    "sort_buffer_size": "CAST(GREATEST(@@sort_buffer_size, 2097152) AS unsigned)",
     "sql_quote_show_create": "1",
     "wait_timeout": _WAIT_TIMEOUT,
 }
@@ -73,17 +79,23 @@ _MARIADB = {
     "idle_transaction_timeout": "0",  # a task may be without rows for as long as wait_timeout
     "idle_write_transaction_timeout": "0",
 }
-_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "transaction_read_only": "0", "max_execution_time": "0"}
+_MYSQL = {
+    "transaction_isolation": "'READ-COMMITTED'",
+    "transaction_read_only": "0",
+    "max_execution_time": "0",
+}
 _NOTES = "/*M!110400 , SESSION note_verbosity = 'basic' */"
 """Of MariaDB from 11.4 on, which would cut blanks without a note."""
-# From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
-# (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
+# From these on a prepared branch is detached from its session, and anybody can finish it: release
+# notes of MySQL 8.0.29 (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
 _OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
 
 
 class MySQLServer(Pool[Connection]):
-    """Lend connections of PyMySQL. They read READ COMMITTED, so that each statement sees what others have committed by
-    then."""
+    """Lend connections of PyMySQL.
+
+    They read READ COMMITTED, so that each statement sees what others have committed by then.
+    """
 
     SECRETS = ("password", "passwd", "ssl_key_password")
     SHOWN = ("host", "unix_socket", "port", "database", "user")
@@ -93,12 +105,19 @@ class MySQLServer(Pool[Connection]):
     fault = staticmethod(fault)
 
     def __init__(
-        self, dialect: MySQLDialect, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: Duration
+        self,
+        dialect: MySQLDialect,
+        dsn: str,
+        options: Mapping[str, Any],
+        *,
+        name: str,
+        lock_timeout: Duration,
     ) -> None:
         """Read the DSN; nothing is connected yet.
 
-        `dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `name` is the sink's,
-        and `lock_timeout` is rounded up to whole seconds. Raises ConfigurationError for what cannot be a DSN.
+        `dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it;
+        `name` is the sink's, and `lock_timeout` is rounded up to whole seconds. Raises
+        ConfigurationError for what cannot be a DSN.
         """
         try:
             given = parameters(dsn) | dict(options)
@@ -106,17 +125,25 @@ class MySQLServer(Pool[Connection]):
             raise ConfigurationError(f"sink {name!r}: {error}") from None
         if unknown := sorted(given.keys() - _KNOWN):
             raise ConfigurationError(
-                f"sink {name!r}: pymysql.connect has no parameter {', '.join(map(repr, unknown))} (in the DSN or in "
-                "connect_options)"
+                f"sink {name!r}: pymysql.connect has no parameter {', '.join(map(repr, unknown))} "
+                "(in the DSN or in connect_options)"
             )
         if not given.get("database") and not given.get("db"):
-            raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
+            raise ConfigurationError(
+                f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database"
+            )
         for option in ("connect_timeout", "read_timeout", "write_timeout"):
             if option in given:
                 given[option] = seconds_of_sink(name, given[option], option)
         defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
-        fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
-        # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
+        fixed: dict[str, Any] = {
+            "charset": "utf8mb4",
+            "autocommit": True,
+            "local_infile": False,
+            "cursorclass": Cursor,
+        }
+        # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with
+        # local_infile=False, hands out no file
         flags = CLIENT.LOCAL_FILES | CLIENT.MULTI_STATEMENTS
         flags |= CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
         flags |= int(given.get("client_flag", 0))
@@ -149,7 +176,10 @@ class MySQLServer(Pool[Connection]):
     def _configure(self, connection: Connection) -> None:
         mariadb = is_mariadb(connection)
         settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
-        settings |= {"innodb_lock_wait_timeout": str(self.lock_seconds), "lock_wait_timeout": str(self.lock_seconds)}
+        settings |= {
+            "innodb_lock_wait_timeout": str(self.lock_seconds),
+            "lock_wait_timeout": str(self.lock_seconds),
+        }
         sets = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
         execute(connection, f"SET {sets} {_NOTES}")
 
@@ -189,23 +219,37 @@ class MySQLServer(Pool[Connection]):
     def at_work(self, connection: Connection) -> AbstractContextManager[None]:
         return connection.at_work()
 
-    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+    def execute(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> int:
         return execute(connection, statement, parameters)
 
-    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def query(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> list[Row]:
         return query(connection, statement, parameters)
 
     def defer(
-        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+        self,
+        connection: Connection,
+        statement: str,
+        parameters: Sequence[object],
+        judge: Callable[[list[Row]], object],
     ) -> object:
         return connection.defer(statement, parameters, judge)
 
     def insert_missing(
-        self, connection: Connection, columns: Sequence[str], inserts: Mapping[str, Sequence[Sequence[object]]]
+        self,
+        connection: Connection,
+        columns: Sequence[str],
+        inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        """Send the statements of all tables in one message, as often as there are more rows than one statement has."""
+        """Send the statements of all tables in one message, as often as there are more rows than
+        one statement has."""
         changed = 0
-        statements = [self.dialect.insertions(table, columns, rows) for table, rows in inserts.items()]
+        statements = [
+            self.dialect.insertions(table, columns, rows) for table, rows in inserts.items()
+        ]
         for together in zip(*statements, strict=True):
             for statement, values in together:
                 connection.defer(statement, values)
@@ -216,7 +260,7 @@ class MySQLServer(Pool[Connection]):
         ((local,),) = query(connection, "SELECT @@local_infile")
         return f"by {'LOAD DATA' if local else 'INSERT, since local_infile is OFF'}"
 
-    # ------------------------------------------------------------------ what operators and users are told
+    # ------------------------------------------------------------ what operators and users are told
     def unfit(self, connection: Connection) -> str | None:
         product = "MariaDB" if is_mariadb(connection) else "MySQL"
         ((text,),) = query(connection, "SELECT VERSION()")
@@ -225,8 +269,9 @@ class MySQLServer(Pool[Connection]):
         if version >= _OLDEST[product]:
             return None
         return (
-            f"the server is {product} {text} ({self}), and exactly-once needs {'.'.join(map(str, _OLDEST[product]))} "
-            "or newer: in older ones a prepared XA transaction ends with its connection, or stays tied to it"
+            f"the server is {product} {text} ({self}), and exactly-once needs "
+            f"{'.'.join(map(str, _OLDEST[product]))} or newer: in older ones a prepared XA "
+            "transaction ends with its connection, or stays tied to it"
         )
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
@@ -237,13 +282,19 @@ class MySQLServer(Pool[Connection]):
                 "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
                 "SET GLOBAL local_infile = ON; and in the server's option file",
             )
-        if (most := setting(connection, "group_replication_transaction_size_limit")) not in ("", "0"):
+        if (most := setting(connection, "group_replication_transaction_size_limit")) not in (
+            "",
+            "0",
+        ):
             yield Finding.warning(
-                f"group_replication_transaction_size_limit = {most}: by the strategy staged a checkpoint is one "
-                "transaction",
-                "set it to 0, or keep checkpoints smaller than that: a larger one is refused after its decision",
+                f"group_replication_transaction_size_limit = {most}: by the strategy staged a "
+                "checkpoint is one transaction",
+                "set it to 0, or keep checkpoints smaller than that: a larger one is refused after "
+                "its decision",
             )
-        yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
+        yield from compare_clocks(
+            "the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0])
+        )
 
     def unreachable(self, error: Exception) -> str | None:
         return self.redact(error_text(error)) if isinstance(error, pymysql.Error) else None

@@ -1,7 +1,11 @@
-"""MySQL's and MariaDB's own way. Strategy `xa`: rows go into the target in an XA branch, which XA PREPARE makes
-durable; the driver runs XA COMMIT. Strategy `staged`: rows go into a staging table, and COMMIT; the driver's one
-transaction writes the ledger rows and moves every staging table of a checkpoint into the target. DROP TABLE would
-commit it, so the staging tables are dropped after it: the ledger tells that those that are still there were moved."""
+"""MySQL's and MariaDB's own way.
+
+Strategy `xa`: rows go into the target in an XA branch, which XA PREPARE makes durable; the driver
+runs XA COMMIT. Strategy `staged`: rows go into a staging table, and COMMIT; the driver's one
+transaction writes the ledger rows and moves every staging table of a checkpoint into the target.
+DROP TABLE would commit it, so the staging tables are dropped after it: the ledger tells that those
+that are still there were moved.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,14 @@ Strategy = Literal["auto", "xa", "staged"]
 
 
 class MySQLSink(TableSink[Connection, MySQLTarget]):
-    """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by INSERT.
+    """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by
+    INSERT.
 
-    Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver runs XA COMMIT. Appends
-    only. `staged`: each task writes into a staging table beside the target and commits that; the driver moves all
-    staging tables of a checkpoint in one transaction. For users and servers without XA rights, and the only one for
-    upserts. `auto` asks the server. What became of a transaction is kept in the table `ledger`, beside the target.
+    Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver
+    runs XA COMMIT. Appends only. `staged`: each task writes into a staging table beside the target
+    and commits that; the driver moves all staging tables of a checkpoint in one transaction. For
+    users and servers without XA rights, and the only one for upserts. `auto` asks the server. What
+    became of a transaction is kept in the table `ledger`, beside the target.
 
     Needs MySQL 8.0.29, MariaDB 10.5.2 or newer, and tables of InnoDB.
     """
@@ -66,19 +72,22 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `dsn`: mysql://user:password@host:3306/database, with parameters of pymysql.connect behind a question mark;
-          `connect_options`: further ones (`ssl_ca`, `read_timeout`, `unix_socket` …).
-        * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special characters. `name`
-          (default: `table`) is the sink's uid.
-        * `lock_timeout`: how long any of our statements waits for a lock, rounded up to whole seconds: a number of
-          them, or a text such as "10 s".
+        * `dsn`: mysql://user:password@host:3306/database, with parameters of pymysql.connect behind
+          a question mark; `connect_options`: further ones (`ssl_ca`, `read_timeout`, `unix_socket`
+          …).
+        * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special
+          characters. `name` (default: `table`) is the sink's uid.
+        * `lock_timeout`: how long any of our statements waits for a lock, rounded up to whole
+          seconds: a number of them, or a text such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         dialect = MySQLDialect(merge)
-        server = MySQLServer(dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
+        server = MySQLServer(
+            dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout
+        )
         catalog = MySQLCatalog(server, dialect)
         backend = Backend(MySQLStaging(catalog), XATransactions(catalog), strategy=strategy)
         super().__init__(

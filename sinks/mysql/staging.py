@@ -1,7 +1,7 @@
 """Staging tables of MySQL and MariaDB.
 
-DROP TABLE would commit the transaction that moves their rows, so they are dropped after it: the ledger tells that those
-that are still there were moved.
+DROP TABLE would commit the transaction that moves their rows, so they are dropped after it: the
+ledger tells that those that are still there were moved.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _FRAME = 2**14
 class MySQLStaging(Staging[Connection, MySQLTarget]):
     DROPPED_TOGETHER = 100
     HANDED_ON = (
-        "can hand it on only in an index over whole columns that the batch has, not over a prefix, an expression or a "
-        "generated column"
+        "can hand it on only in an index over whole columns that the batch has, not over a prefix, "
+        "an expression or a generated column"
     )
 
     server: MySQLServer
@@ -61,13 +61,21 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     catalog: MySQLCatalog
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
-        """Make a table with the types of the target. Nothing can undo CREATE TABLE but DROP TABLE."""
-        target, name = plan.target, staging_table(context.transaction_id)
+    def stage(
+        self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
+    ) -> LoadTransaction:
+        """Make a table with the types of the target.
+
+        Nothing can undo CREATE TABLE but DROP TABLE.
+        """
+        target = plan.target
+        name = staging_table(context.transaction_id)
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self.server.take(), self.server.give, context, target, identity, undo=undo)
+        transaction = LoadTransaction(
+            self.server.take(), self.server.give, context, target, identity, undo=undo
+        )
         with transaction.discarded_on_error(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
             target = self.catalog.current(transaction.connection, target, written)
@@ -81,13 +89,20 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             except pymysql.Error as error:
                 if not _is_too_wide(error):
                     raise
-                raise ConfigurationError(f"table {target.label}: {self._too_wide(columns, error)}") from error
+                raise ConfigurationError(
+                    f"table {target.label}: {self._too_wide(columns, error)}"
+                ) from error
         return transaction
 
-    def unstageable(self, connection: Connection, target: MySQLTarget, batch: pa.Schema) -> Iterable[str]:
-        """Tried with a temporary table, which has the same limits and leaves nothing behind. Without the right to make
-        one, the first task tells."""
-        table, columns = quoted(target.schema, "tpc width"), self.columns(target.columns, batch, _merge_column)
+    def unstageable(
+        self, connection: Connection, target: MySQLTarget, batch: pa.Schema
+    ) -> Iterable[str]:
+        """Tried with a temporary table, which has the same limits and leaves nothing behind.
+
+        Without the right to make one, the first task tells.
+        """
+        table = quoted(target.schema, "tpc width")
+        columns = self.columns(target.columns, batch, _merge_column)
         try:
             connection.defer(f"DROP TEMPORARY TABLE IF EXISTS {table}")
             connection.defer(_creation("TEMPORARY TABLE", table, columns))
@@ -100,15 +115,20 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
 
     def _too_wide(self, columns: Sequence[MySQLColumn], error: pymysql.Error) -> str:
         remedy = (
-            'use strategy="xa", which needs no such table' if self.merge.mode == "append" else "write fewer columns"
+            'use strategy="xa", which needs no such table'
+            if self.merge.mode == "append"
+            else "write fewer columns"
         )
         return (
-            f"the strategy staged needs a table with the batch's {len(columns):,} columns and one of its own, which "
-            f"the server does not take ({error_text(error)}): {remedy}, or let columns be of a shorter type"
+            f"the strategy staged needs a table with the batch's {len(columns):,} columns and one "
+            f"of its own, which the server does not take ({error_text(error)}): {remedy}, or let "
+            "columns be of a shorter type"
         )
 
     # ------------------------------------------------------------------ before the decision
-    def lock(self, connection: Connection, plan: Plan[Connection, MySQLTarget], written: Sequence[str]) -> str | None:
+    def lock(
+        self, connection: Connection, plan: Plan[Connection, MySQLTarget], written: Sequence[str]
+    ) -> str | None:
         try:
             execute(connection, catalog.locking(plan.target.identifier, written))
         except pymysql.Error as error:
@@ -118,15 +138,25 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         return None
 
     def changes_since(self, connection: Connection, move: Move[MySQLTarget]) -> Iterable[str]:
-        target, staged = move.target, f"({self.dialect.union(move.tables, '*')}) AS staged"
+        target = move.target
+        staged = f"({self.dialect.union(move.tables, '*')}) AS staged"
         yield from catalog.no_innodb(target, target.engine)
         # a counter or timestamp takes a NULL for a number or the time
-        counting = [c.name for c in target.columns if (c.counter or c.type == "timestamp") and not c.nullable]
+        counting = [
+            c.name
+            for c in target.columns
+            if (c.counter or c.type == "timestamp") and not c.nullable
+        ]
         for name in counting:
             missing = f"{quoted(name)} IS NULL AND {self.dialect.stays('staged')}"
-            if name in move.written and query(connection, f"SELECT 1 FROM {staged} WHERE {missing} LIMIT 1"):
-                yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
-        rights = [right for right in self.merge.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
+            if name in move.written and query(
+                connection, f"SELECT 1 FROM {staged} WHERE {missing} LIMIT 1"
+            ):
+                yield (
+                    f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
+                )
+        # which `lock` needs
+        rights = [right for right in self.merge.rights(target, "staged") if right != "INSERT"]
         yield from self.catalog.missing_rights(connection, target, rights)
 
     def first_tie(self, connection: Connection, move: Move[MySQLTarget]) -> Row | None:
@@ -145,17 +175,24 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         needed = sum(len(part.encode()) for part in parts) + _FRAME
         if needed > most:
             raise ConfigurationError(
-                f"table {move.target.label}: the upsert of {len(move.tables):,} staging tables takes statements of up "
-                f"to {needed:,} bytes, and the server takes max_allowed_packet = {most:,}: set that higher (SET "
-                "GLOBAL, and in the option file), or write fewer partitions, and start the query again"
+                f"table {move.target.label}: the upsert of {len(move.tables):,} staging tables "
+                f"takes statements of up to {needed:,} bytes, and the server takes "
+                f"max_allowed_packet = {most:,}: set that higher (SET GLOBAL, and in the option "
+                "file), or write fewer partitions, and start the query again"
             )
 
     # ------------------------------------------------------------------ the move
     def append(self, connection: Connection, move: Move[MySQLTarget], rows: int | None) -> None:
-        """InnoDB judges a foreign key row by row, also within one INSERT. If the table refers to itself, those rows go
-        first that need none of the others, then those that need the first, and so on."""
-        target, needed = move.target, self.dialect.needed_rows_are_there(move, "staged")
-        required = {column.name for column in target.columns if not column.nullable} & set(move.written)
+        """InnoDB judges a foreign key row by row, also within one INSERT.
+
+        If the table refers to itself, those rows go first that need none of the others, then those
+        that need the first, and so on.
+        """
+        target = move.target
+        needed = self.dialect.needed_rows_are_there(move, "staged")
+        required = {column.name for column in target.columns if not column.nullable} & set(
+            move.written
+        )
         keys = [unique.columns for unique in target.uniques if set(unique.columns) <= required]
         if not needed or not keys:
             super().append(connection, move, rows)
@@ -170,8 +207,8 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         ((count,),) = query(connection, f"SELECT count(*) FROM ({staged}) AS staged")
         if moved != count:
             raise BadValue(
-                f"table {target.label}: {count - moved} of {count} rows have a value of ({', '.join(keys[0])}) that "
-                "the table, or another of the rows, has already"
+                f"table {target.label}: {count - moved} of {count} rows have a value of "
+                f"({', '.join(keys[0])}) that the table, or another of the rows, has already"
             )
 
     def upsert(self, connection: Connection, move: Move[MySQLTarget]) -> None:
@@ -186,20 +223,26 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             return
         if handed_on:
             self._put_in_anew(connection, move, last, handed_on)
-        ((due,),) = query(connection, dialect.due(move, last))  # asked first: a trigger may change what orders changes
+        # asked first: a trigger may change what orders changes
+        ((due,),) = query(connection, dialect.due(move, last))
         needed = dialect.needed_rows_are_there(move, "last")
         first = dialect.first(last, needed) if needed else last
-        changed = execute(connection, dialect.update(move, first)) + self._insert(connection, move, last)
+        changed = execute(connection, dialect.update(move, first)) + self._insert(
+            connection, move, last
+        )
         if needed and changed != due:  # some refer to rows that were yet to come
             changed = execute(connection, dialect.update(move, last))
         if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
-                f"table {move.target.label}: somebody else inserted or deleted keys of the batch while it was moved"
+                f"table {move.target.label}: somebody else inserted or deleted keys of the batch "
+                "while it was moved"
             )
 
-    def _put_in_anew(self, connection: Connection, move: Move[MySQLTarget], last: str, handed_on: str) -> None:
-        """Take out the rows that give up a value which another one takes, and put them in as an UPDATE would leave
-        them."""
+    def _put_in_anew(
+        self, connection: Connection, move: Move[MySQLTarget], last: str, handed_on: str
+    ) -> None:
+        """Take out the rows that give up a value which another one takes, and put them in as an
+        UPDATE would leave them."""
         givers = self.dialect.givers(move, last, handed_on)
         if not query(connection, f"SELECT 1 {givers} FOR UPDATE"):
             return
@@ -211,24 +254,29 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             if code_of(error) not in RIGHTS:
                 raise
             raise BadValue(
-                f"table {move.target.label}: rows of the batch swap the value of a unique index, or hand it on, for "
-                f"which the user needs the right CREATE TEMPORARY TABLES: {error_text(error)}"
+                f"table {move.target.label}: rows of the batch swap the value of a unique index, "
+                "or hand it on, for which the user needs the right CREATE TEMPORARY TABLES: "
+                f"{error_text(error)}"
             ) from error
         # the server puts the time where it would in the target
         execute(connection, self.dialect.update(move, last, given))
-        connection.defer("SET SESSION foreign_key_checks = 0")  # of hidden tables: the rows come back
+        # of hidden tables: the rows come back
+        connection.defer("SET SESSION foreign_key_checks = 0")
         out = execute(connection, self.dialect.take_givers_out(move))
         connection.defer("SET SESSION foreign_key_checks = 1")
         put = execute(connection, self.dialect.put_givers_in(move))
         execute(connection, f"DROP TEMPORARY TABLE {given}")
         if not rows == out == put:
             raise TransactionBlocked(
-                f"table {move.target.label}: somebody else changed rows of the batch while it was moved"
+                f"table {move.target.label}: somebody else changed rows of the batch while it was "
+                "moved"
             )
 
     def _insert(self, connection: Connection, move: Move[MySQLTarget], last: str) -> int:
-        """Insert the changes whose key no row has: of a table that refers to itself those first that need no other."""
-        target, keys = move.target, self.merge.keys
+        """Insert the changes whose key no row has: of a table that refers to itself those first
+        that need no other."""
+        target = move.target
+        keys = self.merge.keys
         insert = self.dialect.insert(move, last)
         needed = self.dialect.needed_rows_are_there(move, "last")
         inserted = 0
@@ -237,12 +285,16 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
                 inserted += some
             return inserted + execute(connection, insert)
         except pymysql.IntegrityError as error:
-            text, names = error_text(error), [u.name for u in target.uniques if set(u.columns) == set(keys)]
+            text = error_text(error)
+            names = [u.name for u in target.uniques if set(u.columns) == set(keys)]
             # MySQL puts the table's name before the index
-            if code_of(error) != ER.DUP_ENTRY or not any(text.endswith((f"'{n}'", f".{n}'")) for n in names):
+            if code_of(error) != ER.DUP_ENTRY or not any(
+                text.endswith((f"'{n}'", f".{n}'")) for n in names
+            ):
                 raise
             raise TransactionBlocked(
-                f"table {target.label}: somebody else inserted keys of the batch while it was moved: {text}"
+                f"table {target.label}: somebody else inserted keys of the batch while it was "
+                f"moved: {text}"
             ) from error
 
     # ------------------------------------------------------------------ afterwards
@@ -253,11 +305,14 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """Those that are there: a drop of many may have ended in the middle."""
         for some in batches(names, self.DROPPED_TOGETHER):
-            execute(connection, f"DROP TABLE IF EXISTS {', '.join(quoted(schema, name) for name in some)}")
+            execute(
+                connection,
+                f"DROP TABLE IF EXISTS {', '.join(quoted(schema, name) for name in some)}",
+            )
 
     def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        """The server flushes its log for each table that it drops: several connections share the flushes. What somebody
-        reads now is dropped by the next sweep."""
+        """The server flushes its log for each table that it drops: several connections share the
+        flushes. What somebody reads now is dropped by the next sweep."""
 
         def drop(some: Sequence[str]) -> None:
             try:
@@ -267,7 +322,9 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
                     connection.defer(f"SET SESSION lock_wait_timeout = {self.server.lock_seconds}")
             except pymysql.Error as error:
                 text = error_text(error)
-                logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
+                logger.warning(
+                    "staging tables in %s were moved and could not be dropped yet: %s", schema, text
+                )
 
         parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
         side_by_side(drop, parts)
@@ -276,7 +333,8 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         rows = query(
             connection,
             "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s"
-            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s ORDER BY 1",
+            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s ORDER BY"
+            " 1",
             [schema, len(prefix), prefix],
         )
         return [text for (text,) in rows]
@@ -290,20 +348,32 @@ def _creation(kind: str, table: str, columns: Iterable[MySQLColumn]) -> str:
 
 def _is_too_wide(error: pymysql.Error) -> bool:
     """Whether a table was not made for the number of its columns, or the length of its rows."""
-    return code_of(error) in (ER.TOO_MANY_FIELDS, ER.TOO_BIG_ROWSIZE) or "Too many columns" in error_text(error)
+    return code_of(error) in (
+        ER.TOO_MANY_FIELDS,
+        ER.TOO_BIG_ROWSIZE,
+    ) or "Too many columns" in error_text(error)
 
 
 def _declaration(column: MySQLColumn) -> str:
     """For CREATE TABLE. NULLs are refused before they get here, but those of rows that delete."""
     collation = f" COLLATE {column.collation}" if column.collation else ""
-    json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
+    json = (
+        f" CHECK (json_valid({quoted(column.name)}))"
+        if column.type == "json" and column.collation
+        else ""
+    )
     # the catalog writes members with backslashes
-    kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
+    kind = (
+        f"{column.type}({', '.join(map(literal, column.members))})"
+        if column.members
+        else column.declared
+    )
     return f"{quoted(column.name)} {kind}{collation} NULL{json}"
 
 
 def _merge_column(field: pa.Field) -> MySQLColumn:
-    """A column that only a staging table has: the marker of deletes, or what orders changes, which is no text."""
+    """A column that only a staging table has: the marker of deletes, or what orders changes, which
+    is no text."""
     declared = target_type(field.type).replace("boolean", "tinyint(1)")
     if declared == "timestamp(6)":  # which ends in 2038
         return MySQLColumn(field.name, "moment", "datetime(6)", digits=6)

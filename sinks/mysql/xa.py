@@ -19,12 +19,15 @@ _NO_RIGHT = (1227, 1401)  # MySQL without XA_RECOVER_ADMIN
 
 
 def identity_of(transaction_id: str) -> Identity:
-    """The name of the branch: the parts of a transaction's name up to the checkpoint, and those from the sink on.
-    Raises SinkError if one is too long, for which a checkpoint must have 20 digits."""
+    """The name of the branch: the parts of a transaction's name up to the checkpoint, and those
+    from the sink on. Raises SinkError if one is too long, for which a checkpoint must have 20
+    digits."""
     parts = transaction_id.split(".")
     identity = {"gtrid": ".".join(parts[:4]), "bqual": ".".join(parts[4:])}
     if any(len(part) > _LIMIT for part in identity.values()):
-        raise SinkError(f"{transaction_id} is too long for the name of an XA branch: use strategy='staged'")
+        raise SinkError(
+            f"{transaction_id} is too long for the name of an XA branch: use strategy='staged'"
+        )
     return identity
 
 
@@ -33,8 +36,8 @@ def name_of(identity: Identity) -> str:
 
 
 def format_of(schema: str) -> int:
-    """The formatID of our branches: it tells those of one database from those of another, since XA RECOVER lists all
-    that the server has."""
+    """The formatID of our branches: it tells those of one database from those of another, since XA
+    RECOVER lists all that the server has."""
     return zlib.crc32(f"tpc {schema}".encode()) & 0x7FFFFFFF
 
 
@@ -43,12 +46,19 @@ def xid(identity: Identity, schema: str) -> str:
 
 
 def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
-    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them."""
+    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see
+    them."""
     try:
         if is_mariadb(connection):
-            return [(form, gtrid, bqual, data) for form, gtrid, bqual, data in query(connection, "XA RECOVER")]
+            return [
+                (form, gtrid, bqual, data)
+                for form, gtrid, bqual, data in query(connection, "XA RECOVER")
+            ]
         rows = query(connection, "XA RECOVER CONVERT XID")
-        return [(form, gtrid, bqual, bytes.fromhex(data.removeprefix("0x"))) for form, gtrid, bqual, data in rows]
+        return [
+            (form, gtrid, bqual, bytes.fromhex(data.removeprefix("0x")))
+            for form, gtrid, bqual, data in rows
+        ]
     except pymysql.Error as error:
         if code_of(error) in _NO_RIGHT:
             return None
@@ -66,8 +76,11 @@ def prepared(connection: Connection, schema: str) -> list[dict[str, str]]:
 
 
 def end(connection: Connection, schema: str, how: str, identity: Identity) -> bool:
-    """COMMIT or ROLLBACK a branch; False if there is none. MariaDB knows only its own session of a branch until that
-    has ended, a moment after its connection was closed: raises OperationalError if it does not."""
+    """COMMIT or ROLLBACK a branch; False if there is none.
+
+    MariaDB knows only its own session of a branch until that has ended, a moment after its
+    connection was closed: raises OperationalError if it does not.
+    """
     deadline = time.monotonic() + _DETACH_TIMEOUT
     while True:
         try:
@@ -80,7 +93,9 @@ def end(connection: Connection, schema: str, how: str, identity: Identity) -> bo
             return False
         if time.monotonic() > deadline:
             raise pymysql.OperationalError(
-                XA_UNKNOWN, f"{name_of(identity)} is prepared, and the session that did it has not let go of it yet"
+                XA_UNKNOWN,
+                f"{name_of(identity)} is prepared, and the session that did it has not let go of "
+                "it yet",
             )
         time.sleep(0.01)
 
