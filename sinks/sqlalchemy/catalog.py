@@ -14,7 +14,14 @@ from sqlalchemy.types import TypeEngine
 
 from sinks.errors import SchemaMismatch
 from sinks.sql.catalog import Catalog, ColumnTypes, by_table
-from sinks.sql.databases import COLLATIONS, HOMES, MYSQL, POSTGRES_FOREIGN_KEYS, POSTGRES_OBSTACLES, lacks_characters
+from sinks.sql.databases import (
+    COLLATIONS,
+    HOMES,
+    MYSQL,
+    POSTGRES_FOREIGN_KEYS,
+    POSTGRES_OBSTACLES,
+    lacks_characters,
+)
 from sinks.sql.server import ambiguous
 from sinks.sql.table import ForeignKey
 from sinks.sqlalchemy.dialect import ROW, SqlAlchemyDialect
@@ -22,24 +29,29 @@ from sinks.sqlalchemy.server import SqlAlchemyServer
 from sinks.sqlalchemy.types import SqlAlchemyColumn, SqlAlchemyTarget, declared
 
 ID = "tpc_transaction"
-"""A column of a staging table, which is NULL in each row. Its default is the transaction's id: any database keeps that
-with the table from its first moment on, and tells it."""
+"""A column of a staging table, which is NULL in each row. Its default is the transaction's id: any
+database keeps that with the table from its first moment on, and tells it."""
 _COLLATIONS = """
-SELECT list.name, part.name, part.coll FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
+SELECT list.name, part.name, part.coll
+  FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
  WHERE list."unique" AND NOT list.partial AND part.key
 """
-"""In SQLite, of unique indexes and their columns: SQLAlchemy does not tell. The parameters are the table's name and
-schema."""
+"""In SQLite, of unique indexes and their columns: SQLAlchemy does not tell. The parameters are the
+table's name and schema."""
 _HEIRS = """
 UNION ALL
-SELECT 'the table ' || c.oid::regclass || ' inherits from it, whose rows no index of it binds: upsert into one without'
-  FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN target ON inhparent = target.oid WHERE NOT relispartition
+SELECT 'the table ' || c.oid::regclass ||
+  ' inherits from it, whose rows no index of it binds: upsert into one without'
+  FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN target ON inhparent = target.oid
+    WHERE NOT relispartition
 """
 _VANISHING = re.compile(r"\bON\s+CONFLICT\s+(?:IGNORE|REPLACE|ROLLBACK)\b", re.IGNORECASE)
 
 
 class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
-    NO_TABLE_HINT = " (a name is read as it is, without quotes; what is before its last dot is the schema)"
+    NO_TABLE_HINT = (
+        " (a name is read as it is, without quotes; what is before its last dot is the schema)"
+    )
 
     server: SqlAlchemyServer
     dialect: SqlAlchemyDialect
@@ -57,21 +69,28 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
     def describe(self, connection: Connection, schema: str, name: str) -> SqlAlchemyTarget | None:
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
-        table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
+        table = sa.Table(
+            name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False
+        )
         collations = dict[str, str]()
         if self.dialect.name == "sqlite":
-            uniques = by_table(self.server.query(connection, _COLLATIONS, [name, schema or "main"])).values()
+            uniques = by_table(
+                self.server.query(connection, _COLLATIONS, [name, schema or "main"])
+            ).values()
             ways = [way for of in uniques if set(of) == set(self.merge.keys) for way in of.items()]
             collations |= sorted(ways, key=lambda way: way[1] != "BINARY")
         columns = []
         for column in table.columns:
-            declared, kind = self._in_sql(column.type), repr(column.type)
+            declared = self._in_sql(column.type)
+            kind = repr(column.type)
             if isinstance(column.type, sa.String) and column.name in collations:  # equal keys
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
             is_rowid = self.dialect.name == "sqlite" and list(table.primary_key) == [column]
-            counter = column is table.autoincrement_column or (is_rowid and isinstance(column.type, sa.Integer))
+            counter = column is table.autoincrement_column or (
+                is_rowid and isinstance(column.type, sa.Integer)
+            )
             columns.append(
                 SqlAlchemyColumn(
                     column.name,
@@ -96,9 +115,13 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
 
     def _lacks_characters(self, connection: Connection, schema: str, name: str) -> bool:
         if self.dialect.name == "postgresql":
-            return self.server.query(connection, "SELECT current_setting('server_encoding')") != [("UTF8",)]
+            return self.server.query(connection, "SELECT current_setting('server_encoding')") != [
+                ("UTF8",)
+            ]
         if self.dialect.name in MYSQL:
-            return lacks_characters(way for (way,) in self.server.query(connection, COLLATIONS, [schema, name]))
+            return lacks_characters(
+                way for (way,) in self.server.query(connection, COLLATIONS, [schema, name])
+            )
         return False
 
     def _foreign_keys(self, connection: Connection, schema: str, name: str) -> Iterator[ForeignKey]:
@@ -113,8 +136,14 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
             names = inspector.get_table_names(schema or None)
             name = next((each for each in names if each.lower() == name.lower()), name)
         for found in inspector.get_foreign_keys(name, schema or None):
-            unnamed = f"({', '.join(found['constrained_columns'])}) REFERENCES {found['referred_table']}"
-            yield ForeignKey(found["name"] or unnamed, found["referred_schema"] or schema, found["referred_table"])
+            unnamed = (
+                f"({', '.join(found['constrained_columns'])}) REFERENCES {found['referred_table']}"
+            )
+            yield ForeignKey(
+                found["name"] or unnamed,
+                found["referred_schema"] or schema,
+                found["referred_table"],
+            )
 
     def place(self, connection: Connection, schema: str, name: str) -> tuple[object, ...] | None:
         if self.dialect.name == "sqlite":
@@ -122,31 +151,53 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
             ask = "SELECT file FROM pragma_database_list WHERE lower(name) = %s"
             return self.dialect.name, *self.server.query(connection, ask, [schema]), name.lower()
         known = super().place(connection, schema, name)
-        return known or (str(self.server.url.set(username=None, password=None, query={})), schema, name)
+        return known or (
+            str(self.server.url.set(username=None, password=None, query={})),
+            schema,
+            name,
+        )
 
-    def column_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> ColumnTypes:
-        existing = sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
+    def column_types(
+        self, connection: Connection, schema: str, tables: Sequence[str]
+    ) -> ColumnTypes:
+        existing = (
+            sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
+        )
         return {
-            str(table): {c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (ROW, ID)}
+            str(table): {
+                c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (ROW, ID)
+            }
             for (_, table), columns in existing.items()
         }
 
     # ------------------------------------------------------------------ what is wrong with it
-    def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterator[str]:
+    def problems(
+        self, connection: Connection, target: SqlAlchemyTarget, ledger: str
+    ) -> Iterator[str]:
         yield from self.obstacles(connection, target)
 
     def obstacles(self, connection: Connection, target: SqlAlchemyTarget) -> list[str]:
         if self.dialect.name == "sqlite":
             master = self.dialect.quote(target.schema, "sqlite_master")
-            ask = f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view') AND name = %s COLLATE NOCASE"
+            ask = (
+                f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view') AND name = %s"
+                " COLLATE NOCASE"
+            )
             found = self.server.query(connection, ask, [target.name])
-            views = ["it is a view: name the table behind it" for kind, _ in found if kind == "view"]
+            views = [
+                "it is a view: name the table behind it" for kind, _ in found if kind == "view"
+            ]
             clauses = [clause for _, statement in found for clause in _VANISHING.findall(statement)]
-            return views + [f"a constraint has {clause}, by which rows vanish: leave that out" for clause in clauses]
+            return views + [
+                f"a constraint has {clause}, by which rows vanish: leave that out"
+                for clause in clauses
+            ]
         if self.dialect.name != "postgresql":
             return []
         ask = POSTGRES_OBSTACLES + _HEIRS * bool(self.merge.keys)
-        return [text for (text,) in self.server.query(connection, ask, [target.schema, target.name])]
+        return [
+            text for (text,) in self.server.query(connection, ask, [target.schema, target.name])
+        ]
 
     # ------------------------------------------------------------------ creating and altering
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
@@ -157,7 +208,12 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
             raise SchemaMismatch(f"{self.dialect.name} has no such type: {error}") from None
 
     def create_table(
-        self, connection: Connection, schema: str, name: str, columns: Sequence[str], options: str = ""
+        self,
+        connection: Connection,
+        schema: str,
+        name: str,
+        columns: Sequence[str],
+        options: str = "",
     ) -> None:
         self.server.engine.dialect.validate_identifier(name)  # a server may cut what is too long
         super().create_table(connection, schema, name, columns, options)

@@ -1,4 +1,5 @@
-"""What SQLAlchemy writes for a kind of database: names as text, and the statements of a move as its expressions.
+"""What SQLAlchemy writes for a kind of database: names as text, and the statements of a move as its
+expressions.
 
 Nothing in here needs a connection.
 """
@@ -16,8 +17,8 @@ from sinks.sql.table import MergeOptions
 from sinks.sqlalchemy.types import SqlAlchemyTarget
 
 ROW = "tpc_row"
-"""The primary key of a staging table: without one PostgreSQL's publications refuse DELETE, and some servers the
-table."""
+"""The primary key of a staging table: without one PostgreSQL's publications refuse DELETE, and some
+servers the table."""
 
 
 class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
@@ -36,7 +37,8 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return self.undoubled(".".join(quote(name) for name in names if name))
 
     def undoubled(self, compiled: str) -> str:
-        """Take out the percent signs that a dialect doubles for its driver, as `sqlalchemy.text` does once more."""
+        """Take out the percent signs that a dialect doubles for its driver, as `sqlalchemy.text`
+        does once more."""
         doubles = "%%" in self._preparer.quote("%")
         return compiled.replace("%%", "%") if doubles else compiled
 
@@ -52,7 +54,9 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     def _with_partition(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> sa.Subquery:
         """These columns of all staged rows, with the number of their staging table."""
         tables = enumerate(self.tables(move, columns))
-        parts = (sa.select(*table.c, sa.literal_column(str(n)).label("tpc_part")) for n, table in tables)
+        parts = (
+            sa.select(*table.c, sa.literal_column(str(n)).label("tpc_part")) for n, table in tables
+        )
         return sa.union_all(*parts).subquery()
 
     def _newest(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
@@ -62,7 +66,11 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
 
     def _marked(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """1 for a row that deletes, 0 for others."""
-        return sa.case((self.is_delete(rows) == sa.literal(True), 1), else_=0) if self.marker else sa.literal(0)
+        return (
+            sa.case((self.is_delete(rows) == sa.literal(True), 1), else_=0)
+            if self.marker
+            else sa.literal(0)
+        )
 
     @property
     def marker(self) -> list[str]:
@@ -74,27 +82,42 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
 
     # ------------------------------------------------------------------ duplicates and ties
-    def duplicate_rows(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> sa.Select[Any]:
-        """Select values of these columns that more than one staged row has, and how many have them."""
+    def duplicate_rows(
+        self, move: Move[SqlAlchemyTarget], columns: Sequence[str]
+    ) -> sa.Select[Any]:
+        """Select values of these columns that more than one staged row has, and how many have
+        them."""
         keys = list(sa.union_all(*map(sa.select, self.tables(move, columns))).subquery().c)
-        return sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        return (
+            sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        )
 
     def equal_changes(self, move: Move[SqlAlchemyTarget]) -> sa.Select[Any]:
         """Select one row if changes of two partitions have the same key and `order_by`."""
-        keys, by = self.merge.keys, str(self.merge.order_by)
+        keys = self.merge.keys
+        by = str(self.merge.order_by)
         rows = self._with_partition(move, [*keys, by])
         part = rows.c.tpc_part
-        alike = sa.select(sa.literal(1)).select_from(rows).group_by(*(rows.c[name] for name in (*keys, by)))
+        alike = (
+            sa.select(sa.literal(1))
+            .select_from(rows)
+            .group_by(*(rows.c[name] for name in (*keys, by)))
+        )
         return alike.having(sa.func.min(part) < sa.func.max(part)).limit(1)
 
-    def last_of_partitions(self, move: Move[SqlAlchemyTarget], written: Sequence[str]) -> sa.Select[Any]:
-        """Of each key those changes that are the last ones of their partition, if none is newer by `order_by`: a number
-        that stands for the key, the key, `order_by`, whether it deletes, and the columns `written`."""
+    def last_of_partitions(
+        self, move: Move[SqlAlchemyTarget], written: Sequence[str]
+    ) -> sa.Select[Any]:
+        """Of each key those changes that are the last ones of their partition, if none is newer by
+        `order_by`: a number that stands for the key, the key, `order_by`, whether it deletes, and
+        the columns `written`."""
         rows = self._with_partition(move, [*self.looked_at(move), ROW])
         keys = [rows.c[key] for key in self.merge.keys]
         newest = self._newest(rows)
         place = sa.func.rank().over(partition_by=keys, order_by=newest)
-        last = sa.func.row_number().over(partition_by=[*keys, rows.c.tpc_part], order_by=[*newest, rows.c[ROW].desc()])
+        last = sa.func.row_number().over(
+            partition_by=[*keys, rows.c.tpc_part], order_by=[*newest, rows.c[ROW].desc()]
+        )
         ranked = sa.select(
             *rows.c,
             self._marked(rows).label("tpc_deletes"),
@@ -102,7 +125,10 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
             place.label("tpc_place"),
             last.label("tpc_last"),
         ).subquery()
-        shown = [ranked.c[name] for name in (*self.merge.keys, str(self.merge.order_by), "tpc_deletes", *written)]
+        shown = [
+            ranked.c[name]
+            for name in (*self.merge.keys, str(self.merge.order_by), "tpc_deletes", *written)
+        ]
         wanted = ranked.c.tpc_place == 1, ranked.c.tpc_last == 1
         return sa.select(ranked.c.tpc_key, *shown).where(*wanted).order_by(ranked.c.tpc_key)
 
@@ -110,28 +136,41 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     def deletes_of_changed(self, move: Move[SqlAlchemyTarget]) -> list[sa.Delete]:
         """Delete the rows of the target that have a change.
 
-        With `keep_newer` it also deletes the changes that are older than their row, before and after that, since others
-        may write meanwhile.
+        With `keep_newer` it also deletes the changes that are older than their row, before and
+        after that, since others may write meanwhile.
         """
         into = move.target.table
         tables = self.tables(move, [*self.looked_at(move), ROW])
-        older = [table.delete().where(self._is_older(table, into)) for table in tables if self.merge.keep_newer]
-        replaced = [into.delete().where(self.is_changed(into, table), *self._is_due(into, table)) for table in tables]
+        older = [
+            table.delete().where(self._is_older(table, into))
+            for table in tables
+            if self.merge.keep_newer
+        ]
+        replaced = [
+            into.delete().where(self.is_changed(into, table), *self._is_due(into, table))
+            for table in tables
+        ]
         return [*older, *replaced, *older]
 
     def insert_of_changes(self, move: Move[SqlAlchemyTarget]) -> sa.Insert:
         """Insert the last change of each key."""
         tables = self.tables(move, [*self.looked_at(move), ROW])
         rows = sa.union_all(*map(sa.select, tables)).subquery()
-        return move.target.table.insert().from_select(list(move.written), self._last(rows, move.written))
+        return move.target.table.insert().from_select(
+            list(move.written), self._last(rows, move.written)
+        )
 
     def is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
-        """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
-        by its index: a list of keys, or else one by one."""
+        """Whether the batch has a change of the row, in the form by which a database looks for the
+        rows of the target by its index: a list of keys, or else one by one."""
         keys = self.merge.keys
         if len(keys) == 1 or self.name == "sqlite":
-            return sa.tuple_(*(self._key(into, key) for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
-        return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table)))
+            return sa.tuple_(*(self._key(into, key) for key in keys)).in_(
+                sa.select(*(table.c[key] for key in keys))
+            )
+        return sa.exists(
+            sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table))
+        )
 
     def _equal(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
         return [self._key(into, key) == table.c[key] for key in self.merge.keys]
@@ -142,27 +181,44 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return into.c[key].collate(collation) if collation else into.c[key]
 
     def _is_due(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
-        """With `keep_newer`, whether a change of the row is no older. SQLite, where nobody else writes meanwhile, would
-        look for it without an index."""
+        """With `keep_newer`, whether a change of the row is no older.
+
+        SQLite, where nobody else writes meanwhile, would look for it without an index.
+        """
         if not self.merge.keep_newer or self.name == "sqlite":
             return []
-        stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
+        stored = into.c[str(self.merge.order_by)]
+        change = table.c[str(self.merge.order_by)]
         due = sa.or_(stored.is_(None), stored <= change)
-        return [sa.exists(sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table), due))]
+        return [
+            sa.exists(
+                sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table), due)
+            )
+        ]
 
     def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
         """Whether the target has a newer row of a staged row's key."""
-        stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
+        stored = into.c[str(self.merge.order_by)]
+        change = table.c[str(self.merge.order_by)]
         newer = stored.is_not(None), sa.or_(change.is_(None), stored > change)
-        return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*self._equal(into, table), *newer))
+        return sa.exists(
+            sa.select(sa.literal(1)).select_from(into).where(*self._equal(into, table), *newer)
+        )
 
     def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
-        """The last change of each key, by the greatest `order_by`, NULLs first; of equals the one that came last.
-        Without `order_by` each key is there once."""
-        columns, deletes = [rows.c[name] for name in written], self._marked(rows)
+        """The last change of each key, by the greatest `order_by`, NULLs first; of equals the one
+        that came last. Without `order_by` each key is there once."""
+        columns = [rows.c[name] for name in written]
+        deletes = self._marked(rows)
         if not self.merge.order_by:
             return sa.select(*columns).where(deletes == 0)
         order = [*self._newest(rows), rows.c[ROW].desc()]
-        number = sa.func.row_number().over(partition_by=[rows.c[key] for key in self.merge.keys], order_by=order)
-        last = sa.select(*columns, number.label("tpc_place"), deletes.label("tpc_deletes")).subquery()
-        return sa.select(*(last.c[name] for name in written)).where(last.c.tpc_place == 1, last.c.tpc_deletes == 0)
+        number = sa.func.row_number().over(
+            partition_by=[rows.c[key] for key in self.merge.keys], order_by=order
+        )
+        last = sa.select(
+            *columns, number.label("tpc_place"), deletes.label("tpc_deletes")
+        ).subquery()
+        return sa.select(*(last.c[name] for name in written)).where(
+            last.c.tpc_place == 1, last.c.tpc_deletes == 0
+        )

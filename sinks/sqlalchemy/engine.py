@@ -1,5 +1,6 @@
-"""Engines of SQLAlchemy as sinks and checkpoint storage need them: what is committed is on disk, no wait is without an
-end, nothing is cut to fit, and no password is shown or given to a server that proves nothing."""
+"""Engines of SQLAlchemy as sinks and checkpoint storage need them: what is committed is on disk, no
+wait is without an end, nothing is cut to fit, and no password is shown or given to a server that
+proves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ _DRIVERS = {
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
-_FILE_READERS = {"local_infile", "allow_local_infile", "allow_local_infile_in_path", "client_flag", "client_flags"}
+_FILE_READERS = {
+    "local_infile",
+    "allow_local_infile",
+    "allow_local_infile_in_path",
+    "client_flag",
+    "client_flags",
+}
 
 # Run on each new connection.
 _SESSION = {
@@ -31,7 +38,8 @@ _SESSION = {
         MYSQL,
         (
             "SET SESSION"  # drivers may escape bytes by backslashes in whatever mode
-            " sql_mode = CONCAT(REPLACE(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL', 'STRICT_ALL_TABLES'),"
+            " sql_mode = CONCAT(REPLACE(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL',"
+            " 'STRICT_ALL_TABLES'),"
             " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
             " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
             " time_zone = '+00:00', completion_type = 0, sql_safe_updates = 0,"
@@ -42,8 +50,11 @@ _SESSION = {
 
 
 def parse(url: str | URL) -> URL:
-    """The URL, with the driver that this library knows if it names none. Raises ArgumentError or ValueError for what is
-    none, NoSuchModuleError or ImportError if the dialect or its driver is not there."""
+    """The URL, with the driver that this library knows if it names none.
+
+    Raises ArgumentError or ValueError for what is none, NoSuchModuleError or ImportError if the
+    dialect or its driver is not there.
+    """
     parsed = make_url(url)
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     parsed.get_dialect()
@@ -56,12 +67,24 @@ def file_readers(url: URL) -> list[str]:
 
 
 def make_engine(
-    url: URL, *, silence: int, answer: int, short: bool = False, session: Sequence[str] = (), **options: Any
+    url: URL,
+    *,
+    silence: int,
+    answer: int,
+    short: bool = False,
+    session: Sequence[str] = (),
+    **options: Any,
 ) -> Engine:
-    """`silence`: seconds that a host, or another writer of SQLite, may keep a connection waiting, `answer`: that a
-    statement may take in MySQL, and if all are `short`, in PostgreSQL too. What the URL says of them comes first.
-    `session`: more to run on each new connection; `options`: of `create_engine`."""
-    libpq = {"connect_timeout": 10, "tcp_user_timeout": silence * 1000, "client_encoding": "utf8", **KEEPALIVES}
+    """`silence`: seconds that a host, or another writer of SQLite, may keep a connection waiting,
+    `answer`: that a statement may take in MySQL, and if all are `short`, in PostgreSQL too. What
+    the URL says of them comes first. `session`: more to run on each new connection; `options`: of
+    `create_engine`."""
+    libpq = {
+        "connect_timeout": 10,
+        "tcp_user_timeout": silence * 1000,
+        "client_encoding": "utf8",
+        **KEEPALIVES,
+    }
     of_mysql = {"connect_timeout": 10, "read_timeout": answer, "write_timeout": answer}
     parameters: dict[str, dict[str, Any]] = {
         "pysqlite": {"timeout": silence},
@@ -69,8 +92,12 @@ def make_engine(
         **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), of_mysql),
     }
     driver = url.get_driver_name()
-    query = {name: str(value) for name, value in parameters.get(driver, {}).items()} | dict(url.query)
-    engine = create_engine(url.set(query=query), **{"pool_pre_ping": True, **options, "hide_parameters": True})
+    query = {name: str(value) for name, value in parameters.get(driver, {}).items()} | dict(
+        url.query
+    )
+    engine = create_engine(
+        url.set(query=query), **{"pool_pre_ping": True, **options, "hide_parameters": True}
+    )
     if driver == "pymysql":
         from sinks.mysql import connection as of_pymysql
 

@@ -1,4 +1,5 @@
-"""One participant's transaction in the task, whose rows go into a staging table of its own by INSERT."""
+"""One participant's transaction in the task, whose rows go into a staging table of its own by
+INSERT."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ _DDL_IS_UNDONE = ("sqlite", "postgresql")
 
 
 class InsertTransaction(RowTransaction[Connection]):
-    """Insert rows into a staging table of its own. Memory: the Python values of up to 1,000 rows."""
+    """Insert rows into a staging table of its own.
+
+    Memory: the Python values of up to 1,000 rows.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,10 @@ class InsertTransaction(RowTransaction[Connection]):
         columns: Sequence[SqlAlchemyColumn],
         merge: MergeOptions,
     ) -> None:
-        """Connect, begin, and create the staging table. `label` is the target's name for a reader."""
+        """Connect, begin, and create the staging table.
+
+        `label` is the target's name for a reader.
+        """
         super().__init__(context, identity, label, server.fault)
         self._server = server
         self._staging = staging
@@ -48,7 +55,8 @@ class InsertTransaction(RowTransaction[Connection]):
             staging.create(self.connection, checkfirst=False)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        names, values = batch.schema.names, self._values
+        names = batch.schema.names
+        values = self._values
         for piece in values.slices(batch):
             rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
             who = f"{self.who}, rows {values.rows + 1} to {values.rows + len(rows)},"
@@ -60,7 +68,8 @@ class InsertTransaction(RowTransaction[Connection]):
         self._values.of(batch)
 
     def put(self, batch: pa.RecordBatch) -> None:
-        before, savepoint = self._values.rows, self.connection.begin_nested()
+        before = self._values.rows
+        savepoint = self.connection.begin_nested()
         try:
             self.write(batch)
         except BadValue:

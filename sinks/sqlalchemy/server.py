@@ -21,13 +21,14 @@ from sinks.sqlalchemy.dialect import SqlAlchemyDialect
 from sinks.sqlalchemy.engine import LOCK_SECONDS, make_engine, parse
 
 _SILENCE = 60
-"""Seconds that a host may keep a connection waiting, or another writer of SQLite, which has one at a time: a task waits
-for all of another's partition."""
+"""Seconds that a host may keep a connection waiting, or another writer of SQLite, which has one at
+a time: a task waits for all of another's partition."""
 _ANSWER_SECONDS = 300
 
 # What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, Oracle, SQL Server.
 _BLOCKED = re.compile(
-    r"database (table |schema )?is locked|lock timeout|deadlock|lock request time|ORA-(00054|30006|00060)",
+    r"database (table |schema )?is locked|lock timeout|deadlock|lock request time"
+    r"|ORA-(00054|30006|00060)",
     re.IGNORECASE,
 )
 _REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
@@ -52,11 +53,13 @@ class SqlAlchemyServer(Server[Connection]):
 
     dialect: SqlAlchemyDialect
 
-    def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
+    def __init__(
+        self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str
+    ) -> None:
         """Read the URL; nothing is connected yet.
 
-        `options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
-        cannot be read.
+        `options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError
+        for a URL that cannot be read.
         """
         self._options = dict(options)
         try:
@@ -65,25 +68,32 @@ class SqlAlchemyServer(Server[Connection]):
             self.engine = self._make()
         except (exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(
-                f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install it on the driver "
-                "and the executors"
+                f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install "
+                "it on the driver and the executors"
             ) from None
         except (exc.ArgumentError, ValueError):
             raise ConfigurationError(
                 f"sink {name!r}: SQLAlchemy cannot read the URL; write "
-                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
+                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters "
+                "percent-encoded"
             ) from None
         if "@" in (self.url.host or ""):
-            raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
+            raise ConfigurationError(
+                f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}"
+            )
         if self.dialect.name in MYSQL:
-            raise ConfigurationError(f"sink {name!r}: for MySQL and MariaDB use sinks.mysql.MySQLSink")
+            raise ConfigurationError(
+                f"sink {name!r}: for MySQL and MariaDB use sinks.mysql.MySQLSink"
+            )
         if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
             raise ConfigurationError(
-                f"sink {name!r}: with isolation_level={level!r} the sink has no transactions, or takes what others may "
-                "yet roll back for committed: leave it out"
+                f"sink {name!r}: with isolation_level={level!r} the sink has no transactions, or "
+                "takes what others may yet roll back for committed: leave it out"
             )
         if self.dialect.name == "sqlite" and (self.url.database or ":memory:") == ":memory:":
-            raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
+            raise ConfigurationError(
+                f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file"
+            )
 
     def _make(self) -> Engine:
         """It opens no connection yet."""
@@ -103,7 +113,8 @@ class SqlAlchemyServer(Server[Connection]):
 
             @sa.event.listens_for(engine, "begin")
             def begin(connection: Connection) -> None:
-                """Take the write lock at once: two readers that both want to write could only fail."""
+                """Take the write lock at once: two readers that both want to write could only
+                fail."""
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
 
         if self.dialect.name == "postgresql":
@@ -124,7 +135,7 @@ class SqlAlchemyServer(Server[Connection]):
     def __str__(self) -> str:
         return self.url.set(query={}).render_as_string(hide_password=True)
 
-    # ------------------------------------------------------------------ connections and transactions
+    # ----------------------------------------------------------------- connections and transactions
     def lend(self) -> AbstractContextManager[Connection]:
         return self.engine.connect()
 
@@ -147,22 +158,39 @@ class SqlAlchemyServer(Server[Connection]):
         return int(self.query(connection, _BROKEN)[0][0]) if self.dialect.name == "sqlite" else 0
 
     # ------------------------------------------------------------------ statements
-    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+    def execute(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> int:
         return connection.execute(_text(statement, parameters)).rowcount
 
-    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    def query(
+        self, connection: Connection, statement: str, parameters: Sequence[object] = ()
+    ) -> list[Row]:
         return [tuple(row) for row in connection.execute(_text(statement, parameters))]
 
     def insert_missing(
-        self, connection: Connection, columns: Sequence[str], inserts: Mapping[str, Sequence[Sequence[object]]]
+        self,
+        connection: Connection,
+        columns: Sequence[str],
+        inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        return sum(self._insert_missing(connection, columns, table, rows) for table, rows in inserts.items())
+        return sum(
+            self._insert_missing(connection, columns, table, rows)
+            for table, rows in inserts.items()
+        )
 
     def _insert_missing(
-        self, connection: Connection, columns: Sequence[str], table: str, rows: Sequence[Sequence[object]]
+        self,
+        connection: Connection,
+        columns: Sequence[str],
+        table: str,
+        rows: Sequence[Sequence[object]],
     ) -> int:
-        """Insert all together, or else one after the other: a refused row is told by its primary key."""
-        statement = f"INSERT INTO {table} ({self.dialect.quoted(columns)}) VALUES ({marks(columns)})"
+        """Insert all together, or else one after the other: a refused row is told by its primary
+        key."""
+        statement = (
+            f"INSERT INTO {table} ({self.dialect.quoted(columns)}) VALUES ({marks(columns)})"
+        )
         try:
             with connection.begin_nested():
                 for row in rows:
@@ -183,15 +211,19 @@ class SqlAlchemyServer(Server[Connection]):
         """None for a lost connection, and what is no error of SQLAlchemy."""
         if not isinstance(error, exc.SQLAlchemyError):
             return None
-        text, of_database = self.error_text(error), isinstance(error, exc.DBAPIError)
+        text = self.error_text(error)
+        of_database = isinstance(error, exc.DBAPIError)
         cause = getattr(error, "orig", None)
         if getattr(cause, "sqlstate", None) and self.url.get_driver_name() == "psycopg":
             from sinks.postgres import connection as of_psycopg
 
             known = of_psycopg.fault(cause)
-            return known and replace(known, advice=known.advice if known.kind == "refused" else "", clash=False)
+            return known and replace(
+                known, advice=known.advice if known.kind == "refused" else "", clash=False
+            )
         unbound = isinstance(error, exc.StatementError) and not of_database
-        if unbound or isinstance(error, exc.IntegrityError | exc.DataError):  # the text may have values of a row
+        # the text may have values of a row
+        if unbound or isinstance(error, exc.IntegrityError | exc.DataError):
             return Fault("refused", text)
         if of_database and _BLOCKED.search(text):
             return Fault("blocked", text)
@@ -209,11 +241,17 @@ class SqlAlchemyServer(Server[Connection]):
 
     def unreachable(self, error: Exception) -> str | None:
         """Also of what else SQLAlchemy raises, without the statement."""
-        return f"cannot use {self}: {self.error_text(error)}" if isinstance(error, exc.SQLAlchemyError) else None
+        return (
+            f"cannot use {self}: {self.error_text(error)}"
+            if isinstance(error, exc.SQLAlchemyError)
+            else None
+        )
 
 
 def _isolation(options: Mapping[str, Any]) -> str:
-    level = options.get("isolation_level") or (options.get("execution_options") or {}).get("isolation_level")
+    level = options.get("isolation_level") or (options.get("execution_options") or {}).get(
+        "isolation_level"
+    )
     return str(level or "").upper().replace("_", " ")
 
 
@@ -224,5 +262,7 @@ def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
     pieces = statement.replace(":", "\\:").replace("%%", "\0").split("%s")
     names = [f"p{number}" for number in range(len(parameters))]
     marks = [*(f":{name}" for name in names), ""]
-    marked = "".join(piece.replace("\0", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
+    marked = "".join(
+        piece.replace("\0", "%") + mark for piece, mark in zip(pieces, marks, strict=True)
+    )
     return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))

@@ -1,6 +1,7 @@
-"""Any database's own way, as far as SQLAlchemy knows it: SQLAlchemy creates the staging tables, plain INSERT and DELETE
-move their rows. The driver's transaction has no DDL, which would commit it in many databases, so the staging tables are
-dropped after it: the ledger tells that those that are still there were moved."""
+"""Any database's own way, as far as SQLAlchemy knows it: SQLAlchemy creates the staging tables,
+plain INSERT and DELETE move their rows. The driver's transaction has no DDL, which would commit it
+in many databases, so the staging tables are dropped after it: the ledger tells that those that are
+still there were moved."""
 
 from __future__ import annotations
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget]):
-    """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
-    are the fast ones.
+    """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one.
 
-    Tasks insert into staging tables beside the target and commit them; the driver moves a checkpoint in one
-    transaction. What became of a transaction is kept in the table `ledger`, beside the target. MySQL and MariaDB are
-    refused: `MySQLSink` is theirs.
+    PostgresSink and MySQLSink are the fast ones.
+
+    Tasks insert into staging tables beside the target and commit them; the driver moves a
+    checkpoint in one transaction. What became of a transaction is kept in the table `ledger`,
+    beside the target. MySQL and MariaDB are refused: `MySQLSink` is theirs.
     """
 
     _server: SqlAlchemyServer
@@ -56,21 +58,26 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget]):
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `url`: SQLAlchemy's, `sqlite:////var/lib/app.db`; `engine_options`: more for `sqlalchemy.create_engine`.
-        * `table`: `orders` or `schema.orders`, as the database has it. `name` (default: `table`) is the sink's uid.
-        * The other options are those of every table: `sinks.sql.sink.TableSink`. An upsert replaces a row as DELETE and
-          INSERT do.
+        * `url`: SQLAlchemy's, `sqlite:////var/lib/app.db`; `engine_options`: more for
+          `sqlalchemy.create_engine`.
+        * `table`: `orders` or `schema.orders`, as the database has it. `name` (default: `table`) is
+          the sink's uid.
+        * The other options are those of every table: `sinks.sql.sink.TableSink`. An upsert replaces
+          a row as DELETE and INSERT do.
 
-        Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
+        Raises ConfigurationError for options that contradict each other, and for a URL that
+        SQLAlchemy cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         server = SqlAlchemyServer(url, engine_options or {}, merge, name=name or table)
         dialect = server.dialect
-        beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(server)
+        beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(
+            server
+        )
         if dialect.name == "sqlite" and beside:
             raise ConfigurationError(
-                f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
-                "another file"
+                f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead "
+                "letters go into another file"
             )
         backend = Backend(SqlAlchemyStaging(SqlAlchemyCatalog(server, dialect)))
         super().__init__(

@@ -1,7 +1,7 @@
 """Staging tables by SQLAlchemy, for any database.
 
-The transaction that moves their rows has no DDL, which would commit it in many databases, so they are dropped after it:
-the ledger tells that those that are still there were moved.
+The transaction that moves their rows has no DDL, which would commit it in many databases, so they
+are dropped after it: the ledger tells that those that are still there were moved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from sinks.sqlalchemy.types import SqlAlchemyColumn, SqlAlchemyTarget, declared
 from sinks.transaction import TransactionContext
 
 _RECREATED = ("sqlite", "postgresql")
-"""Dialects of which is tested that a staging table shows the types of the target that it was made after."""
+"""Dialects of which is tested that a staging table shows the types of the target that it was made
+after."""
 
 
 class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
@@ -43,8 +44,12 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
     catalog: SqlAlchemyCatalog
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext) -> InsertTransaction:
-        target, text, keys = plan.target, context.transaction_id, self.merge.keys
+    def stage(
+        self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext
+    ) -> InsertTransaction:
+        target = plan.target
+        text = context.transaction_id
+        keys = self.merge.keys
         name = self.dialect.name
         columns = self.columns(
             target.columns,
@@ -55,16 +60,25 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
         staging = sa.Table(
             staging_table(text),
             sa.MetaData(),
-            sa.Column(ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
+            sa.Column(
+                ROW,
+                sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+                sa.Identity(),
+                primary_key=True,
+            ),
             sa.Column(ID, sa.String(199), default=sa.null(), server_default=text),
             *(
-                sa.Column(c.name, _copy(c.kind), nullable=c.nullable or (optional and c.name not in keys))
+                sa.Column(
+                    c.name, _copy(c.kind), nullable=c.nullable or (optional and c.name not in keys)
+                )
                 for c in columns
             ),
             schema=target.schema or None,
         )
         identity = identity_of(target.schema, text)
-        return InsertTransaction(self.server, context, target.label, identity, staging, columns, self.merge)
+        return InsertTransaction(
+            self.server, context, target.label, identity, staging, columns, self.merge
+        )
 
     # ------------------------------------------------------------------ before the decision
     def locked(
@@ -72,22 +86,38 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
     ) -> Move[SqlAlchemyTarget]:
         if self.dialect.name not in _RECREATED:
             types = {column.name: column.declared for column in plan.target.columns}
-            staged = {table: {name: types.get(name, kind) for name, kind in of.items()} for table, of in staged.items()}
+            staged = {
+                table: {name: types.get(name, kind) for name, kind in of.items()}
+                for table, of in staged.items()
+            }
         return super().locked(connection, plan, staged)
 
     def changes_since(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> Iterator[str]:
-        """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
+        """Databases may count on, or put the time, in place of a NULL that the table takes no
+        more."""
         target = move.target
         yield from self.catalog.obstacles(connection, target)
-        required = {column.name for column in target.columns if not column.nullable} & set(move.written)
-        existing = sa.inspect(connection).get_multi_columns(target.schema or None, move.staging) if required else {}
+        required = {column.name for column in target.columns if not column.nullable} & set(
+            move.written
+        )
+        existing = (
+            sa.inspect(connection).get_multi_columns(target.schema or None, move.staging)
+            if required
+            else {}
+        )
         marker = self.dialect.marker
         for (_, table), columns in existing.items():
             for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
                 [rows] = self.dialect.tables(replace(move, staging=[str(table)]), [name, *marker])
-                missing = rows.c[name].is_(None), *(self.dialect.is_delete(rows).is_not(sa.true()) for _ in marker)
+                missing = (
+                    rows.c[name].is_(None),
+                    *(self.dialect.is_delete(rows).is_not(sa.true()) for _ in marker),
+                )
                 if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
-                    yield f'its column "{name}" takes no NULL, and rows have NULL there: let it be NULL'
+                    yield (
+                        f'its column "{name}" takes no NULL, and rows have NULL there: let it be '
+                        "NULL"
+                    )
 
     def first_duplicate(
         self, connection: Connection, move: Move[SqlAlchemyTarget], columns: Sequence[str]
@@ -97,10 +127,15 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
 
     def first_tie(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> Row | None:
         """Few databases compare values of every type, so Python does."""
-        keys, by = self.merge.keys, str(self.merge.order_by)
-        if len(move.staging) < 2 or not connection.execute(self.dialect.equal_changes(move)).first():
+        keys = self.merge.keys
+        by = str(self.merge.order_by)
+        if (
+            len(move.staging) < 2
+            or not connection.execute(self.dialect.equal_changes(move)).first()
+        ):
             return None
-        written, shown = [name for name in move.written if name != by], len(keys) + 2
+        written = [name for name in move.written if name != by]
+        shown = len(keys) + 2
         candidates = self.dialect.last_of_partitions(move, written)
         with connection.execute(candidates, execution_options={"yield_per": 1000}) as found:
             for _, group in itertools.groupby(map(tuple, found), key=operator.itemgetter(0)):
@@ -111,8 +146,9 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
 
     # ------------------------------------------------------------------ the move
     def upsert(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> None:
-        """Replace rows as any database can: the rows of the target with these keys go, then the last changes come.
-        DELETE waits for others that write the same rows, and judges what they made of them."""
+        """Replace rows as any database can: the rows of the target with these keys go, then the
+        last changes come. DELETE waits for others that write the same rows, and judges what they
+        made of them."""
         for delete in self.dialect.deletes_of_changed(move):
             connection.execute(delete)
         try:
@@ -121,19 +157,29 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
         except exc.IntegrityError as error:
             into = move.target.table
             for table in self.dialect.tables(move, self.merge.keys):
-                there = sa.select(sa.literal(1)).select_from(into).where(self.dialect.is_changed(into, table)).limit(1)
+                there = (
+                    sa.select(sa.literal(1))
+                    .select_from(into)
+                    .where(self.dialect.is_changed(into, table))
+                    .limit(1)
+                )
                 if connection.execute(there).first():
                     raise TransactionBlocked(
-                        f"table {move.target.label}: somebody else wrote rows with keys of this batch at the same time"
+                        f"table {move.target.label}: somebody else wrote rows with keys of this "
+                        "batch at the same time"
                     ) from error
             raise
 
     # ------------------------------------------------------------------ afterwards
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         inspector = sa.inspect(connection)
-        names = [name for name in inspector.get_table_names(schema or None) if STAGING.fullmatch(name)]
+        names = [
+            name for name in inspector.get_table_names(schema or None) if STAGING.fullmatch(name)
+        ]
         tables = inspector.get_multi_columns(schema or None, names) if names else {}
-        defaults = [str(c["default"]) for columns in tables.values() for c in columns if c["name"] == ID]
+        defaults = [
+            str(c["default"]) for columns in tables.values() for c in columns if c["name"] == ID
+        ]
         ids = [text for default in defaults for text in re.findall(r"tpc\.[a-z0-9.-]+", default)]
         return sorted(text for text in ids if text.startswith(prefix))
 
@@ -141,7 +187,8 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
 def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two changes, each with a mark for a delete before its values, come to the same."""
     (deletes, *values), (others, *theirs) = one, other
-    same = (a == b or (a != a and b != b) for a, b in zip(values, theirs, strict=True))  # NaN is itself
+    # NaN is itself
+    same = (a == b or (a != a and b != b) for a, b in zip(values, theirs, strict=True))
     return bool(deletes == others and (deletes or all(same)))
 
 

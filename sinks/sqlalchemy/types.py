@@ -1,6 +1,8 @@
-"""Which Arrow type goes into which column, in which Python values, and what a created table declares.
+"""Which Arrow type goes into which column, in which Python values, and what a created table
+declares.
 
-Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way.
+Databases differ; the rules here are the same for all. A value goes in only if no database alters it
+on the way.
 """
 
 from __future__ import annotations
@@ -15,14 +17,25 @@ import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from sinks.arrow import convert
-from sinks.arrow.convert import DOUBLE_DIGITS, Convert, Holds, Unfit, as_json, created_type, refuse, would_be_rounded
+from sinks.arrow.convert import (
+    DOUBLE_DIGITS,
+    Convert,
+    Holds,
+    Unfit,
+    as_json,
+    created_type,
+    refuse,
+    would_be_rounded,
+)
 from sinks.arrow.types import is_text
 from sinks.sql import table as tables
 
 _NUMBER = r"^\s*[-+.]?[0-9.]"
 """What texts begin with that SQLite may take for a number."""
 _MISSING = {"sqlite": (pc.is_nan, "would become NULL in SQLite")}
-_INTEGER = convert.only(lambda arrow: at.is_integer(arrow) or at.is_boolean(arrow), "an integer type")
+_INTEGER = convert.only(
+    lambda arrow: at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"
+)
 _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY)
 
 
@@ -42,7 +55,10 @@ class SqlAlchemyColumn(tables.Column):
             if self.dialect == "sqlite" and is_text(arrow):
                 return _no_number
             if self.dialect == "sqlite" and not at.is_nested(arrow):
-                raise Unfit("SQLite makes doubles of numbers in it: make it a text column, or give a struct or array")
+                raise Unfit(
+                    "SQLite makes doubles of numbers in it: make it a text column, or give a "
+                    "struct or array"
+                )
             return as_json(arrow)
         holds = self._holds()
         checked = holds.conversion(arrow)
@@ -50,17 +66,21 @@ class SqlAlchemyColumn(tables.Column):
             return _as_double(arrow, checked)
         if isinstance(self.kind, sa.DateTime) and self._has_zone:
             return lambda array: checked(array).view(pa.int64()).view(pa.timestamp("us", "UTC"))
-        if isinstance(self.kind, sa.Integer) and at.is_boolean(arrow):  # PostgreSQL casts it to no other than `integer`
+        # PostgreSQL casts it to no other than `integer`
+        if isinstance(self.kind, sa.Integer) and at.is_boolean(arrow):
             return lambda array: checked(array).cast(pa.int8())
         return checked
 
     def _holds(self) -> Holds:
-        kind, name = self.kind, self.type
+        kind = self.kind
+        name = self.type
         match kind:
             case sa.Enum():
                 return Holds(convert.TEXT, name, members=kind.enums)
             case sa.String() if type(kind) is sa.String and self.dialect == "postgresql":
-                raise Unfit('PostgreSQL cuts texts for its types name and "char": make it a text column')
+                raise Unfit(
+                    'PostgreSQL cuts texts for its types name and "char": make it a text column'
+                )
             case sa.String():
                 longest = None if self.dialect == "sqlite" else kind.length  # SQLite cuts nothing
                 return Holds(
@@ -71,18 +91,31 @@ class SqlAlchemyColumn(tables.Column):
                     fills=self.dialect == "postgresql",
                 )
             case sa.Float():
-                has_32_bits = isinstance(kind, sa.REAL) or (getattr(kind, "precision", None) or 53) <= 24
-                is_double = self.dialect == "sqlite" or isinstance(kind, sa.Double) or not has_32_bits
-                to, scale = pa.float64() if is_double else pa.float32(), getattr(kind, "scale", None)
-                return Holds(convert.FLOAT, name, to=to, scale=scale, missing=_MISSING.get(self.dialect))
+                has_32_bits = (
+                    isinstance(kind, sa.REAL) or (getattr(kind, "precision", None) or 53) <= 24
+                )
+                is_double = (
+                    self.dialect == "sqlite" or isinstance(kind, sa.Double) or not has_32_bits
+                )
+                to = pa.float64() if is_double else pa.float32()
+                scale = getattr(kind, "scale", None)
+                return Holds(
+                    convert.FLOAT, name, to=to, scale=scale, missing=_MISSING.get(self.dialect)
+                )
             case sa.Numeric():
                 scale = None if kind.precision is None else kind.scale or 0
-                precision = kind.precision if (kind.precision or 0) <= 76 else None  # Arrow has no more
+                # Arrow has no more
+                precision = kind.precision if (kind.precision or 0) <= 76 else None
                 return Holds(convert.DECIMAL, name, precision=precision, scale=scale)
             case sa.DateTime():
-                return Holds(convert.MOMENT if self._has_zone else convert.TIMESTAMP, name, unit=self._unit)
+                return Holds(
+                    convert.MOMENT if self._has_zone else convert.TIMESTAMP, name, unit=self._unit
+                )
             case sa.Time() if self._has_zone:
-                raise Unfit("a time of day in Spark has no zone, and the column asks for one: use a plain time column")
+                raise Unfit(
+                    "a time of day in Spark has no zone, and the column asks for one: use a plain "
+                    "time column"
+                )
             case sa.Time():
                 return Holds(convert.TIME, name, unit=self._unit)
             case sa.BINARY():
@@ -113,7 +146,9 @@ class SqlAlchemyColumn(tables.Column):
 
 def _no_number(array: pa.Array) -> pa.Array:
     number = pc.match_substring_regex(array, _NUMBER)
-    return refuse(array, number, "is a number by itself, which SQLite would make a double: use a text column")
+    return refuse(
+        array, number, "is a number by itself, which SQLite would make a double: use a text column"
+    )
 
 
 def _as_double(arrow: pa.DataType, checked: Convert) -> Convert:
@@ -163,11 +198,19 @@ class SqlAlchemyTarget(tables.Target):
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         known = self.table.constraints
-        uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
+        uniques = [
+            tuple[Any, ...](c)
+            for c in known
+            if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)
+        ]
         indexes = (index for index in self.table.indexes if index.unique and not is_partial(index))
         uniques += [tuple[Any, ...](index.expressions) for index in indexes]
-        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
+        return any(
+            {getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques
+        )
 
 
 def is_partial(index: sa.Index) -> bool:
-    return any(name.endswith("_where") and rule is not None for name, rule in index.dialect_kwargs.items())
+    return any(
+        name.endswith("_where") and rule is not None for name, rule in index.dialect_kwargs.items()
+    )
