@@ -3,7 +3,6 @@ to `CheckpointProtocol.process`, one at a time."""
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from coordinator.protocol.clock import Clock
 from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, sinks_by_name
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.spark.batch import RowTransfer
+from coordinator.spark.batch import RowTransfer, filter_py4j_log
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.lifecycle import FairLock, QueryLifecycle
@@ -34,6 +33,7 @@ from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.store.job_store import JobStore
 from coordinator.store.spool import Spool
 from sinks import dead_letters
+from sinks._util.log import get_logger
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
 """The error that `write_stream` and `run` raise while a job file is imported, so that looking at it starts no second
@@ -194,6 +194,7 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
+        filter_py4j_log()
         try:
             batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
             self._lifecycle.require_errors_passed_on(batch)

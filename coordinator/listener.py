@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from sinks._util.log import get_logger
+
+logger = get_logger(__name__)
 
 
 class Step(str, Enum):

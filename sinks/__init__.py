@@ -1,7 +1,6 @@
 """Two-phase-commit sinks: the contract (`TwoPhaseCommitSink`), and one folder per external system. `sql` and `lake` are
 what several of them share, `arrow` is how values are converted, and `testing` the conformance kit."""
 
-from sinks._util import log  # noqa: F401  # isort: split
 from sinks.base import TwoPhaseCommitSink
 from sinks.transaction import (
     Checkpoint,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +152,87 @@ def test_no_test_is_named_there_that_is_gone(file: str) -> None:
     named = re.findall(r'"((?:\w+/)?test_\w+)(?:\.py)?(?:::(\w+))?', (tests / file).read_text())
     assert named
     assert [each for each in named if not is_there(*each)] == []
+
+
+EFFECTS = """
+import gc, importlib, json, logging, os, signal, sys, threading, warnings
+from contextlib import suppress
+
+modules, others = json.loads(sys.stdin.read())
+
+
+def is_ours(name):
+    return name.partition(".")[0] in ("coordinator", "sinks")
+
+
+def of_process():
+    loggers = {"root": logging.root} | logging.root.manager.loggerDict
+    foreign = {name: one for name, one in loggers.items() if isinstance(one, logging.Logger) and not is_ours(name)}
+    return {
+        "factory of log records": logging.getLogRecordFactory(),
+        "class of loggers": logging.getLoggerClass(),
+        **{
+            f"logger {name}": (one.level, one.disabled, one.propagate, list(one.filters), list(one.handlers))
+            for name, one in foreign.items()
+        },
+        "filters of warnings": list(warnings.filters),
+        **{f"environment variable {name}": value for name, value in os.environ.items()},
+        "frozen objects": gc.get_freeze_count(),
+        "garbage collector": (gc.isenabled(), gc.get_threshold()),
+        **{f"handler of signal {number}": signal.getsignal(number) for number in signal.valid_signals()},
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook),
+        "threads": threading.enumerate(),
+        "path of imports": list(sys.path),
+    }
+
+
+for name in others:  # they may do to the process what they like
+    with suppress(Exception):
+        importlib.import_module(name)
+before = of_process()
+for name in modules:
+    importlib.import_module(name)
+after = of_process()
+for what in after:
+    if what.startswith("logger "):  # one that was only asked for
+        before.setdefault(what, (logging.NOTSET, False, True, [], []))
+changed = [what for what in {**before, **after} if before.get(what) != after.get(what)]
+loggers = logging.root.manager.loggerDict
+own = {name: one for name, one in loggers.items() if isinstance(one, logging.Logger) and is_ours(name)}
+print(json.dumps({
+    "changed": changed,
+    "others": [name for name in sys.modules if not is_ours(name)],
+    "levels and handlers": [name for name, one in own.items() if one.level or one.handlers or not one.propagate],
+    "unfiltered": [name for name, one in own.items() if not one.filters],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported_by_themselves() -> dict[str, Any]:
+    """What imports of all modules change in a process that has imported everything else before."""
+    modules = sorted(name for name in MODULES if not name.endswith("__main__"))
+    others: list[str] = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", EFFECTS],
+            input=json.dumps([modules, others]),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        others = found["others"]
+    return found
+
+
+def test_no_import_changes_what_others_see_of_the_process(imported_by_themselves: dict[str, Any]) -> None:
+    assert imported_by_themselves["changed"] == []
+
+
+def test_each_logger_makes_its_records_printable_and_leaves_the_rest_to_users(
+    imported_by_themselves: dict[str, Any],
+) -> None:
+    assert imported_by_themselves["unfiltered"] == []
+    assert imported_by_themselves["levels and handlers"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ from coordinator.operations.statistics.tracker import CheckpointStatisticsTracke
 from coordinator.operations.verifier import Verifier
 from coordinator.protocol.ports import Query, Sink
 from coordinator.store.job_store import JobStore
+from sinks._util.log import get_logger
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-logger = logging.getLogger("coordinator.coordinator")
+logger = get_logger("coordinator.coordinator")
 
 
 class Attendants:

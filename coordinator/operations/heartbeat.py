@@ -17,8 +17,9 @@ from coordinator.protocol.ports import Query
 from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, SignOfLife
+from sinks._util.log import get_logger
 
-logger = logging.getLogger("coordinator.heartbeat")
+logger = get_logger("coordinator.heartbeat")
 
 _MISSED = 3
 """A driver is silent after so many intervals without a sign."""

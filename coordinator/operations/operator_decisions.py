@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +11,10 @@ from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.sweep import abort_or_leave
 from coordinator.store.records import CompletedCheckpoint, Participant
+from sinks._util.log import get_logger
 from sinks.transaction import CommitState
 
-logger = logging.getLogger("coordinator.protocol")
+logger = get_logger("coordinator.protocol")
 
 
 def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:

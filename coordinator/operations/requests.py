@@ -10,7 +10,6 @@ but for a savepoint alone, which does no harm: the query was started again since
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +25,10 @@ from coordinator.storage.retry import retries
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import SignOfLife
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 
-logger = logging.getLogger("coordinator.requests")
+logger = get_logger("coordinator.requests")
 
 WAYS = ("trigger", "stop", "cancel")
 """What the query does after the savepoint: it goes on, stops there, or stops for good."""

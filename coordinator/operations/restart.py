@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import signal
 import threading
@@ -16,13 +15,14 @@ from coordinator import errors
 from coordinator.coordinator import CheckpointCoordinator, refused_start
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from coordinator.protocol.ports import BatchLeft
+from sinks._util.log import get_logger
 from sinks.errors import TargetChanged
 from sinks.options import seconds
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-logger = logging.getLogger("coordinator.restart")
+logger = get_logger("coordinator.restart")
 
 FATAL = (
     errors.CheckpointGap,

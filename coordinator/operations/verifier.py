@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 
@@ -10,8 +9,9 @@ from coordinator.config import CheckpointConfig
 from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_balance
 from coordinator.protocol.ports import Query, Sink
 from coordinator.store.job_store import JobStore
+from sinks._util.log import get_logger
 
-logger = logging.getLogger("coordinator.verifier")
+logger = get_logger("coordinator.verifier")
 
 _LAST_LOOK = 2.0
 """Seconds that the end of a query waits for the look that is under way."""

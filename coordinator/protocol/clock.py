@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from contextlib import contextmanager
 
 from coordinator.errors import CheckpointError, CheckpointExpired
 from coordinator.protocol.ports import MicroBatch
+from sinks._util.log import get_logger
 
-logger = logging.getLogger(__package__)
+logger = get_logger(__package__)
 
 
 class Clock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,10 @@ from coordinator.config import CheckpointConfig, Replay
 from coordinator.errors import NotExactlyOnce, reason
 from coordinator.protocol.ports import MicroBatch, Sink
 from coordinator.storage import CheckpointStorage
+from sinks._util.log import get_logger
 from sinks.optional import Diagnosable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass, field
 
 from coordinator.protocol.clock import Clock
+from sinks._util.log import get_logger
 from sinks.errors import printable
 
-logger = logging.getLogger(__package__)
+logger = get_logger(__package__)
 
 _FIRST_REMINDER = 10.0
 """Seconds until the first reminder that an outage lasts."""

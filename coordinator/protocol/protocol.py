@@ -41,12 +41,13 @@ from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Parti
 from coordinator.store.spool import Spool, SpooledRows
 from coordinator.task.task import LostRows, SinkTask
 from sinks import dead_letters
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among
 
-logger = logging.getLogger(__package__)
+logger = get_logger(__package__)
 
 T = TypeVar("T")
 

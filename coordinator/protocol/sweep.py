@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +14,11 @@ from coordinator.protocol.memories import record_filter
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
+from sinks._util.log import get_logger
 from sinks.errors import CommittedError
 from sinks.transaction import Identity, not_among, shown
 
-logger = logging.getLogger(__package__)
+logger = get_logger(__package__)
 
 
 class Sweeper:

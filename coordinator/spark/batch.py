@@ -46,13 +46,18 @@ _NO_ID = "A" * 22
 """What Kafka answers for a topic without an id."""
 
 
+def filter_py4j_log() -> None:
+    """Keep the stacks of this library's errors out of the logger `py4j.clientserver`. To call it again changes nothing.
+
+    Py4J logs the stack of everything that leaves foreachBatch, even if that only tells Spark of a clean stop. Errors of
+    this library stop the query with their text, which Spark logs and raises. The coordinator calls this with the first
+    batch, and no import does it.
+    """
+    logging.getLogger("py4j.clientserver").addFilter(_is_news)
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    """Py4J logs the stack of whatever leaves foreachBatch, also where it only tells Spark of a clean stop. Errors of
-    ours stop the query with their text, which Spark logs and raises."""
     return not (record.exc_info and isinstance(record.exc_info[1], (CheckpointError, SinkError)))
-
-
-logging.getLogger("py4j.clientserver").addFilter(_is_news)
 
 
 class RowTransfer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +11,12 @@ from coordinator.errors import WorkersNotReady, reason
 from coordinator.protocol.ports import Sink
 from coordinator.spark.internals import minimum_versions, pickler
 from coordinator.task.task import SinkTask
+from sinks._util.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 OLDEST_SPARK = (4, 0)
 

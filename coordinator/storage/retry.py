@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-logger = logging.getLogger(__name__)
+from sinks._util.log import get_logger
+
+logger = get_logger(__name__)
 
 
 def retries(

@@ -6,7 +6,6 @@ claimed a generation if the driver before says that it has ended, and before the
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,9 @@ from coordinator.errors import CorruptRecord
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.folder import JobFolder, sign_of_life
 from coordinator.store.records import Claim, SignOfLife
+from sinks._util.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
 _NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")

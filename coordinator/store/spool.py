@@ -13,7 +13,6 @@ was kept: of several attempts, the one with the committable's fingerprint has it
 from __future__ import annotations
 
 import io
-import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +24,11 @@ import pyarrow.compute as pc
 from coordinator.storage import CheckpointStorage, StorageError, open_storage, storage_at
 from coordinator.storage.stream import Cut, Joined
 from coordinator.store.records import CompletedCheckpoint, Participant
+from sinks._util.log import get_logger
 from sinks._util.threads import side_by_side
 from sinks.transaction import Fingerprint, token
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ letters."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks._util.log import get_logger
 from sinks.base import Sink
 from sinks.dead_letters import (
     UNTRIED,
@@ -28,7 +28,7 @@ from sinks.errors import BadValue
 from sinks.optional import Auditable, DeadLettering, commit_now
 from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_WAITING_BYTES = 64 * 2**20
 """The size that the waiting rows of a task may have in memory."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from coordinator.task.participant import DeadLetterTransaction, FirstWrite, ReplayWrite, SinkTransaction
+from sinks._util.log import get_logger
 from sinks.base import Sink
 from sinks.dead_letters import RecordedRefusals
 from sinks.errors import SinkError
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 
-logger = logging.getLogger("sinks.task")
+logger = get_logger("sinks.task")
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,49 @@
-"""Lets nothing into the log that could steer a terminal: what servers answer and rows hold is in messages and in
-tracebacks, which logging makes of the raw error."""
+"""Loggers of this library, whose records cannot steer a terminal.
+
+Messages and tracebacks contain what servers answer and rows hold, because `logging` makes a traceback of the raw error.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any
 
 from sinks.errors import printable
 
-_OURS = ("coordinator", "sinks")
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger of this library. Each of its modules takes its logger from here, and not from `logging`.
+
+    Control characters and marks of direction in a record are escapes before any handler sees it. That is done by a
+    filter on each logger: of loggers further up, `logging` asks only the handlers.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(_make_printable)
+    return logger
 
 
-def _fit(make: Callable[..., logging.LogRecord], *args: Any, **kwargs: Any) -> logging.LogRecord:
-    record = make(*args, **kwargs)
-    if str(record.name).partition(".")[0] in _OURS:
-        with suppress(Exception):  # logging tells of a message that cannot be formatted
-            text = record.getMessage()
-            if (fit := printable(text)) != text:
-                record.msg, record.args = fit, ()
-            if record.exc_info:
-                record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
-    return record
+def _make_printable(record: logging.LogRecord) -> bool:
+    with suppress(Exception):  # logging tells of a message that cannot be formatted
+        text = record.getMessage()
+        if (fit := printable(text)) != text:
+            record.msg = fit
+            record.args = ()
+        if record.exc_info:
+            record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+    return True
 
 
-logging.setLogRecordFactory(partial(_fit, logging.getLogRecordFactory()))
+for _name in (
+    "sinks.mysql.server",
+    "sinks.mysql.staging",
+    "sinks.postgres.connection",
+    "sinks.postgres.server",
+    "sinks.sql.catalog",
+    "sinks.sql.server",
+    "sinks.sql.sink",
+    "sinks.sql.staging",
+    "sinks.sql.strategies",
+    "sinks.sql.target_table",
+    "sinks.sqlalchemy.server",
+):  # these modules still take their loggers from `logging`
+    get_logger(_name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -11,7 +10,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-logger = logging.getLogger("sinks.progress")
+from sinks._util.log import get_logger
+
+logger = get_logger("sinks.progress")
 
 SECONDS = 5.0
 """Between two lines, and before the first: nothing is logged of what is done sooner."""

@@ -8,7 +8,6 @@ transactions it has aborted. "Fenced" or "not found" alone is never taken for lo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from kafka.errors import (
     for_code,
 )
 
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks._util.threads import side_by_side
 from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Cluster, EndResult, Ids, Logs
@@ -35,7 +35,7 @@ from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.internals import MemoryRecords
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 INVALID_TXN_STATE = InvalidTxnStateError.errno
 ASK_THE_WITNESS = {

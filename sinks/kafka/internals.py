@@ -153,7 +153,7 @@ class Client:
 
     def __init__(self, options: Mapping[str, Any], timeout_ms: int, first_ms: float) -> None:
         KAFKA_PYTHON.check()
-        _keep_passwords_from_the_log()
+        filter_kafka_log()
         ours: dict[str, Any] = {
             "bootstrap_timeout_ms": first_ms,
             "request_timeout_ms": timeout_ms,
@@ -245,11 +245,14 @@ _WITH_PASSWORDS = {
 sent."""
 
 
-def _shows_no_password(record: LogRecord) -> bool:
-    return record.levelno > DEBUG or _WITH_PASSWORDS[record.name] not in record.getMessage()
+def filter_kafka_log() -> None:
+    """Keep passwords out of three loggers of kafka-python, which show them at DEBUG. To call it again changes nothing.
 
-
-def _keep_passwords_from_the_log() -> None:
-    """Filter the loggers of kafka-python. To do it again changes nothing."""
+    A `KafkaSink` calls this before it first connects, and no import does it.
+    """
     for name in _WITH_PASSWORDS:
         getLogger(name).addFilter(_shows_no_password)
+
+
+def _shows_no_password(record: LogRecord) -> bool:
+    return record.levelno > DEBUG or _WITH_PASSWORDS[record.name] not in record.getMessage()

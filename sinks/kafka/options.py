@@ -5,15 +5,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from logging import getLogger
 from typing import Any
 
 from kafka.errors import KafkaConnectionError
 
+from sinks._util.log import get_logger
 from sinks.errors import ConfigurationError
 from sinks.kafka.record_batch import CODECS
 
-logger = getLogger(__name__)
+logger = get_logger(__name__)
 
 _PEM = "give ssl.certificate.location and ssl.key.location (PEM files), or an ssl_context in client_options"
 _OURS = {

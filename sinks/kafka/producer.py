@@ -29,6 +29,7 @@ from kafka.errors import (
     for_code,
 )
 
+from sinks._util.log import get_logger
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
@@ -46,7 +47,7 @@ from sinks.kafka.record_batch import (
 from sinks.kafka.row_bytes import Numbers
 from sinks.transaction import Committable, Identity
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOOK_INTERVAL = 10.0
 """Seconds until a topic that is missing counts as deleted."""

@@ -12,7 +12,6 @@ of two drivers cannot both take effect, and files are deleted only when no commi
 from __future__ import annotations
 
 import json
-import logging
 import random
 import time
 from abc import abstractmethod
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from sinks._util.log import get_logger
 from sinks._util.threads import side_by_side
 from sinks.arrow.types import lacking, spark_name
 from sinks.audit import Audit, Holding, Part
@@ -52,7 +52,7 @@ from sinks.transaction import (
     token,
 )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Evolution = Literal["none", "add"]
 File = dict[str, Any]

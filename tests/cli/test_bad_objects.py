@@ -19,6 +19,7 @@ from coordinator.operations.ui.job import JobView
 from coordinator.operations.ui.page import TABS, page_of
 from coordinator.storage import CheckpointStorage
 from coordinator.store.encoding import seal, unseal
+from sinks._util.log import get_logger
 from sinks.errors import SinkError, printable
 from sinks.transaction import shown
 from tests.cli.jobs import Job
@@ -181,7 +182,7 @@ def test_text_of_others_steers_no_terminal(job: Job) -> None:
 
 def test_tracebacks_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    handler, logger = logging.StreamHandler(stream), logging.getLogger("sinks.somewhere")
+    handler, logger = logging.StreamHandler(stream), get_logger("sinks.somewhere")
     logger.addHandler(handler)
     try:
         raise ValueError(ESCAPES)

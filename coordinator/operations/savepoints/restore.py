@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import secrets
 import tarfile
@@ -22,9 +21,10 @@ from coordinator.storage.stream import Joined
 from coordinator.store.encoding import seal, unseal
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 
-logger = logging.getLogger("coordinator.savepoints")
+logger = get_logger("coordinator.savepoints")
 
 _PIECE = 1 << 20
 _NO_PATH = re.compile(r"(^|/)(\.|/|$)|\\")

@@ -6,7 +6,6 @@ SAVEPOINT/_metadata     the chunks' checksums, and the checkpoint's record. Writ
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.storage import CheckpointStorage, StorageError, storage_at
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.records import Record
+from sinks._util.log import get_logger
 
-logger = logging.getLogger("coordinator.savepoints")
+logger = get_logger("coordinator.savepoints")
 
 MARK = "_restored"
 """A file in the checkpointLocation that a restore has begun."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import secrets
 import tarfile
@@ -22,10 +21,11 @@ from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, 
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Cut
 from coordinator.store.records import Record
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks.transaction import token
 
-logger = logging.getLogger("coordinator.savepoints")
+logger = get_logger("coordinator.savepoints")
 
 _IN_MEMORY = 4 << 20
 _PASSES = 20

@@ -13,9 +13,10 @@ from coordinator.listener import CheckpointListener, Step
 from coordinator.operations.inspection.balance import Balance
 from coordinator.operations.statistics.model import CheckpointStatistics, Status
 from coordinator.protocol.clock import Clock
+from sinks._util.log import get_logger
 from sinks._util.progress import under_way
 
-logger = logging.getLogger("coordinator.statistics")
+logger = get_logger("coordinator.statistics")
 
 _LONG_OFFSETS = 10_000
 """Characters of a batch's offsets from which on they are left out: a hundred checkpoints go into one object of storage.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +27,12 @@ from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted
 from coordinator.store.job_store import JobStore, jobs_in
 from coordinator.store.records import Acceptance, CompletedCheckpoint
+from sinks._util.log import get_logger
 from sinks.errors import SinkError
 from sinks.optional import Diagnosable
 from sinks.transaction import Committable
 
-logger = logging.getLogger("coordinator.ui")
+logger = get_logger("coordinator.ui")
 
 _PATIENCE = 5.0
 """Seconds that a page waits for an answer, from when it was asked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from coordinator.operations.inspection.text import ago, by_sink, duration, of_dr
 from coordinator.operations.statistics.model import PHASES, Status, summarized
 from coordinator.operations.ui.job import JobView, key_of, pace, waterfall
 from sinks._util.extras import needs_extra
+from sinks._util.log import get_logger
 from sinks.errors import printable
 from sinks.transaction import shown
 
@@ -23,7 +23,7 @@ with needs_extra("ui"):
     from jinja2 import StrictUndefined
     from werkzeug.exceptions import HTTPException, NotFound
 
-logger = logging.getLogger("coordinator.ui")
+logger = get_logger("coordinator.ui")
 
 TABS = {
     "": "Overview",

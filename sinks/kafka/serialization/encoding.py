@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from sinks._util.extras import needs_extra
+from sinks._util.log import get_logger
 from sinks.arrow.types import is_bytes, is_list, is_text
 from sinks.arrow.values import ValidationError, python_values
 from sinks.dead_letters import Refusal
@@ -29,7 +29,7 @@ from sinks.kafka.serialization.by_columns import RowByRow, record, valid
 with needs_extra("avro"):
     import fastavro.validation
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAGIC = b"\0"
 """What Confluent's wire format begins with, before four bytes of the schema's id."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks._util.log import get_logger
 from sinks.arrow.types import is_list
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
@@ -22,7 +22,7 @@ from sinks.kafka.serialization.registry import KIND, RefusedSchema, Registry
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pwd
 import random
@@ -22,9 +21,10 @@ from typing import Any, ClassVar
 import psutil
 from typing_extensions import Self
 
+from sinks._util.log import get_logger
 from sinks._util.progress import progress, shown_by
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # the last would leave a file in /tmp
 

@@ -5,17 +5,17 @@ A server runs with its release's own loader and libraries, so it does not matter
 
 from __future__ import annotations
 
-import logging
 import platform
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sinks._util.log import get_logger
 from sinks.testing.servers.common import CannotBeHad, run
 from sinks.testing.servers.maven import FETCH_TIMEOUT, cache_folder, fetched_once
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 

@@ -11,7 +11,6 @@ a Docker engine answers.
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import secrets
 import shutil
@@ -37,6 +36,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports 
     ResourceType,
 )
 
+from sinks._util.log import get_logger
 from sinks.testing.servers.common import (
     START_TIMEOUT,
     InContainer,
@@ -57,7 +57,7 @@ from sinks.testing.servers.common import (
 )
 from sinks.testing.servers.maven import cache_folder, maven_jars
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 VERSION = "4.2.1"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import os
 import tarfile
 import tempfile
@@ -22,9 +21,10 @@ from xml.sax.saxutils import quoteattr
 
 import psutil
 
+from sinks._util.log import get_logger
 from sinks.testing.servers.common import CannotBeHad, java, run, waiting_for
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FETCH_TIMEOUT = 600.0
 """Seconds until Ivy is given up."""

@@ -11,7 +11,6 @@ a Docker engine answers.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import pwd
 import shutil
@@ -30,6 +29,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from sinks._util.log import get_logger
 from sinks.testing.servers.common import (
     START_TIMEOUT,
     CannotBeHad,
@@ -44,7 +44,7 @@ from sinks.testing.servers.common import (
     unprivileged,
 )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MODES = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
