@@ -77,8 +77,12 @@ _tasks: Counter[type[Sink]] = Counter()
 
 
 def _freeze_imports(kind: type[Sink]) -> None:
-    """PySpark's daemon collects garbage after each task, among all that the worker has imported. What is there when the
-    second task of a kind of sink begins is left out from then on."""
+    """Leave what this worker has imported out of its searches for garbage, when the second task of a kind begins.
+
+    PySpark's daemon calls `gc.collect` after each task (pyspark/daemon.py), and would go through all those modules each
+    time. It did so after the task before, so hardly any garbage is kept permanently. Only Spark's Python workers call a
+    `SinkTask`, so no driver does this. Users read of it in docs/sizing.md.
+    """
     _tasks[kind] += 1
     if _tasks[kind] == 2:
         gc.freeze()
