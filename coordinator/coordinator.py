@@ -29,7 +29,7 @@ from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.lifecycle import FairLock, QueryLifecycle
 from coordinator.spark.preflight import require_packages, require_workers
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, deferred_storage, open_storage
 from coordinator.store.job_store import JobStore
 from coordinator.store.spool import Spool
 from sinks import dead_letters
@@ -68,6 +68,9 @@ class CheckpointCoordinator:
     is not Spark's checkpointLocation, and has to be outside of it. `clock` is for tests. One object serves one query at
     a time, over any number of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or
     doubles a row.
+
+    The constructor only checks its arguments. The storage is opened when it is needed first: by `write_stream`, by the
+    first batch, or by a method that reads it. Sinks are opened by the first two.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class CheckpointCoordinator:
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Statistics of this driver's checkpoints."""
-        store = JobStore(open_storage(storage), job, on_call=self.statistics.storage_called)
+        self.storage = deferred_storage(storage)
+        """Where complete checkpoints are recorded."""
+        store = JobStore(self.storage, job, on_call=self.statistics.storage_called)
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
@@ -116,12 +121,10 @@ class CheckpointCoordinator:
             self._clock,
             _spool(job, storage, config),
         )
-        """Use it only while no query runs: it is not for several threads."""
-        # a recovery is over before the batch adds its own
-        self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)
+        """Not for several threads: only one that has `_one_at_a_time` may use it."""
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
-        self._lifecycle = QueryLifecycle(job, store.storage.uri, self._clock, config.min_pause)
+        self._lifecycle = QueryLifecycle(job, self.storage.uri, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
         self._savepoints = DriverSavepoints(self.protocol, self._lifecycle, self._one_at_a_time, self.cancel)
         self._attendants = Attendants(
@@ -139,6 +142,8 @@ class CheckpointCoordinator:
 
     @property
     def guarantee(self) -> Guarantee:
+        """Whether the job is exactly-once, as far as it is known. Before `write_stream` and the first batch, only the
+        config and the storage are asked. Raises `StorageError`, and `NotExactlyOnce` if exactly-once is required."""
         return self.protocol.guarantee
 
     @property
@@ -150,14 +155,15 @@ class CheckpointCoordinator:
         """Return `df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the
         config. If the config has no checkpointLocation, set that option. Then start the query.
 
-        Setup problems are raised here and not in the first batch: `WorkersNotReady`, and one `ConfigurationError` for
-        all sinks without a `transform` (in a classic session). `NotExactlyOnce` is raised if the config requires
-        exactly-once, and one of these sinks cannot promise it."""
+        Setup problems are raised here and not in the first batch: `WorkersNotReady`, `StorageError`, and one
+        `ConfigurationError` for all sinks without a `transform` (in a classic session). `NotExactlyOnce` is raised if
+        the config requires exactly-once, and the storage or one of these sinks cannot promise it."""
         from pyspark.sql import is_remote
 
         if refusal := refused_start.get():
             raise refusal
         self._preflight(df)
+        open_storage(self.storage)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = dead_letter_writers(self.sinks)
             problems, checked = [], dict[str, Sink]()
@@ -260,6 +266,8 @@ class CheckpointCoordinator:
             try:
                 self._lifecycle.admit(batch)
                 if starts := batch.run_id != self.protocol.run_id:
+                    known = self.guarantee  # raises before the claim, which would stop a driver that works well
+                    self.statistics.guaranteed(known.weaknesses, complete=known.complete)
                     self._attendants.begin(batch.query)
                     self.protocol.claim_generation(self.config.heartbeat_interval, batch)
                 if starts or not self._attendants.gives_heartbeats:  # after an error that the calling function caught
@@ -310,7 +318,7 @@ class CheckpointCoordinator:
     def newest_checkpoint(self) -> dict[str, Any]:
         """Return the newest complete checkpoint in storage as JSON values, without committables; {} if there is
         none."""
-        newest = JobStore(self.protocol.store.storage, self.job).load_newest()
+        newest = JobStore(self.storage, self.job).load_newest()
         if newest is None:
             return {}
         return {name: value for name, value in newest.record.to_json().items() if name != "committables"}

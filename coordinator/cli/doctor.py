@@ -19,7 +19,7 @@ from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_o
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operations.inspection.memory_comparison import SET_BACK, compare_memories
 from coordinator.spark.preflight import advice_on_sockets, package_problems
-from coordinator.storage import CheckpointStorage, MissingStorage
+from coordinator.storage import CheckpointStorage, MissingStorage, open_storage
 from sinks._util.threads import side_by_side
 from sinks.diagnosis import Finding, Severity, compare_clocks
 from sinks.optional import Diagnosable, basic_findings
@@ -66,7 +66,7 @@ def _print(subject: str, finding: Finding) -> None:
 
 
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
-    job, storage = coordinator.job, coordinator.protocol.store.storage
+    job, storage = coordinator.job, open_storage(coordinator.storage)
     looked_at = {"packages": _packages(), f"storage {storage.uri}": of_storage(storage)}
     for name, sink in coordinator.sinks.items():
         diagnosed = sink.diagnose(job) if isinstance(sink, Diagnosable) else basic_findings(sink, job)

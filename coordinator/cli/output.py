@@ -20,7 +20,7 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.operations.inspection.text import ago
 from coordinator.operations.jobfile import JobFileError, load_job
-from coordinator.storage import MissingStorage, StorageError, existing_storages
+from coordinator.storage import MissingStorage, StorageError, existing_storages, open_storage
 from sinks._util.progress import shown_by
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
@@ -78,6 +78,7 @@ def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[Che
     try:
         with existing_storages():
             coordinator = load_job(place)
+        open_storage(coordinator.storage)
     except JobFileError as error:
         fail(str(error), USAGE)
     except (CheckpointError, StorageError) as error:
@@ -102,7 +103,7 @@ def runnable(command: str) -> str:
 
 def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
     """ "" if storage is there."""
-    storage = coordinator.protocol.store.storage
+    storage = open_storage(coordinator.storage)
     if not isinstance(storage, MissingStorage):
         return ""
     return (

@@ -50,8 +50,8 @@ class JobFileError(Exception):
 
 def load_job(place: str) -> CheckpointCoordinator:
     """The coordinator of `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the attribute is a
-    coordinator or a function without arguments that returns one ("coordinator" if it is left out). Connects to nothing
-    but its storage. Raises JobFileError, and what the storage raises."""
+    coordinator or a function without arguments that returns one ("coordinator" if it is left out). Connects to nothing.
+    Raises JobFileError, and StorageError if `storage` is no address of a storage."""
     if place.endswith(".toml"):
         return _from_toml(Path(place))
     if Path(place).exists() and not place.endswith(".py"):

@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.config import CheckpointConfig, Replay
 from coordinator.errors import NotExactlyOnce, reason
 from coordinator.protocol.ports import MicroBatch, Sink
-from coordinator.storage import CheckpointStorage
+from coordinator.storage import CheckpointStorage, open_storage
 from sinks._util.log import get_logger
 from sinks.optional import Diagnosable
 
@@ -43,7 +43,8 @@ def compute_guarantee(
 ) -> Guarantee:
     """Compute the guarantee of a job. `sinks`: those that are open, so that they can be asked. The guarantee is
     complete with all sinks and the query's first `batch`. Raises `NotExactlyOnce` if the job requires more than it can
-    have."""
+    have, and `StorageError` if the storage cannot be opened."""
+    open_storage(storage)
     reasons: list[str] = []
     if not config.exactly_once:
         reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]

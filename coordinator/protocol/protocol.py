@@ -32,6 +32,7 @@ from coordinator.protocol.abort_rights import AbortRights
 from coordinator.protocol.clock import Clock, deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
+from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
@@ -75,7 +76,7 @@ class CheckpointProtocol:
         self.config = config
         self.listeners = listeners
         self.clock = clock
-        self.guarantee = guarantee.compute_guarantee(job, config, store.storage, {})
+        self._guarantee: Guarantee | None = None
         self.fence = Fence(store)
         self.newest: CompletedCheckpoint | None = None
         """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
@@ -249,9 +250,17 @@ class CheckpointProtocol:
         self.run_id = batch.run_id
         return action
 
-    def compute_guarantee(self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None) -> None:
-        """Compute `guarantee` anew. Raises `NotExactlyOnce` if the job requires more than it can have."""
-        self.guarantee = guarantee.compute_guarantee(self.job, self.config, self.store.storage, sinks, batch)
+    @property
+    def guarantee(self) -> Guarantee:
+        """Return the guarantee as it was computed last, at first without asking a sink."""
+        return self._guarantee or self.compute_guarantee({})
+
+    def compute_guarantee(self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None) -> Guarantee:
+        """Compute `guarantee` anew. Raises `NotExactlyOnce` if the job requires more than it can have, and
+        `StorageError` if the storage cannot be opened."""
+        computed = guarantee.compute_guarantee(self.job, self.config, self.store.storage, sinks, batch)
+        self._guarantee = computed
+        return computed
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
         """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns

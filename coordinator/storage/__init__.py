@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from coordinator.storage.base import (
     SUPPORTED,
     CheckpointStorage,
+    DeferredStorage,
     MemoryStorage,
     MissingStorage,
     NoSuchStorage,
     StorageError,
 )
 
-__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "existing_storages", "storage_at"]
+__all__ = [
+    "CheckpointStorage",
+    "MissingStorage",
+    "StorageError",
+    "deferred_storage",
+    "existing_storages",
+    "open_storage",
+    "storage_at",
+]
 
 _make: ContextVar[bool] = ContextVar("make", default=True)
 
@@ -28,7 +40,8 @@ _INSTEAD |= dict.fromkeys(("webhdfs", "swebhdfs"), "hdfs://HOST:PORT/PATH")
 
 
 def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage at a URI, ready to be written to, made there if it is missing. A storage is returned as it is.
+    """The storage at a URI, ready to be written to, made there if it is missing. A storage is returned as it is; one
+    from `deferred_storage` is opened.
 
     * `file:///DIRECTORY` or an absolute path
     * `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`: credentials and endpoint come from the
@@ -39,19 +52,29 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 
     Raises StorageError if the URI is none of these, or the storage cannot be reached or set up.
     """
+    if isinstance(uri, DeferredStorage):
+        return uri.opened()
     if isinstance(uri, CheckpointStorage):
         return uri
-    if not isinstance(uri, str):
-        raise TypeError(f"a storage is a URI or a CheckpointStorage, not {type(uri).__name__}")
-    try:
-        return _open(uri, make=_make.get())
-    except NoSuchStorage as error:
-        return MissingStorage(error, lambda: _open(uri, make=True))
+    return _open_or_missing(_opener(uri)[1], make=_make.get())
+
+
+def deferred_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
+    """Return the storage at a URI, which its first call opens as `open_storage` would now.
+
+    Connects to nothing, and raises StorageError only for a URI that `open_storage` does not know. A storage is returned
+    as it is.
+    """
+    if isinstance(uri, CheckpointStorage):
+        return uri
+    shown, open = _opener(uri)
+    return DeferredStorage(shown, partial(_open_or_missing, open, make=_make.get()))
 
 
 @contextmanager
 def existing_storages() -> Iterator[None]:
-    """Within it, `open_storage` writes nothing: a directory or table that is not there is a `MissingStorage`."""
+    """Within it, `open_storage` writes nothing: a directory or table that is not there is a `MissingStorage`. So is
+    one that `deferred_storage` names within it, and that is opened later."""
     before = _make.set(False)
     try:
         yield
@@ -67,20 +90,35 @@ def storage_at(uri: str | CheckpointStorage, *, existing: bool = False) -> Itera
     try:
         yield storage
     finally:
-        if storage is not uri:
+        if not isinstance(uri, CheckpointStorage):
             storage.close()
 
 
-def _open(uri: str, *, make: bool) -> CheckpointStorage:
+_Opener = Callable[..., CheckpointStorage]
+"""Opens a storage: called with `make`, which says whether to make what is missing."""
+
+
+def _open_or_missing(open: _Opener, *, make: bool) -> CheckpointStorage:
+    try:
+        return open(make=make)
+    except NoSuchStorage as error:
+        return MissingStorage(error, partial(open, make=True))
+
+
+def _opener(uri: str) -> tuple[str, _Opener]:
+    """Return what may be shown of a URI, and what opens its storage. Connects to nothing."""
+    if not isinstance(uri, str):
+        raise TypeError(f"a storage is a URI or a CheckpointStorage, not {type(uri).__name__}")
     scheme, colon, rest = uri.partition(":")
     if uri.startswith("/") or scheme == "file":
         from coordinator.storage.files import FileStorage
 
-        return FileStorage(_directory(uri), make=make)
+        directory = Path(os.path.abspath(_directory(uri)))
+        return directory.as_uri(), partial(FileStorage, directory)
     if scheme in ("s3", "gs", "az"):
-        from coordinator.storage.objects import open_bucket
+        from coordinator.storage.objects import address_of_bucket, open_bucket
 
-        return open_bucket(uri, make=make)
+        return address_of_bucket(uri), partial(open_bucket, uri)
     if scheme in _INSTEAD:  # repeats nothing: s3a URIs of old hold keys
         raise StorageError(
             f"{scheme}://...",
@@ -89,17 +127,23 @@ def _open(uri: str, *, make: bool) -> CheckpointStorage:
             f"Write {_INSTEAD[scheme]} instead. {SUPPORTED}",
         )
     if scheme == "memory" and rest:
-        return MemoryStorage(rest)
+        return uri, lambda make: MemoryStorage(rest)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:  # repeats nothing: it may hold a password
         raise StorageError("given", "", "this is neither a URI nor an absolute path", SUPPORTED)
-    try:
+    with _missing_packages_named(scheme):
         if scheme in ("hdfs", "viewfs"):
-            from coordinator.storage.hadoop import HadoopStorage
+            from coordinator.storage.hadoop import HadoopStorage, address_of_directory
 
-            return HadoopStorage(uri, make=make)
-        from coordinator.storage.sql import SQLStorage
+            return address_of_directory(uri), partial(HadoopStorage, uri)
+        from coordinator.storage.sql import SQLStorage, address_of_database
 
-        return SQLStorage(uri, make=make)
+        return address_of_database(uri), _missing_packages_named(scheme)(partial(SQLStorage, uri))
+
+
+@contextmanager
+def _missing_packages_named(scheme: str) -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:  # of pyspark, the driver, or the dialect
         raise StorageError(
             f"{scheme}:...", "", f"{error}", f"Install the package that is missing. {SUPPORTED}"

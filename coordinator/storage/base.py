@@ -188,6 +188,50 @@ class MissingStorage(WrappedStorage):
         self.inner.close()
 
 
+class DeferredStorage(CheckpointStorage):
+    """The storage at a URI, which the first call opens, whatever thread makes it.
+
+    If the storage cannot be opened, that call raises the `StorageError`, and the next call tries again. `close` opens
+    nothing.
+    """
+
+    def __init__(self, uri: str, open: Callable[[], CheckpointStorage]) -> None:
+        """`uri` is the opened storage's own, without passwords."""
+        self.uri = uri
+        self._open = open
+        self._opened: CheckpointStorage | None = None
+        self._lock = Lock()
+
+    def opened(self) -> CheckpointStorage:
+        """Return the storage itself, and open it if nobody has done so."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return self.opened().put_if_absent(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        return self.opened().get(key)
+
+    def list(self, prefix: str) -> list[str]:
+        return self.opened().list(prefix)
+
+    def delete(self, key: str) -> None:
+        self.opened().delete(key)
+
+    def clock(self) -> float | None:
+        return self.opened().clock()
+
+    def weaknesses(self) -> Sequence[str]:
+        return self.opened().weaknesses()
+
+    def close(self) -> None:
+        if self._opened:
+            self._opened.close()
+
+
 def check_key(key: str) -> str:
     """The key itself; ValueError if it is none."""
     if len(key) > _KEY_LIMIT or not _KEY.fullmatch(key):

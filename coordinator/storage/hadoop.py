@@ -63,12 +63,8 @@ class HadoopStorage(CheckpointStorage):
 
     def __init__(self, uri: str, *, make: bool = True) -> None:
         """Raises StorageError without a classic Spark session in this process, or if the directory cannot be made."""
-        parts = urlsplit(uri)
-        if "@" in parts.netloc:  # repeats nothing: it may hold a password
-            raise StorageError(f"{parts.scheme}://...", "", "a user is not allowed in the URI", _FORM)
-        if not parts.netloc or not parts.path.strip("/"):
-            raise StorageError(uri, "", "no host or no directory", _FORM)
-        self.uri = uri.rstrip("/")
+        self.uri = address_of_directory(uri)
+        parts = urlsplit(self.uri)
         try:
             session = SparkSession.active()
             java = gateway(session)
@@ -77,7 +73,7 @@ class HadoopStorage(CheckpointStorage):
                 self.uri,
                 "",
                 "no Spark session with a JVM runs in this process",
-                "Start the session before the coordinator is made. Spark Connect has no JVM on this side: use storage "
+                "Start the session before the coordinator is used. Spark Connect has no JVM on this side: use storage "
                 "that needs none, such as s3://BUCKET/PREFIX or a database. For commands let a job FILE.py start it",
             ) from error
         self._fs: Any = java.jvm.org.apache.hadoop.fs
@@ -179,6 +175,16 @@ class HadoopStorage(CheckpointStorage):
             raise StorageError(
                 self.uri, key, f"{action}: the JVM of the Spark session is gone", f"Start the session again; {_RESTART}"
             ) from error
+
+
+def address_of_directory(uri: str) -> str:
+    """Return the URI of the storage. Raises StorageError for what does not belong into it."""
+    parts = urlsplit(uri)
+    if "@" in parts.netloc:  # repeats nothing: it may hold a password
+        raise StorageError(f"{parts.scheme}://...", "", "a user is not allowed in the URI", _FORM)
+    if not parts.netloc or not parts.path.strip("/"):
+        raise StorageError(uri, "", "no host or no directory", _FORM)
+    return uri.rstrip("/")
 
 
 @contextmanager

@@ -167,20 +167,29 @@ def open_bucket(uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> 
     Raises StorageError if it cannot be listed and written, or if the store ignores the condition of a put, as some that
     call themselves S3-compatible do: two drivers could then overwrite each other's records.
     """
-    scheme = uri.partition(":")[0]
-    form = f"Write {_FORMS[scheme]}; credentials, region and endpoint come from the variables {_VARIABLES[scheme]}"
-    parts = urlsplit(uri)
-    if "@" in uri or parts.query or parts.fragment:  # repeats nothing: it may hold a secret
-        raise StorageError(f"{scheme}://...", "", "a user, a '?' or a '#' is not allowed in the URI", form)
+    address = address_of_bucket(uri)
     try:
         store = from_url(uri, retry_config={"max_retries": 0})
     except (BaseError, ValueError) as error:
         text = str(error)
-        raise StorageError(uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or form) from error
-    storage = ObjectStorage(uri.rstrip("/"), store, retry_seconds=retry_seconds)
+        raise StorageError(uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or _form(uri)) from error
+    storage = ObjectStorage(address, store, retry_seconds=retry_seconds)
     if make:
         storage._prove()
     return storage
+
+
+def address_of_bucket(uri: str) -> str:
+    """Return the URI of the storage. Raises StorageError for what does not belong into it."""
+    parts = urlsplit(uri)
+    if "@" in uri or parts.query or parts.fragment:  # repeats nothing: it may hold a secret
+        raise StorageError(f"{parts.scheme}://...", "", "a user, a '?' or a '#' is not allowed in the URI", _form(uri))
+    return uri.rstrip("/")
+
+
+def _form(uri: str) -> str:
+    scheme = uri.partition(":")[0]
+    return f"Write {_FORMS[scheme]}; credentials, region and endpoint come from the variables {_VARIABLES[scheme]}"
 
 
 def _reason(text: str) -> str:

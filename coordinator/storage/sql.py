@@ -103,7 +103,7 @@ class SQLStorage(CheckpointStorage):
     def __init__(self, uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> None:
         """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
         url = _parse(uri)
-        self.uri = redacted(url.render_as_string(hide_password=False))
+        self.uri = _shown(url)
         if url.get_backend_name() == "sqlite" and is_missing(str(url.database)):
             if not make:
                 raise NoSuchStorage(self.uri, "", "there is no such file")
@@ -238,6 +238,15 @@ def _parse(uri: str) -> URL:
             redacted(uri), "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
         )
     return url
+
+
+def _shown(url: URL) -> str:
+    return redacted(url.render_as_string(hide_password=False))
+
+
+def address_of_database(uri: str) -> str:
+    """Return the URI of the storage, without passwords. Raises StorageError for a URL that is none."""
+    return _shown(_parse(uri))
 
 
 def _secrets(url: URL) -> list[str]:

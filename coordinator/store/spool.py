@@ -21,7 +21,7 @@ from itertools import chain, count
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.storage import CheckpointStorage, StorageError, open_storage, storage_at
+from coordinator.storage import CheckpointStorage, StorageError, deferred_storage, storage_at
 from coordinator.storage.stream import Cut, Joined
 from coordinator.store.records import CompletedCheckpoint, Participant
 from sinks._util.log import get_logger
@@ -92,7 +92,7 @@ class Spool:
                 "name one in spool_dir: file:///… (shared by all hosts), s3://…, gs://…, az://… or a database"
             )
         self._uri, self._root = uri, f"spool/{token(job)}"
-        self._storage = open_storage(uri)
+        self._storage = deferred_storage(uri)
 
     def spooling(self, lineage: str, checkpoint_id: int, sink: str) -> SpoolingRows:
         return SpoolingRows(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")

@@ -17,7 +17,7 @@ from coordinator.operations.jobfile import load_job
 from coordinator.operations.statistics.model import CheckpointStatistics
 from coordinator.operations.ui.job import JobView
 from coordinator.operations.ui.page import TABS, page_of
-from coordinator.storage import CheckpointStorage
+from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.store.encoding import seal, unseal
 from sinks._util.log import get_logger
 from sinks.errors import SinkError, printable
@@ -47,7 +47,7 @@ def job(file_job: Job, tmp_path: Path) -> Job:
 
 
 def storage_of(coordinator: CheckpointCoordinator) -> CheckpointStorage:
-    return coordinator.protocol.store.storage
+    return coordinator.storage
 
 
 def put(storage: CheckpointStorage, key: str, value: bytes) -> None:
@@ -134,12 +134,11 @@ def see_all(job: Job) -> dict[str, str]:
     "changes", [{"created_at": "evil"}, {"created_at": 10**30}, {"records": 5}, {"files": None}, None]
 )
 def test_savepoints(job: Job, tmp_path: Path, changes: dict[str, Any] | None) -> None:
-    with load_job(str(job.file)) as coordinator:
-        storage = type(storage_of(coordinator))(tmp_path / "savepoints")  # type: ignore[call-arg]
-        [good] = [key for key in storage.list("") if key.endswith("_metadata")]
-        bad = "savepoint-orders-9-bad"
-        value = NESTED if changes is None else altered(storage, good, {"id": bad} | changes)
-        put(storage, f"{bad}/_metadata", value)
+    storage = open_storage((tmp_path / "savepoints").as_uri())
+    [good] = [key for key in storage.list("") if key.endswith("_metadata")]
+    bad = "savepoint-orders-9-bad"
+    value = NESTED if changes is None else altered(storage, good, {"id": bad} | changes)
+    put(storage, f"{bad}/_metadata", value)
     result = job.cli("savepoint", "list")
     assert good.partition("/")[0] in result.stdout
     assert bad in result.output

@@ -114,6 +114,13 @@ MUTANTS = (
         ("tests/cli/test_bad_objects.py",),
     ),
     Mutant(
+        "storage is opened when a coordinator is made",
+        "coordinator",
+        "self.storage = deferred_storage(storage)",
+        "self.storage = open_storage(storage)",
+        ("tests/protocol/test_controls.py",),
+    ),
+    Mutant(
         "a slow read stops every page",
         "coordinator",
         "thread.join(max(0.0, began + _PATIENCE - time.monotonic()))",

@@ -9,10 +9,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
+from coordinator import (
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    Replay,
+    Step,
+)
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
 from coordinator.operations.statistics.model import Status, load_history
 from coordinator.protocol.clock import Clock, deadline
+from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.optional import Validating
@@ -149,7 +157,7 @@ def test_storage_comes_from_the_config(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a coordinator needs a storage"):
         CheckpointCoordinator("job", [sink])
     coordinator = CheckpointCoordinator("job", [sink], config=CheckpointConfig(storage=f"file://{tmp_path}/s"))
-    assert coordinator.protocol.store.storage.uri == f"file://{tmp_path}/s"
+    assert coordinator.storage.uri == f"file://{tmp_path}/s"
 
 
 def test_nothing_is_promised_before_the_first_batch(job: Job, tmp_path: Path) -> None:
@@ -163,15 +171,43 @@ def test_nothing_is_promised_before_the_first_batch(job: Job, tmp_path: Path) ->
     assert str(coordinator.statistics.exactly_once) == "True"
 
 
-def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(tmp_path: Path) -> None:
-    sink, memory = FileSink(tmp_path), f"memory:{uuid.uuid4().hex}"
-    with pytest.raises(
-        NotExactlyOnce, match=r"job 'job' requires exactly-once, but cannot promise it: .* gone with the driver"
-    ):
-        CheckpointCoordinator("job", [sink], memory, CheckpointConfig(require="exactly-once"))
+def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(job: Job, tmp_path: Path) -> None:
+    """Before the claim, which would stop a driver that works."""
+    memory = f"memory:{uuid.uuid4().hex}"
+    in_memory = CheckpointCoordinator("job", [job.sink], memory, CheckpointConfig(require="exactly-once"))
+    said = r"job 'job' requires exactly-once, but cannot promise it: .* gone with the driver"
+    with pytest.raises(NotExactlyOnce, match=said):
+        job.query(1).run(in_memory)
+    with pytest.raises(NotExactlyOnce, match=said):
+        in_memory.guarantee  # noqa: B018 - it asks the storage
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, require="exactly-once")
+    at_least_once = CheckpointCoordinator("job", [job.sink], f"file://{tmp_path}/s", config)
     with pytest.raises(NotExactlyOnce, match="the mode is AT_LEAST_ONCE"):
-        CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s", config)
+        job.query(1).run(at_least_once)
+    for coordinator in (in_memory, at_least_once):
+        assert JobStore(coordinator.storage, "job").newest_generation() == 0
+
+
+def test_the_constructor_opens_no_storage(job: Job, tmp_path: Path) -> None:
+    places = tmp_path / "checkpoints", tmp_path / "spool"
+    config = CheckpointConfig(replay=Replay.SPOOL, spool_dir=places[1].as_uri())
+    with CheckpointCoordinator("job", [job.sink], places[0].as_uri(), config) as coordinator:
+        assert coordinator.storage.uri == places[0].as_uri()
+    assert [place.exists() for place in places] == [False, False]
+    job.query(1).run(coordinator)
+    assert [place.exists() for place in places] == [True, True]
+
+
+def test_what_opens_the_storage_says_why_it_cannot(job: Job) -> None:
+    unreachable = CheckpointCoordinator("job", [job.sink], "postgresql://app@127.0.0.1:1/checkpoints")
+    said = r"checkpoint storage postgresql\+?\w*://app@127.0.0.1:1/checkpoints: cannot connect: .*Check that the server"
+    for call in (unreachable.newest_checkpoint, unreachable.recover, lambda: unreachable.guarantee):
+        with pytest.raises(StorageError, match=said):
+            call()
+    with pytest.raises(StorageError, match=said):
+        job.query(1).run(unreachable)
+    unreachable.close()
+    assert job.visible() == {}
 
 
 class Leaky(FileSink):
@@ -183,7 +219,7 @@ def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_req
     sink = Leaky(job.sink.folder)
     coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s")
     job.query(1).run(coordinator)
-    record = newest_record(coordinator.protocol.store.storage)
+    record = newest_record(coordinator.storage)
     assert record.guarantee == str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the disk forgets"
     strict = CheckpointConfig(require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):

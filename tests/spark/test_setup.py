@@ -30,6 +30,7 @@ from coordinator.errors import (
     WorkersNotReady,
 )
 from coordinator.spark import lifecycle
+from coordinator.storage import StorageError
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
@@ -76,6 +77,14 @@ def test_a_foreign_key_between_two_sinks_is_told_before_the_query_starts(
         coordinator.write_stream(numbers(spark))
     coordinator.close()
     assert not (tmp_path / "storage" / "numbers").exists()
+
+
+def test_a_storage_that_cannot_be_reached_is_told_before_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    coordinator = CheckpointCoordinator("numbers", [sink], "postgresql://app@127.0.0.1:1/checkpoints")
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/checkpoints: cannot connect: .*Check that the server runs"):
+        coordinator.write_stream(numbers(spark))
+    coordinator.close()
 
 
 def test_workers_that_cannot_load_the_sinks_are_told_of_before_the_query_starts(

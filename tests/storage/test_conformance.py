@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, deferred_storage, open_storage
 from coordinator.storage.objects import ObjectStorage
 from sinks.testing.storage import ProcessConformance, StorageConformance
 
@@ -46,6 +46,14 @@ class TestFile(ProcessConformance):
     @pytest.fixture
     def uri(self, tmp_path: Path) -> str:
         return (tmp_path / "not yet" / "there").as_uri()
+
+
+class TestDeferred(StorageConformance):
+    """The same as one in files, which each object opens by its first call."""
+
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Callable[[], CheckpointStorage]:
+        return lambda: deferred_storage((tmp_path / "not yet" / "there").as_uri())
 
 
 class TestSqlite(ProcessConformance):

@@ -23,7 +23,17 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import make_url
 
-from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage, sql
+from coordinator.storage import (
+    CheckpointStorage,
+    MissingStorage,
+    StorageError,
+    deferred_storage,
+    existing_storages,
+    open_storage,
+    sql,
+    storage_at,
+)
+from coordinator.storage.base import DeferredStorage, MemoryStorage
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted
 from sinks.testing import storage_writer
@@ -102,6 +112,25 @@ class TestOpen:
     def test_what_cannot_be_opened(self, uri, says):
         with pytest.raises(StorageError, match=says):
             open_storage(uri)
+        with pytest.raises(StorageError, match=says):
+            deferred_storage(uri).list("")
+
+    @pytest.mark.parametrize(
+        "uri",
+        [
+            "ftp://host/x",
+            "checkpoints/orders",
+            "file:///a?b",
+            "sqlite://",
+            "s3a://bucket/x",
+            "s3://user@bucket/x",
+            "hdfs://host:1",
+            "postgresql://u:p@x@host/d",
+        ],
+    )
+    def test_an_address_that_is_none_is_refused_before_anything_is_opened(self, uri):
+        with pytest.raises(StorageError):
+            deferred_storage(uri)
 
     def test_what_is_no_uri(self):
         with pytest.raises(TypeError, match="not int"):
@@ -112,6 +141,60 @@ class TestOpen:
         again = pickle.loads(pickle.dumps(error))
         assert str(again) == str(error) == "checkpoint storage file:///a, key 'b': cannot write. Free space"
         assert (again.uri, again.key, again.reason, again.advice) == ("file:///a", "b", "cannot write", "Free space")
+
+
+class TestDeferred:
+    def test_the_first_call_opens_it(self, tmp_path):
+        uri = f"file://{tmp_path}/a/b"
+        storage = deferred_storage(uri)
+        storage.close()
+        assert list(tmp_path.iterdir()) == []
+        assert storage.put_if_absent("k/1", b"1")
+        assert open_storage(uri).get("k/1") == b"1"
+        assert storage.list("") == ["k/1"]
+        assert deferred_storage(storage) is storage
+
+    @pytest.mark.parametrize(
+        "uri", ["{}/a/../b/", "file://{}/b/", "sqlite:///{}/x.db?timeout=3", "s3://bucket/x/", "memory:deferred"]
+    )
+    def test_its_uri_is_that_of_the_open_one(self, tmp_path, uri):
+        with existing_storages():
+            storage = deferred_storage(uri.format(tmp_path))
+            assert storage.uri == open_storage(storage).uri == open_storage(uri.format(tmp_path)).uri
+
+    def test_what_cannot_be_opened_yet_is_tried_again(self, tmp_path):
+        blocking = tmp_path / "plain"
+        blocking.write_text("")
+        storage = deferred_storage(f"file://{blocking}")
+        for call in (lambda: storage.get("a"), storage.clock, storage.weaknesses):
+            with pytest.raises(StorageError, match="cannot make the directory"):
+                call()
+        blocking.unlink()
+        assert storage.get("a") is None
+
+    def test_what_looks_makes_nothing_though_it_looks_later(self, tmp_path):
+        with existing_storages():
+            storage = deferred_storage(f"file://{tmp_path}/a")
+        assert storage.list("") == []
+        assert isinstance(open_storage(storage), MissingStorage)
+        assert not (tmp_path / "a").exists()
+        storage.put_if_absent("k", b"1")
+        assert (tmp_path / "a" / "k").read_bytes() == b"1"
+
+    def test_only_who_named_it_closes_it(self):
+        class Counted(MemoryStorage):
+            closed = 0
+
+            def close(self) -> None:
+                self.closed += 1
+
+        own = Counted("counted")
+        storage = DeferredStorage(own.uri, lambda: own)
+        with storage_at(storage) as same:
+            assert same.list("") == []
+        assert own.closed == 0
+        storage.close()
+        assert own.closed == 1
 
 
 class TestSecrets:

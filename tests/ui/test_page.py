@@ -158,6 +158,13 @@ def test_no_checkpoint_yet(job: Job) -> None:
     assert "no place for savepoints" in pages["savepoints"]
 
 
+def test_what_a_job_that_requires_more_than_it_has_is_told(job: Job) -> None:
+    """Its driver does not start, and its page says why."""
+    with seen_from_outside(job, config={"require": "exactly-once"}) as browser:
+        assert "it is gone with the driver&#39;s process" in browser.see("/guarantee")
+        assert "This job is not exactly-once" in browser.see("/")
+
+
 def test_a_job_whose_driver_ended(job: Job) -> None:
     with job.coordinator() as coordinator:
         job.query().run(coordinator)

@@ -21,7 +21,7 @@ from coordinator.operations.inspection.in_doubt_report import InDoubtReport, fin
 from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.operations.savepoints.savepoint import Savepoint, list_savepoints
 from coordinator.operations.statistics.model import Activity, CheckpointStatistics, Status, load_history
-from coordinator.protocol.guarantee import Guarantee
+from coordinator.protocol.guarantee import Guarantee, compute_guarantee
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted
@@ -83,9 +83,8 @@ class JobView:
     """Of one job, for one page."""
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
-        self._coordinator = coordinator
         self.job, self.sinks, self.config = coordinator.job, coordinator.sinks, coordinator.config
-        self.storage = coordinator.protocol.store.storage
+        self.storage = coordinator.storage
         self._lock = threading.Lock()
         self._results: dict[tuple[Any, ...], tuple[float, ReadResult]] = {}
         self._readers: dict[tuple[Any, ...], tuple[float, threading.Thread]] = {}
@@ -172,7 +171,12 @@ class JobView:
             known = tries[0].exactly_once or bool(tries[0].reasons)
             return Guarantee(tries[0].reasons, known), f"computed by the driver of generation {tries[0].generation}"
         whence = "computed from the configuration and checkpoint storage; there is no checkpoint yet"
-        return self._coordinator.guarantee, whence
+        return self._guarantee().value or Guarantee(complete=False), whence
+
+    @_cached_for(30)
+    def _guarantee(self, _: list[str]) -> Guarantee:
+        """The guarantee before the first batch, also of a job that requires more than it can have."""
+        return compute_guarantee(self.job, replace(self.config, require=None), self.storage, {})
 
     def notices(self) -> list[Notice]:
         """What is wrong, the worst first."""
