@@ -23,6 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
@@ -48,7 +49,7 @@ def of_records(folder: Path, count: int) -> None:
     query = LocalQuery(folder / "query", example_input(1))
     with job() as coordinator:
         query.run(coordinator)
-        store = coordinator.protocol.store
+        store = JobStore(coordinator.storage, "scale")
         newest = store.load_newest()
         assert newest
         for id in range(1, count):

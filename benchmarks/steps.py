@@ -38,7 +38,7 @@ class Steps(CheckpointListener):
         self._at = (0.0, 0.0)
         self.checkpoints: list[dict[str, tuple[float, float]]] = []
         if isinstance(work, CheckpointCoordinator):
-            work.protocol.listeners.add(self)
+            work._protocol.listeners.add(self)
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         self._at = time.perf_counter(), time.process_time()

@@ -20,6 +20,7 @@ from benchmarks.protocol import batch
 from coordinator import CheckpointCoordinator
 from coordinator.operations.inspection.balance import Verdict, take_balance
 from coordinator.protocol.ports import Sink
+from coordinator.store.job_store import JobStore
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
@@ -43,7 +44,7 @@ def measure(sink: Sink, count: int, server: int, as_records: Callable[[pa.Table]
             seconds, client, servers = list[float](), list[float](), list[float]()
             for _ in range(RUNS):
                 began, own, of_server = time.perf_counter(), time.process_time(), _processor_seconds(server)
-                balance = take_balance(coordinator.protocol.store, coordinator.sinks, quick=quick)
+                balance = take_balance(JobStore(coordinator.storage, "job"), coordinator.sinks, quick=quick)
                 seconds.append((time.perf_counter() - began) * 1000)
                 client.append((time.process_time() - own) * 1000)
                 servers.append((_processor_seconds(server) - of_server) * 1000)

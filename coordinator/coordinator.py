@@ -112,7 +112,7 @@ class CheckpointCoordinator:
         self.storage = deferred_storage(storage)
         """Where complete checkpoints are recorded."""
         store = JobStore(self.storage, job, on_call=self.statistics.storage_called)
-        self.protocol = CheckpointProtocol(
+        self._protocol = CheckpointProtocol(
             job,
             self.sinks,
             store,
@@ -126,14 +126,14 @@ class CheckpointCoordinator:
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self.storage.uri, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
-        self._savepoints = DriverSavepoints(self.protocol, self._lifecycle, self._one_at_a_time, self.cancel)
+        self._savepoints = DriverSavepoints(self._protocol, self._lifecycle, self._one_at_a_time, self.cancel)
         self._attendants = Attendants(
             store,
             self.sinks,
             config,
             self.statistics,
             self._savepoints.do_request,
-            lambda: self.protocol.fence.require_newest("do a request"),
+            lambda: self._protocol.fence.require_newest("do a request"),
         )
         self._preflight_done = False
         self._transfer = RowTransfer()
@@ -144,7 +144,7 @@ class CheckpointCoordinator:
     def guarantee(self) -> Guarantee:
         """Whether the job is exactly-once, as far as it is known. Before `write_stream` and the first batch, only the
         config and the storage are asked. Raises `StorageError`, and `NotExactlyOnce` if exactly-once is required."""
-        return self.protocol.guarantee
+        return self._protocol.guarantee
 
     @property
     def history(self) -> CheckpointHistory:
@@ -184,7 +184,7 @@ class CheckpointCoordinator:
             if problems:
                 raise problems[0] if len(problems) == 1 else ConfigurationError("\n".join(map(str, problems)))
             with self._one_at_a_time:
-                self.protocol.compute_guarantee(checked)
+                self._protocol.compute_guarantee(checked)
                 self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
@@ -218,7 +218,7 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            newest, state = self.protocol.newest, "not complete, and the next start writes it"
+            newest, state = self._protocol.newest, "not complete, and the next start writes it"
             if newest and newest.checkpoint_id >= batch_id:
                 state = "complete, and the next start makes visible what is not"
             logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, state)
@@ -252,7 +252,7 @@ class CheckpointCoordinator:
                 try:
                     if self._closed.is_set() or not self._lifecycle.is_quiet:
                         return
-                    self.protocol.sweep()
+                    self._protocol.sweep()
                 except Exception:
                     logger.info("job %s sweeps no more until its next batch", self.job, exc_info=True)
                     return
@@ -265,17 +265,17 @@ class CheckpointCoordinator:
             self._lifecycle.require_one_query(batch)
             try:
                 self._lifecycle.admit(batch)
-                if starts := batch.run_id != self.protocol.run_id:
+                if starts := batch.run_id != self._protocol.run_id:
                     known = self.guarantee  # raises before the claim, which would stop a driver that works well
                     self.statistics.guaranteed(known.weaknesses, complete=known.complete)
                     self._attendants.begin(batch.query)
-                    self.protocol.claim_generation(self.config.heartbeat_interval, batch)
+                    self._protocol.claim_generation(self.config.heartbeat_interval, batch)
                 if starts or not self._attendants.gives_heartbeats:  # after an error that the calling function caught
-                    self._attendants.claimed(self.protocol.fence.generation, batch.query)
-                self.protocol.process(batch)
+                    self._attendants.claimed(self._protocol.fence.generation, batch.query)
+                self._protocol.process(batch)
             except Exception as error:
                 if batch.active or isinstance(error, InDoubtError):
-                    self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
+                    self._protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
                 self._attendants.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise
             self._lifecycle.finished(batch)
@@ -285,7 +285,7 @@ class CheckpointCoordinator:
         transactions that no record names. A query's first batch does the same. If storage has no checkpoint nothing is
         aborted, because it may be the wrong storage."""
         with self._one_at_a_time:
-            self.protocol.recover_without_query()
+            self._protocol.recover_without_query()
 
     # ------------------------------------------------------------------ savepoints
     @property
@@ -338,11 +338,11 @@ class CheckpointCoordinator:
         active."""
         self._lifecycle.require_no_later_run(query)
         self.stop(query)
-        if self.protocol.run_id and self.protocol.fence.generation:  # of a query that this object has served
-            self.protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver
+        if self._protocol.run_id and self._protocol.fence.generation:  # of a query that this object has served
+            self._protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
-            self.protocol.delete_checkpoints()
+            self._protocol.delete_checkpoints()
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
@@ -357,10 +357,10 @@ class CheckpointCoordinator:
         self._closed.set()
         self._attendants.close()
         with self._one_at_a_time:
-            if self.protocol.may_sweep:
+            if self._protocol.may_sweep:
                 self._lifecycle.wait_for_workers()
                 try:
-                    self.protocol.sweep()
+                    self._protocol.sweep()
                 except Exception as error:
                     logger.warning("last sweep of job %s failed; the next start sweeps: %s", self.job, reason(error))
             for name, sink in self.sinks.items():
@@ -368,7 +368,7 @@ class CheckpointCoordinator:
                     sink.close()
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
-            self.protocol.close()
+            self._protocol.close()
             self._lifecycle.close()
             if self._lifecycle.queries:
                 logger.info("job %s %s", self.job, self.statistics.totals())

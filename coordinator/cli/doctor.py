@@ -15,8 +15,9 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, tell
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, store_of, tell
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.operations import operator_decisions
 from coordinator.operations.inspection.memory_comparison import SET_BACK, compare_memories
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage, open_storage
@@ -81,11 +82,12 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
-    for memory in compare_memories(coordinator.protocol.store, coordinator.sinks, location):
+    for memory in compare_memories(store_of(coordinator), coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         fix = "bring it back, or fix what it says, and run the doctor again" if memory.newest is None else SET_BACK
         yield Finding.ok(what) if memory.agrees else Finding.error(what, fix)
-    coordinator.protocol.load()  # raises UnknownSink
+    protocol = operator_decisions.protocol_of(store_of(coordinator), coordinator.sinks, coordinator.config)
+    protocol.load()  # raises UnknownSink
 
 
 def _packages() -> Iterable[Finding]:

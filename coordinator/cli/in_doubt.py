@@ -26,6 +26,7 @@ from coordinator.cli.output import (
     fail,
     say,
     show,
+    store_of,
     tell,
 )
 from coordinator.cli.status import LOSSES, losses_of, state_of
@@ -60,7 +61,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
     running driver will resolve itself (open)."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        seen = find_in_doubt(coordinator.protocol.store, coordinator.sinks)
+        seen = find_in_doubt(store_of(coordinator), coordinator.sinks)
         about = {"job": coordinator.job, "errors": seen.errors, "set_back": seen.set_back}
         about |= {"transactions": [pending.to_json() for pending in seen.pending]} | state_of(seen.driver, seen.newest)
         show(about, as_json, transactions=_TRANSACTIONS)
@@ -94,19 +95,19 @@ def commit(
     other rows of their checkpoint. Else it doubles rows, so the command asks first. `coordinator resolve` commits what
     a record names."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        protocol = coordinator.protocol
-        wanted = _choose(find_in_doubt(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
+        store = store_of(coordinator)
+        wanted = _choose(find_in_doubt(store, coordinator.sinks), chosen, Decision.COMMIT)
         if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             resolve_ = output.runnable("coordinator resolve")
             fail(f"A record names {_names(decided)}: {resolve_} commits it. No transaction was touched.", USAGE)
-        _require_no_twins(protocol, wanted)
+        _require_no_twins(coordinator, wanted)
         confirm(
             f"No record names {_names(wanted)}. Its batch is written by other transactions, or will be: "
             "committing it DOUBLES its rows.",
             "double",
             given=break_decision and yes,
         )
-        _report(coordinator, list(_commit(protocol, wanted)), as_json)
+        _report(coordinator, list(_commit(coordinator, store, wanted)), as_json)
 
 
 @app.command()
@@ -128,11 +129,11 @@ def abort(
     if bool(chosen) == all_orphans:
         fail("Name transactions (IDs of `coordinator in-doubt list`), or give --all-orphans.", USAGE)
     with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
-        protocol = coordinator.protocol
+        store = store_of(coordinator)
         missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
-        seen = find_in_doubt(protocol.store, protocol.sinks)
+        seen = find_in_doubt(store, coordinator.sinks)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         if (undecided := _undecided(wanted)) and not fence:
             fail(
@@ -157,11 +158,11 @@ def abort(
                 "fence",
                 given=yes,
             )
-            seen = find_in_doubt(protocol.store, protocol.sinks, protocol.store.claim_generation())
+            seen = find_in_doubt(store, coordinator.sinks, store.claim_generation())
             wanted = _choose(seen, chosen, Decision.ORPHAN)
         if (undecided := _undecided(wanted)) and not asks:
             confirm(
-                f"Storage {protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
+                f"Storage {store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
                 f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
@@ -174,7 +175,7 @@ def abort(
                 "lose",
                 given=break_decision and yes,
             )
-        results = list(_abort(protocol, wanted))
+        results = list(_abort(coordinator, wanted))
         left = [pending for pending in seen.pending if pending not in wanted] if all_orphans else []
         _tell_remedies(coordinator, replace(seen, pending=left), as_json, "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
@@ -200,15 +201,15 @@ def _choose(seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision) 
     return [pending for pending in seen.pending if any(map(pending.meant_by, chosen))]
 
 
-def _require_no_twins(protocol: CheckpointProtocol, chosen: Sequence[InDoubtTransaction]) -> None:
+def _require_no_twins(coordinator: CheckpointCoordinator, chosen: Sequence[InDoubtTransaction]) -> None:
     """Several tries of a participant may be in doubt, such as a speculative one, with the same rows or, killed amid
     them, a part."""
     named, visible = Counter(_participant(each) for each in chosen if each.about.subtask is not None), set[Any]()
     placed = {_participant(pending)[:3] for pending in chosen if None not in _participant(pending)}
     for name, lineage, checkpoint in placed:
-        sink = protocol.sinks[name]
+        sink = coordinator.sinks[name]
         if isinstance(sink, Auditable):
-            [holding] = sink.audit(protocol.job, [Part(lineage, checkpoint, [])], quick=True).holdings
+            [holding] = sink.audit(coordinator.job, [Part(lineage, checkpoint, [])], quick=True).holdings
             visible |= {(name, lineage, checkpoint, TransactionId.subtask_of(text)) for text in holding.unexpected}
     twins = [each for each in chosen if _participant(each) in visible or named[_participant(each)] > 1]
     if twins:
@@ -225,17 +226,17 @@ def _participant(pending: InDoubtTransaction) -> tuple[Any, ...]:
 
 
 def _commit(
-    protocol: CheckpointProtocol, pending: Sequence[InDoubtTransaction]
+    coordinator: CheckpointCoordinator, store: JobStore, pending: Sequence[InDoubtTransaction]
 ) -> Iterator[tuple[InDoubtTransaction, str]]:
     """Those of one checkpoint and sink together: a table takes the last change of a key from all of them."""
     for part in dict.fromkeys(_participant(each)[:3] for each in pending):
         name, lineage, checkpoint = part
         together = [each for each in pending if _participant(each)[:3] == part]
-        about = Checkpoint(protocol.job, lineage or protocol.store.lineage, checkpoint or 0)
+        about = Checkpoint(coordinator.job, lineage or store.lineage, checkpoint or 0)
         named = [Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0) for each in together]
         outcomes: Sequence[CommitOutcome | Exception]
         try:
-            outcomes = protocol.sinks[name].notify_checkpoint_complete(about, named)
+            outcomes = coordinator.sinks[name].notify_checkpoint_complete(about, named)
         except Exception as error:
             outcomes = [error] * len(named)
         for each, outcome in zip(together, outcomes, strict=True):
@@ -246,12 +247,12 @@ def _commit(
 
 
 def _abort(
-    protocol: CheckpointProtocol, pending: Sequence[InDoubtTransaction]
+    coordinator: CheckpointCoordinator, pending: Sequence[InDoubtTransaction]
 ) -> Iterator[tuple[InDoubtTransaction, str]]:
     with progress("abort", len(pending), "transactions") as advance:
         for each in pending:
             try:
-                protocol.sinks[each.sink].abort(each.about.transaction)
+                coordinator.sinks[each.sink].abort(each.about.transaction)
                 yield each, "aborted"
             except Exception as error:
                 yield each, f"failed: {error}"
@@ -275,7 +276,7 @@ def _tell_remedies(coordinator: CheckpointCoordinator, seen: InDoubtReport, as_j
     """What becomes of each kind, and the command for it."""
     wrong = ""
     if not seen.newest:
-        wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
+        wrong = f" (Be sure of the storage: {coordinator.storage.uri} holds no checkpoint of the job.)"
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""
         command = output.runnable(remedy.command)
@@ -331,11 +332,12 @@ def resolve(
     if accept_loss and not why:
         fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
     with coordinator_of(job) as coordinator:
-        store = coordinator.protocol.store
+        store = store_of(coordinator)
         if not store.load_newest():
             _fail_without_checkpoint(store)
         seen = find_in_doubt(store, coordinator.sinks)
-        complete, errors = _ask(coordinator.protocol)
+        protocol = operator_decisions.protocol_of(store, coordinator.sinks, coordinator.config)
+        complete, errors = _ask(protocol)
         for sentence in seen.set_back:
             tell(sentence, as_json)
         if accept_loss:
@@ -350,10 +352,8 @@ def resolve(
                 "accept loss",
                 given=yes,
             )
-            operator_decisions.accept_loss(
-                coordinator.protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why
-            )
-            complete, errors = _ask(coordinator.protocol)
+            operator_decisions.accept_loss(protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why)
+            complete, errors = _ask(protocol)
         about = _about(complete, errors)
         decided = {(pending.sink, pending.committable.subtask) for pending in seen.pending if pending.committable}
         about["committed_now"] = len(decided & complete.committables.keys() - set(complete.hidden_participants()))

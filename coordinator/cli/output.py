@@ -21,6 +21,7 @@ from coordinator.errors import CheckpointError
 from coordinator.operations.inspection.text import ago
 from coordinator.operations.jobfile import JobFileError, load_job
 from coordinator.storage import MissingStorage, StorageError, existing_storages, open_storage
+from coordinator.store.job_store import JobStore
 from sinks._util.progress import shown_by
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
@@ -93,6 +94,11 @@ def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[Che
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
+
+
+def store_of(coordinator: CheckpointCoordinator) -> JobStore:
+    """Return the part of checkpoint storage that belongs to the job."""
+    return JobStore(coordinator.storage, coordinator.job)
 
 
 def runnable(command: str) -> str:

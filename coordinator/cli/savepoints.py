@@ -18,6 +18,7 @@ from coordinator.cli.output import (
     runnable,
     say_bad,
     show,
+    store_of,
     tell,
 )
 from coordinator.coordinator import CheckpointCoordinator
@@ -72,7 +73,7 @@ def trigger(
     with coordinator_of(job) as coordinator:
         if location is None:
             try:
-                about = ask_driver(coordinator.protocol.store, how, holds)
+                about = ask_driver(store_of(coordinator), how, holds)
             except KeyboardInterrupt:
                 fail("Interrupted. If the driver had begun, it goes on: see coordinator savepoint list.", 130)
         else:
@@ -160,14 +161,14 @@ def restore(
         restored = restore_savepoint(
             address,
             checkpoint_location,
-            storage=coordinator.protocol.store.storage,
+            storage=coordinator.storage,
             job=coordinator.job,
             sinks=list(coordinator.sinks),
             allow_non_restored=allow_non_restored,
             allow_later_checkpoints=allow_later_checkpoints,
             confirm=ask,
         )
-        lineage = coordinator.protocol.store.newest_claim().lineage
+        lineage = store_of(coordinator).newest_claim().lineage
         about = restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}
         show(
             about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "lineage", "checkpoint_location")}

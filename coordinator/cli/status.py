@@ -21,6 +21,7 @@ from coordinator.cli.output import (
     fail,
     say_bad,
     show,
+    store_of,
     tell,
 )
 from coordinator.errors import CorruptRecord
@@ -41,7 +42,7 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and everything that was
     given up with `resolve --accept-loss` since the job began. Exit code 1 if no driver runs."""
     with coordinator_of(job) as coordinator:
-        store = coordinator.protocol.store
+        store = store_of(coordinator)
         bad: list[str] = []
         newest = None
         unreadable = ""
@@ -75,7 +76,7 @@ def history(
     The last seconds of a killed driver are missing."""
     bad: list[str] = []
     with coordinator_of(job) as coordinator:
-        store = coordinator.protocol.store
+        store = store_of(coordinator)
         tries = load_history(store, bad)[-last:]
     say_bad(bad)
     if not tries:
@@ -112,7 +113,7 @@ def show_(
 ) -> None:
     """Show one checkpoint: input, participants, transactions, replay rounds."""
     with coordinator_of(job) as coordinator:
-        store = coordinator.protocol.store
+        store = store_of(coordinator)
         complete = store.load_newest() if checkpoint is None else store.find(checkpoint)
         if complete is None:
             keys = store.record_keys()

@@ -26,6 +26,7 @@ from coordinator.cli.output import (
     fail,
     say,
     show,
+    store_of,
     tell,
 )
 from coordinator.errors import CheckpointError
@@ -61,7 +62,7 @@ def verify(
     """Compare, for each retained checkpoint and sink, the rows that Spark delivered with those that the target has.
     Exit code 0: balanced, 1: something differs, 4: cannot tell."""
     with coordinator_of(job) as coordinator:
-        store = coordinator.protocol.store
+        store = store_of(coordinator)
         retained = coordinator.config.retained_checkpoints
         balance = take_balance(store, coordinator.sinks, quick=quick, retained=retained)
     about = {"job": store.job, "storage": store.storage.uri} | balance.to_json()

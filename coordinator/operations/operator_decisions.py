@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.config import CheckpointConfig
 from coordinator.errors import CheckpointError, Superseded
+from coordinator.listener import Listeners
 from coordinator.protocol import decisions
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.ports import Sink
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.sweep import abort_or_leave
+from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, Participant
 from sinks._util.log import get_logger
 from sinks.transaction import CommitState
 
 logger = get_logger("coordinator.protocol")
+
+
+def protocol_of(store: JobStore, sinks: dict[str, Sink], config: CheckpointConfig) -> CheckpointProtocol:
+    """Return the protocol for one command of an operator. It serves no query, and no listener is told of its steps."""
+    return CheckpointProtocol(store.job, sinks, store, config, Listeners(store.job), Clock())
 
 
 def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:

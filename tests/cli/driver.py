@@ -43,7 +43,7 @@ class DiesOfACommit(CheckpointListener):
         if (step, checkpoint_id) == (Step.TRIGGERED, self.checkpoint):
             self.begun.send("halted")
             with existing_storages():
-                store = load_job(self.file).protocol.store
+                store = load_job(self.file)._protocol.store
             eventually(lambda: (driver := look_for_driver(store)) is not None and "checkpoint" in driver.sign.now)
         if (step, checkpoint_id) == (Step.COMPLETE, self.checkpoint):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -68,5 +68,5 @@ def run(
     os.environ.clear()
     os.environ.update(environment)
     coordinator = load_job(file)
-    coordinator.protocol.listeners.add(listener)
+    coordinator._protocol.listeners.add(listener)
     LocalQuery(query, input).run(coordinator)

@@ -54,7 +54,7 @@ class Job:
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
             coordinator.close()
             return
-        coordinator.protocol.listeners.add(crash_at(*crash, of=coordinator))
+        coordinator._protocol.listeners.add(crash_at(*crash, of=coordinator))
         with pytest.raises(CrashError):
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
         for sink in coordinator.sinks.values():

@@ -70,7 +70,7 @@ NESTED = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
     with load_job(str(job.file)) as coordinator:
         storage = storage_of(coordinator)
-        root, generation = storage.list("")[0].partition("/")[0], coordinator.protocol.store.newest_generation()
+        root, generation = storage.list("")[0].partition("/")[0], coordinator._protocol.store.newest_generation()
         made = {"alive": f"{root}/alive/{generation:010d}.9999999999", "loss": f"{root}/loss/x.{0:020d}.{0:06d}"}
         key = made.get(folder) or next(key for key in storage.list("") if f"/{folder}/" in key)
         wrong = seal(
@@ -91,7 +91,7 @@ def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
 
 def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
-        storage, store = storage_of(coordinator), coordinator.protocol.store
+        storage, store = storage_of(coordinator), coordinator._protocol.store
         store.journal.give_sign(store.newest_generation(), 5, 1000.0)
         *_, newest = [key for key in storage.list("") if "/checkpoint/" in key]
         put(storage, newest, b"evil")
@@ -105,7 +105,7 @@ def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) 
 
 def test_what_a_driver_says_that_it_does(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
-        storage, store = storage_of(coordinator), coordinator.protocol.store
+        storage, store = storage_of(coordinator), coordinator._protocol.store
         store.journal.give_sign(store.newest_generation(), 5, 1000.0)
         key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
         put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))

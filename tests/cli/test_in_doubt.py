@@ -167,7 +167,7 @@ def test_a_driver_that_starts_behind_the_fence_keeps_its_transactions(file_job: 
         "sink = coordinator.sinks['files']\n"
         "listing = sink.in_doubt\n"
         "def in_doubt(job):\n"
-        "    load_job(coordinator_file).protocol.store.claim_generation()\n"
+        "    load_job(coordinator_file)._protocol.store.claim_generation()\n"
         "    return list(listing(job))\n"
         f"coordinator_file = '{file_job.file}'\n"
         "sink.in_doubt = in_doubt\n"

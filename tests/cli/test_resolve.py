@@ -126,9 +126,9 @@ def test_a_resolve_that_dies_has_decided_or_has_not(
 ) -> None:
     changed = lost_and_changed(file_job)
     coordinator = load_job(str(file_job.file))
-    coordinator.protocol.listeners.add(crash_at(step, checkpoint))
+    coordinator._protocol.listeners.add(crash_at(step, checkpoint))
     with pytest.raises(CrashError):
-        operator_decisions.accept_loss(coordinator.protocol, [("files", 0)], who="ann", why="source is gone")
+        operator_decisions.accept_loss(coordinator._protocol, [("files", 0)], who="ann", why="source is gone")
     if step is Step.GENERATION_CLAIMED:
         with pytest.raises(ReplayMismatch, match="coordinator resolve"):
             run(file_job, changed)
@@ -172,7 +172,7 @@ def test_only_what_is_lost_or_unknown_can_be_given_up(file_job: Job) -> None:
     assert "Nothing is lost" in file_job.cli("resolve", "--accept-loss", "all", "--why", "x", code=1).stderr
     assert "Neither lost" in file_job.cli("resolve", "--accept-loss", "files/0", "--why", "x", code=2).stderr
     with load_job(str(file_job.file)) as coordinator, pytest.raises(CheckpointError, match="is committed: only"):
-        operator_decisions.accept_loss(coordinator.protocol, [("files", 0)], who="x", why="x")
+        operator_decisions.accept_loss(coordinator._protocol, [("files", 0)], who="x", why="x")
 
 
 def test_a_driver_that_runs_stops_and_keeps_to_the_decision(file_job: Job, file_rows: Callable[[], list[int]]) -> None:

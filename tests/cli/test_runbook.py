@@ -265,7 +265,7 @@ def test_the_database_is_down(
 def start(job: Job, batches: int = 3, query: str = "query", listeners: Sequence[CheckpointListener] = ()) -> None:
     with load_job(str(job.file)) as coordinator:
         for listener in listeners:
-            coordinator.protocol.listeners.add(listener)
+            coordinator._protocol.listeners.add(listener)
         LocalQuery(job.folder / query, job.input[:batches]).run(coordinator)
 
 

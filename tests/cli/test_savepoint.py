@@ -67,10 +67,10 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     configure(file_job, f'savepoint_dir = "{target}"')
     with load_job(str(file_job.file)) as coordinator:
         QuietQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
-        generation = coordinator.protocol.store.newest_generation()
+        generation = coordinator._protocol.store.newest_generation()
         taken = file_job.json("savepoint", "trigger")
         assert taken["checkpoint"] == 1
-        assert coordinator.protocol.store.newest_generation() == generation
+        assert coordinator._protocol.store.newest_generation() == generation
         file_job.cli("savepoint", "trigger", "--stop", "--cancel", code=2)
         assert "must be a time" in file_job.cli("savepoint", "trigger", "--timeout", "soon", code=2).stderr
         assert "1.0 d at most" in file_job.cli("savepoint", "trigger", "--timeout", "2 days", code=2).stderr
@@ -166,10 +166,10 @@ def test_a_password_is_in_no_output_log_record_or_error(
         return result
 
     with load_job(str(file_job.file)) as coordinator:
-        shown += [repr(coordinator.config), repr(coordinator.protocol.store.storage), str(coordinator.guarantee)]
+        shown += [repr(coordinator.config), repr(coordinator.storage), str(coordinator.guarantee)]
         QuietQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
         taken = json.loads(run("trigger", "--json").stdout)
-        storage = coordinator.protocol.store.storage
+        storage = coordinator.storage
         stored = b"".join(storage.get(key) or b"" for key in storage.list(""))
     run("list")
     run("show", taken["id"])

@@ -88,7 +88,7 @@ def test_what_is_compared_again_and_again_are_the_newest_checkpoints(file_job: J
     """Thousands may be retained."""
     file_job.run()
     with load_job(str(file_job.file)) as coordinator:
-        balance = take_balance(coordinator.protocol.store, coordinator.sinks, last=2)
+        balance = take_balance(coordinator._protocol.store, coordinator.sinks, last=2)
     assert [line.checkpoint for line in balance.lines] == [1, 2]
 
 
@@ -99,7 +99,7 @@ def test_a_record_that_a_zombie_has_put_after_retention_is_not_compared(tmp_path
     job = Job(tmp_path, f'type = "sqlalchemy"\n{table}')
     job.input = example_input(batches)
     with load_job(str(job.file)) as old:
-        storage = CheckedThenPut(old.protocol.store.storage, "put_if_absent", "/checkpoint/", lambda: job.run(batches))
+        storage = CheckedThenPut(old.storage, "put_if_absent", "/checkpoint/", lambda: job.run(batches))
         zombie = CheckpointCoordinator("orders", [*old.sinks.values()], storage, old.config)
         with pytest.raises(Superseded):
             LocalQuery(job.folder / "query", job.input[:1]).run(zombie)
@@ -124,7 +124,7 @@ def test_a_driver_that_retains_more_than_the_job_file_says(tmp_path: Path) -> No
     job.input = example_input(6)
     with load_job(str(job.file)) as of_file:
         config = replace(of_file.config, retained_checkpoints=10)
-        storage, sinks = of_file.protocol.store.storage, [*of_file.sinks.values()]
+        storage, sinks = of_file.storage, [*of_file.sinks.values()]
         LocalQuery(job.folder / "query", job.input).run(CheckpointCoordinator("orders", sinks, storage, config))
     with closing(sqlite3.connect(tmp_path / "orders.db")) as database, database:
         database.execute("UPDATE tpc_ledger SET written = written + 1 WHERE checkpoint = 1 AND written > 0")

@@ -278,7 +278,7 @@ def leave(world: World) -> None:
     world.killed(1, KillAt(Step.COMPLETE))
     world.lose_one()
     with world.coordinator() as coordinator:
-        operator_decisions.accept_loss(coordinator.protocol, [("orders", 0)], who="ann", why="gone")
+        operator_decisions.accept_loss(coordinator._protocol, [("orders", 0)], who="ann", why="gone")
     world.run([batch(n) for n in range(2)])
     query = str(world.folder / "query")
     with world.coordinator() as coordinator:

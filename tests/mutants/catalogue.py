@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "a superseded driver does what is asked",
         "coordinator",
-        'lambda: self.protocol.fence.require_newest("do a request")',
+        'lambda: self._protocol.fence.require_newest("do a request")',
         "lambda: None",
         REQUESTS,
     ),
@@ -1884,9 +1884,9 @@ MUTANTS = (
     Mutant(
         "a driver is shut out for a transaction that is not in doubt",
         "coordinator",
-        "        seen = find_in_doubt(protocol.store, protocol.sinks)\n"
+        "        seen = find_in_doubt(store, coordinator.sinks)\n"
         "        wanted = _choose(seen, chosen, Decision.ORPHAN)\n",
-        "        seen = find_in_doubt(protocol.store, protocol.sinks)\n        wanted = seen.pending\n",
+        "        seen = find_in_doubt(store, coordinator.sinks)\n        wanted = seen.pending\n",
         IN_DOUBT,
     ),
     Mutant(

@@ -132,7 +132,7 @@ def test_a_sweep_between_batches_knows_its_claim(job: Job) -> None:
     with the_next_start_finds_all(job):
         next_driver_decides(job, 1)
         with pytest.raises(Superseded, match="may not sweep any more"):
-            coordinator.protocol.sweep()
+            coordinator._protocol.sweep()
         coordinator.close()
 
 
@@ -152,14 +152,14 @@ def test_who_was_told_of_another_storage_sweeps_no_more(tmp_path: Path) -> None:
     with coordinator:
         with pytest.raises(StorageBehind, match="a second job of this name"):
             query.run(coordinator)
-        coordinator.protocol._sweeper.make_due()
-        coordinator.protocol.sweep()
+        coordinator._protocol._sweeper.make_due()
+        coordinator._protocol.sweep()
         with pytest.raises(StorageBehind, match="a second job of this name"):
-            coordinator.process(query.batch(0, str(coordinator.protocol.run_id)))
-        coordinator.protocol.sweep()
+            coordinator.process(query.batch(0, str(coordinator._protocol.run_id)))
+        coordinator._protocol.sweep()
         with pytest.raises(SavepointError, match="no complete checkpoint"):
             coordinator.trigger_savepoint(f"file://{tmp_path}/savepoints", str(world.path("query")))
-        coordinator.protocol.sweep()
+        coordinator._protocol.sweep()
     assert len(world.in_doubt()) == 3, "what the second job has decided was rolled back"
 
 
@@ -169,7 +169,7 @@ def test_a_storage_that_is_back_at_its_place_lets_nobody_sweep_again(job: Job) -
     job.query(1).run(coordinator)
     values = values_of(job.storage)
     put_back(job.storage, {})
-    coordinator.protocol.sweep()
+    coordinator._protocol.sweep()
     put_back(job.storage, values)
     next_driver_decides(job, 1)
     put_back(job.storage, values)
@@ -212,7 +212,7 @@ def test_a_claim_of_version_0_2_has_no_token(job: Job) -> None:
     assert claim["token"]
     job.storage.delete(key)
     job.storage.put_if_absent(key, seal({name: value for name, value in claim.items() if name != "token"}))
-    complete, errors = operator_decisions.ask(job.coordinator().protocol)
+    complete, errors = operator_decisions.ask(job.coordinator()._protocol)
     assert complete
     assert (complete.hidden_participants(), errors) == ([], {})
     job.run()
@@ -234,7 +234,7 @@ def test_a_driver_that_was_overtaken_before_its_first_call_leaves_the_other_one_
         coordinator.process(stale)
     assert JobStore(job.storage, "job").newest_generation() == 1
     query.input = job.input
-    healthy.process(query.batch(4, str(healthy.protocol.run_id)))
+    healthy.process(query.batch(4, str(healthy._protocol.run_id)))
     job.assert_exactly_once()
 
 
@@ -258,5 +258,5 @@ def test_a_start_with_another_checkpoint_location_shuts_nobody_out(job: Job) -> 
         job.run(sink=FileSink(job.sink.folder, name="other"))
     query.input = job.input
     for n in (1, 2):
-        healthy.process(query.batch(n, str(healthy.protocol.run_id)))
+        healthy.process(query.batch(n, str(healthy._protocol.run_id)))
     job.assert_exactly_once()

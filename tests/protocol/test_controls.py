@@ -109,7 +109,7 @@ def test_a_stop_amid_a_batch_says_what_follows(
     assert f"job job: the query was stopped in the middle of batch 0: {then}" in caplog.text
     assert coordinator.statistics.under_way_seconds == 0
     coordinator.history.flush()
-    tried = [each.status for each in load_history(coordinator.protocol.store, [])]
+    tried = [each.status for each in load_history(coordinator._protocol.store, [])]
     assert tried == [Status.HALTED if method == "commit_all" else Status.FAILED]
     job.run()
     job.assert_exactly_once()

@@ -369,7 +369,7 @@ def test_storage_of_before_a_replay(world: World, batches: int) -> None:
     assert "delete commits" not in str(refused.value)
     assert world.visible() == Counter(ids(INPUT[:2]))
     with world.coordinator() as coordinator:
-        operator_decisions.accept_loss(coordinator.protocol, [("orders", 0)], who="me", why="its rows are there")
+        operator_decisions.accept_loss(coordinator._protocol, [("orders", 0)], who="me", why="its rows are there")
     world.start()
     assert world.visible() == Counter(ids(INPUT))
 
@@ -448,7 +448,7 @@ def test_the_database_of_before_a_savepoint_that_was_restored_although_there_wer
     world.restore("db", eras["before the savepoint"])
     world.restore_savepoint(uri, allow_later_checkpoints=True)
     with world.coordinator() as coordinator:
-        [told] = set_back(coordinator.protocol.store, coordinator.sinks)
+        [told] = set_back(coordinator._protocol.store, coordinator.sinks)
     assert "its newest checkpoint is 0, older than the savepoint that was restored" in told
     with pytest.raises(
         ExternalSystemBehind, match=r"of checkpoint 1, but .* ends with checkpoint 0 of the earlier lineage"

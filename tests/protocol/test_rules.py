@@ -281,7 +281,7 @@ def test_a_second_call_for_a_batch_that_failed_after_its_decision_finishes_it(
     coordinator.process(query.batch(0, "one run"))
     sink.due = due
     with monkeypatch.context() as patch:
-        patch.setattr(coordinator.protocol, "_replay_lost", fail_replay)
+        patch.setattr(coordinator._protocol, "_replay_lost", fail_replay)
         with pytest.raises(CheckpointError):
             coordinator.process(query.batch(1, "one run"))
     sink.due = ""

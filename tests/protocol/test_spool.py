@@ -166,7 +166,7 @@ def test_what_was_kept_is_found_after_a_part_of_it_was_given_up(job: SpoolingJob
     sink.abort(lost[0])
     sink.letters.abort(lost[1])
     with job.coordinator(sink=sink) as coordinator:
-        operator_decisions.accept_loss(coordinator.protocol, [(given_up, 0)], who="ann", why="gone")
+        operator_decisions.accept_loss(coordinator._protocol, [(given_up, 0)], who="ann", why="gone")
     job.run(sink=sink)
     files = [pq.read_table(path)["id"].to_pylist() for path in job.sink.folder.glob("[!.]*.parquet")]
     good = [id for id in ids(job.input) if id % 3]

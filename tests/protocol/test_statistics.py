@@ -387,7 +387,7 @@ def test_the_books_as_metrics(job: Job, telemetry: InMemoryMetricReader) -> None
                     coordinator.statistics.balance = None
                     eventually(lambda: coordinator.statistics.balance is not None)
 
-        coordinator.protocol.listeners.add(Waits())
+        coordinator._protocol.listeners.add(Waits())
         job.query(2).run(coordinator)
 
         def value(name: str, **labels: str) -> float | None:

@@ -77,7 +77,7 @@ def test_r14_an_operator_who_asks_amid_a_restore_commits_no_record_that_it_has_n
 
     def operator_asks() -> None:
         driver.put()
-        operator_decisions.ask(job.coordinator().protocol)
+        operator_decisions.ask(job.coordinator()._protocol)
 
     def restore_then_die() -> None:
         with pytest.raises(Superseded):
@@ -95,11 +95,11 @@ def test_r14_an_operator_who_asks_again_after_a_restore_commits_nothing_of_the_o
     job.run(batches=1)
     base = base_of(job)
     operator = job.coordinator()
-    operator_decisions.ask(operator.protocol)
+    operator_decisions.ask(operator._protocol)
     storage = HookedStorage(job.storage, "put_if_absent", f"{1:020d}.", lambda: restore(job, base))
     with pytest.raises(Superseded):
         job.run(batches=2, storage=storage)
-    operator_decisions.ask(operator.protocol)
+    operator_decisions.ask(operator._protocol)
     assert job.visible() == Counter(ids(job.input[:1]))
     job.run()
     job.assert_exactly_once()

@@ -215,7 +215,7 @@ def test_an_operator_is_told_that_no_savepoint_stops_the_query(tmp_path: Path, s
     def end(spark: Any, query: Any, coordinator: Any) -> None:
         wait_for((tmp_path / "reached").exists)
         with pytest.raises(SavepointError, match=r"stop the query with query\.stop"):
-            ask_driver(coordinator.protocol.store, "stop")
+            ask_driver(coordinator._protocol.store, "stop")
         (tmp_path / "let-go").touch()
         query.awaitTermination()
 

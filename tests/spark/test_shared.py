@@ -51,7 +51,7 @@ def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path
     assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
     of_books = [
         tuple(line.counts[name] for name in ("batch", "filtered", "read"))
-        for line in take_balance(coordinator.protocol.store, {}).lines
+        for line in take_balance(coordinator._protocol.store, {}).lines
     ]
     assert sorted(of_books[:2]) == [(10, 0, 10), (10, 8, 2)]
 

@@ -245,7 +245,7 @@ def test_the_waterfall_of_two_sinks(job: Job) -> None:
     with CheckpointCoordinator("job", sinks, job.storage) as coordinator:
         job.query(1).run(coordinator)
         coordinator.history.flush()
-        [one] = load_history(coordinator.protocol.store, [])
+        [one] = load_history(coordinator._protocol.store, [])
     assert [(bar.phase, bar.sink) for bar in waterfall(one)] == [
         ("prepare", ""),
         ("prepare", "files"),
