@@ -31,19 +31,3 @@ def _make_printable(record: logging.LogRecord) -> bool:
         if record.exc_info:
             record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
     return True
-
-
-for _name in (
-    "sinks.mysql.server",
-    "sinks.mysql.staging",
-    "sinks.postgres.connection",
-    "sinks.postgres.server",
-    "sinks.sql.catalog",
-    "sinks.sql.server",
-    "sinks.sql.sink",
-    "sinks.sql.staging",
-    "sinks.sql.strategies",
-    "sinks.sql.target_table",
-    "sinks.sqlalchemy.server",
-):  # these modules still take their loggers from `logging`
-    get_logger(_name)

@@ -6,7 +6,6 @@ ledger tells that those that are still there were moved.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import ER
 
+from sinks._util.log import get_logger
 from sinks._util.threads import side_by_side
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.mysql import catalog
@@ -41,7 +41,7 @@ from sinks.sql.strategies import identity_of
 from sinks.sql.transaction import Plan
 from sinks.transaction import TransactionContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DROPPERS = 8
 """So many connections drop staging tables side by side."""

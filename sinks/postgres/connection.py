@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors
 
+from sinks._util.log import get_logger
 from sinks.sql.names import STAGING
 from sinks.sql.server import Fault
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NOT_IN_CLEAR = "!password"
 _IN_CLEAR = (

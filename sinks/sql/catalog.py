@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from sinks._util.log import get_logger
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.sql.databases import DATABASES, TRIGGERS
 from sinks.sql.dialect import Dialect, TargetT
@@ -17,7 +17,7 @@ from sinks.sql.names import label
 from sinks.sql.server import ConnectionT, Row, Server
 from sinks.sql.table import mismatches
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Declared = TypeVar("Declared")
 LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")

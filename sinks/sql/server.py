@@ -4,7 +4,6 @@ its driver mean."""
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import time
 from abc import ABC, abstractmethod
@@ -14,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from sinks._util.idle_connections import Closable, disconnect, put_back, take
+from sinks._util.log import get_logger
 from sinks.diagnosis import Finding
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.options import Duration, seconds_of_sink
 from sinks.sql.dialect import Dialect
 from sinks.sql.names import target_named
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (

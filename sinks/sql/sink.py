@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import pyarrow as pa
 
+from sinks._util.log import get_logger
 from sinks.arrow.json import in_ascii
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
@@ -47,7 +47,7 @@ from sinks.transaction import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SchemaEvolution = Literal["none", "add"]
 _COMMIT_THREADS = 16

@@ -3,7 +3,6 @@ the strategy `sinks.sql.strategies.StagingTables`."""
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
+from sinks._util.log import get_logger
 from sinks.errors import ConfigurationError, SinkError
 from sinks.sql.catalog import Catalog, ColumnTypes, declarations
 from sinks.sql.dialect import Move, TargetT, batches, keeps_rows
@@ -19,7 +19,7 @@ from sinks.sql.table import Column
 from sinks.sql.transaction import Plan, RowTransaction
 from sinks.transaction import TransactionContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ColumnT = TypeVar("ColumnT", bound=Column)
 _COUNTED_TOGETHER = 50

@@ -7,12 +7,12 @@ server.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic
 
+from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks.errors import (
     BadValue,
@@ -39,7 +39,7 @@ from sinks.transaction import (
     TransactionId,
 )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Strategy(Generic[ConnectionT, TargetT]):

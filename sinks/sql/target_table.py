@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Generic
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks._util.log import get_logger
 from sinks.arrow.spark_types import KINDS
 from sinks.arrow.types import lacking, spark_name
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
@@ -23,7 +23,7 @@ from sinks.sql.names import label
 from sinks.sql.server import ConnectionT, explained
 from sinks.sql.transaction import Plan
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class TargetTable(Generic[ConnectionT, TargetT]):
@@ -195,7 +195,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         ledger = Ledger.ensure(self._catalog, connection, target.schema, self._ledger)
         line = f"sink {self._sink!r} writes to {target.label} by strategy {strategy}: {reason}"
         if line != self._logged:
-            logging.getLogger(type(self._server).__module__).info(line)
+            get_logger(type(self._server).__module__).info(line)
         self._logged = line
         triggers = self._catalog.triggers(connection, target.schema, target.name)
         self.plan = Plan(replace(target, triggers=triggers), ledger, strategy)
