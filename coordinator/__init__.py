@@ -17,6 +17,7 @@ from coordinator.operations.savepoints.savepoint import (
     list_savepoints,
 )
 from coordinator.protocol.guarantee import Guarantee
+from sinks.errors import ExactlyOnceError
 
 __all__ = [
     "Attempt",
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointListener",
     "CheckpointingMode",
+    "ExactlyOnceError",
     "ExternalizedCheckpointCleanup",
     "ExponentialDelay",
     "FailureRate",

@@ -182,7 +182,8 @@ class CheckpointCoordinator:
             except ConfigurationError as problem:
                 problems.append(problem)
             if problems:
-                raise problems[0] if len(problems) == 1 else ConfigurationError("\n".join(map(str, problems)))
+                together = "\n".join([*map(str, problems), "[EO-CONFIG]"])  # the code of none of them is that of all
+                raise problems[0] if len(problems) == 1 else ConfigurationError(together)
             with self._one_at_a_time:
                 self._protocol.compute_guarantee(checked)
                 self.statistics.guaranteed(self.guarantee.weaknesses, complete=False)

@@ -1,4 +1,7 @@
-"""Errors of the coordinator. Each stops the query. None is handled by skipping rows."""
+"""Errors of the coordinator. Each stops the query. None is handled by skipping rows.
+
+`sinks.errors` shows the whole tree of errors, and their codes.
+"""
 
 from __future__ import annotations
 
@@ -7,80 +10,114 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sinks.errors import printable
+from sinks.errors import ExactlyOnceError, printable
 
 
-class CheckpointError(Exception):
+class CheckpointError(ExactlyOnceError):
     """Base of the coordinator's errors."""
 
-    def __str__(self) -> str:
-        return printable(str(self.args[0])) if self.args else ""
+    code = "EO-CHECKPOINT"
+
+    def _text(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class CheckpointLocationMismatch(CheckpointError):
     """Spark's checkpointLocation does not belong to the stored checkpoints."""
 
+    code = "EO-LOCATION"
+
 
 class CheckpointGap(CheckpointError):
     """Storage lacks checkpoints that Spark has done."""
+
+    code = "EO-GAP"
 
 
 class QueryNotAdopted(CheckpointError):
     """Storage is empty, but the query has run before: restore the storage, or set `adopt`."""
 
+    code = "EO-NOT-ADOPTED"
+
 
 class StorageBehind(CheckpointError):
     """The driver or a target remembers later checkpoints than storage has: it was set back, emptied or moved."""
+
+    code = "EO-STORAGE-BEHIND"
 
 
 class SourceReplaced(CheckpointError):
     """A topic that the query reads was deleted and created again: Spark would skip its first records."""
 
+    code = "EO-SOURCE-REPLACED"
+
 
 class WrongJob(CheckpointError):
     """The records in storage belong to another job."""
+
+    code = "EO-WRONG-JOB"
 
 
 class CorruptRecord(CheckpointError):
     """A record in storage is damaged."""
 
+    code = "EO-CORRUPT"
+
 
 class UnknownSink(CheckpointError):
     """A record names a sink that this coordinator does not have."""
+
+    code = "EO-UNKNOWN-SINK"
 
 
 class Superseded(CheckpointError):
     """A newer driver has taken the job over; this one must stop."""
 
+    code = "EO-SUPERSEDED"
+
 
 class WorkersNotReady(CheckpointError):
     """Spark's Python workers lack this library, a sink's driver, or the driver's version of Python."""
+
+    code = "EO-WORKERS"
 
 
 class SavepointError(CheckpointError):
     """A savepoint cannot be taken, read or restored; nothing was changed."""
 
+    code = "EO-SAVEPOINT"
+
 
 class UnsupportedSpark(CheckpointError):
     """This Spark lacks an internal that the library needs."""
 
+    code = "EO-SPARK"
+
 
 class NotExactlyOnce(CheckpointError):
     """Exactly-once is required, and the job cannot promise it."""
+
+    code = "EO-GUARANTEE"
 
 
 class CheckpointFailed(CheckpointError):
     """The checkpoint was aborted before it was complete, or the write of its record failed, which may have landed.
     Nothing of it is visible."""
 
+    code = "EO-FAILED"
+
 
 class CheckpointExpired(CheckpointError):
     """The checkpoint was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed."""
+
+    code = "EO-TIMEOUT"
 
 
 class InDoubtError(CheckpointError):
     """The checkpoint is complete, but the outcome of some transactions is not known (yet). `transactions` has their
     identities."""
+
+    code = "EO-IN-DOUBT"
 
     def __init__(self, message: str, transactions: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message, transactions)
@@ -90,9 +127,13 @@ class InDoubtError(CheckpointError):
 class ExternalSystemBehind(InDoubtError):
     """A target was set back: it lacks checkpoints that were visible."""
 
+    code = "EO-TARGET-BEHIND"
+
 
 class ReplayMismatch(InDoubtError):
     """Lost transactions cannot be written again as they were."""
+
+    code = "EO-REPLAY"
 
 
 @dataclass(frozen=True)
@@ -112,6 +153,8 @@ class Attempt:
 
 class JobFailed(CheckpointError):
     """`run` has given up. Raised from the error of the last of its `attempts`."""
+
+    code = "EO-JOB-FAILED"
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         super().__init__(message, attempts)

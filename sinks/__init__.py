@@ -2,6 +2,7 @@
 what several of them share, `arrow` is how values are converted, and `testing` the conformance kit."""
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.errors import ExactlyOnceError
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -18,6 +19,7 @@ __all__ = [
     "CommitOutcome",
     "CommitState",
     "Committable",
+    "ExactlyOnceError",
     "Identity",
     "TransactionContext",
     "TransactionId",

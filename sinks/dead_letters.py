@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sinks.arrow.json import escaped, in_ascii, to_json
 from sinks.arrow.spark_types import schema_to_json
 from sinks.arrow.types import is_bytes, is_text
-from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.errors import BadValue, TooManyDeadLetters, without_code
 from sinks.transaction import Refused, TransactionContext
 
 SCHEMA = pa.schema(
@@ -63,7 +63,7 @@ class Refusal:
 
     @classmethod
     def of(cls, row: int, error: BadValue, *, final: bool = True) -> Refusal:
-        return cls(row, error.kind or type(error).__name__, error.reason or str(error), final)
+        return cls(row, error.kind or type(error).__name__, error.reason or without_code(str(error)), final)
 
 
 def find_refused_rows(
@@ -246,5 +246,5 @@ def too_many(sink: str, refused: str, limit: int | float, reasons: Iterable[tupl
         f"sink {sink!r} refused {refused}, and max_dead_letters allows {most} in a whole checkpoint; the first of "
         f"them:{lines}\n"
         "Neither these nor the good rows are visible. Fix the source or the table and start the query again, or raise "
-        "max_dead_letters"
+        "max_dead_letters [EO-DEAD-LETTERS]"
     )

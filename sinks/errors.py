@@ -1,7 +1,49 @@
-"""Errors of the sinks. All are picklable, and survive the way from a Spark task to the driver (`to_json`)."""
+"""The base class of all errors that this library raises on purpose, and the errors of the sinks.
+
+All errors of the library, each with its code. Those from `CheckpointError` on are in `coordinator.errors`,
+`coordinator.storage` and `coordinator.jobfile`:
+
+    ExactlyOnceError                    EO-ERROR
+      SinkError                         EO-SINK
+        ConfigurationError              EO-CONFIG
+          SchemaMismatch                EO-SCHEMA
+          TargetChanged                 EO-TARGET-CHANGED
+        BadValue                        EO-VALUE
+          TooManyDeadLetters            EO-DEAD-LETTERS
+        TransactionBlocked              EO-LOCKED
+        TransactionEnded                EO-ENDED
+        CommittedError                  EO-COMMITTED
+      CheckpointError                   EO-CHECKPOINT
+        CheckpointLocationMismatch      EO-LOCATION
+        CheckpointGap                   EO-GAP
+        QueryNotAdopted                 EO-NOT-ADOPTED
+        StorageBehind                   EO-STORAGE-BEHIND
+        SourceReplaced                  EO-SOURCE-REPLACED
+        WrongJob                        EO-WRONG-JOB
+        CorruptRecord                   EO-CORRUPT
+        UnknownSink                     EO-UNKNOWN-SINK
+        Superseded                      EO-SUPERSEDED
+        WorkersNotReady                 EO-WORKERS
+        SavepointError                  EO-SAVEPOINT
+        UnsupportedSpark                EO-SPARK
+        NotExactlyOnce                  EO-GUARANTEE
+        CheckpointFailed                EO-FAILED
+        CheckpointExpired               EO-TIMEOUT
+        InDoubtError                    EO-IN-DOUBT
+          ExternalSystemBehind          EO-TARGET-BEHIND
+          ReplayMismatch                EO-REPLAY
+        JobFailed                       EO-JOB-FAILED
+        BatchLeft                       EO-STOPPED
+      StorageError                      EO-STORAGE
+        NoSuchStorage                   EO-NO-STORAGE
+      JobFileError                      EO-JOB-FILE
+
+All are picklable. Errors of the sinks also survive the way from a Spark task to the driver (`to_json`).
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,14 +58,45 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-class SinkError(Exception):
-    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do. If
-    `retryable`, another try of the same checkpoint can help."""
+_CODE = re.compile(r"\s?\[(EO(?:-[A-Z0-9]+)+)\]")
 
-    retryable: bool = False
+
+def without_code(text: str) -> str:
+    """Return the message of an error without its code, for a text in which another error's code comes last."""
+    return _CODE.sub("", text)
+
+
+class ExactlyOnceError(Exception):
+    """Base of all errors that this library raises on purpose.
+
+    The message says what happened, where, and what to do. It ends with the code of the error, such as `[EO-SCHEMA]`,
+    under which docs/errors.md and `coordinator explain` say more. If the message has several lines, the code is the
+    last one. A class has a code, and a message may name a more special one. The code stays the same when the error is
+    sent to another process. An error that wraps another one, and names no code in its own text, takes over the code of
+    the other one.
+    """
+
+    code: str = "EO-ERROR"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if codes := _CODE.findall(self._text()):
+            self.code = codes[-1]
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        text = without_code(self._text())
+        between = "\n" if "\n" in text else " "  # the last line of several may be a statement to copy
+        return printable(f"{text}{between}[{self.code}]".lstrip())
+
+    def _text(self) -> str:
+        return super().__str__()
+
+
+class SinkError(ExactlyOnceError):
+    """Base of all errors that a sink raises on purpose. If `retryable`, another try of the same checkpoint can help."""
+
+    code = "EO-SINK"
+    retryable: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"type": type(self).__name__, "message": str(self), "retryable": self.retryable}
@@ -41,20 +114,27 @@ class SinkError(Exception):
 class ConfigurationError(SinkError):
     """An option, a setting of the server, a right or the table is not as the sink needs it."""
 
+    code = "EO-CONFIG"
+
 
 class SchemaMismatch(ConfigurationError):
     """The columns of the batch do not fit the target. Names all mismatches at once."""
+
+    code = "EO-SCHEMA"
 
 
 class TargetChanged(ConfigurationError):
     """The target has a trigger, a rule or the like that was not there when the query began. The next start accepts it,
     so a person has to make it."""
 
+    code = "EO-TARGET-CHANGED"
+
 
 class BadValue(SinkError):
     """The target refuses a value of the batch (type, range, constraint). Names table, column and row. For dead letters,
     `reason` is the text without the row, and `kind` the name of the driver's error, if any. Neither leaves the task."""
 
+    code = "EO-VALUE"
     reason: str = ""
     kind: str = ""
 
@@ -66,11 +146,14 @@ class BadValue(SinkError):
 class TooManyDeadLetters(BadValue):
     """The target refuses more rows of a checkpoint than `max_dead_letters`."""
 
+    code = "EO-DEAD-LETTERS"
+
 
 class TransactionBlocked(SinkError):
     """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds the lock. The
     coordinator sweeps orphans and tries again."""
 
+    code = "EO-LOCKED"
     retryable = True
 
 
@@ -78,11 +161,14 @@ class TransactionEnded(SinkError):
     """Somebody has ended a transaction before its checkpoint was decided, or used its name: a driver of before storage
     was set back. The coordinator writes the checkpoint again."""
 
+    code = "EO-ENDED"
     retryable = True
 
 
 class CommittedError(SinkError):
     """`abort` found the transaction committed."""
+
+    code = "EO-COMMITTED"
 
 
 _BY_NAME = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, SinkError)}

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import doctor, in_doubt, new_sink, savepoints, status, targets, ui
+from coordinator.cli import doctor, explain, in_doubt, new_sink, savepoints, status, targets, ui
 
 app = typer.Typer(
     name="coordinator",
@@ -44,5 +44,6 @@ app.command()(status.history)
 app.command()(ui.ui)
 app.command()(targets.verify)
 app.command()(doctor.doctor)
+app.command()(explain.explain)
 app.command()(in_doubt.resolve)
 app.command()(new_sink.new_sink)

@@ -21,7 +21,7 @@ from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
 from coordinator.storage.uris import is_secret
 from sinks.base import Sink, TwoPhaseCommitSink
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, ExactlyOnceError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,8 +44,10 @@ _KEYS = ("job", "storage", "checkpointing", "sinks")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
 
-class JobFileError(Exception):
+class JobFileError(ExactlyOnceError):
     """A job file cannot be read or understood. The message names file, place and fix, and no value of a variable."""
+
+    code = "EO-JOB-FILE"
 
 
 def load_job(place: str) -> CheckpointCoordinator:

@@ -194,8 +194,8 @@ class Requests:
 
 
 # ---------------------------------------------------------------------- the operator's side
-_INSTEAD = "For a job whose query is stopped say --checkpoint-location."
-_SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list"
+_INSTEAD = "For a job whose query is stopped say --checkpoint-location. [EO-SAVEPOINT-REQUEST]"
+_SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list [EO-SAVEPOINT-REQUEST]"
 
 
 def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def require_none_lost(newest: CompletedCheckpoint) -> None:
         n = newest.checkpoint_id
         raise InDoubtError(
             f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. To write them again, make "
-            f"Spark hand the batch over again: {hand_over_again(n)}.",
+            f"Spark hand the batch over again: {hand_over_again(n)}. [EO-LOST]",
             [dict(committable.transaction) for committable in lost.values()],
         )
 
@@ -161,7 +161,8 @@ def require_known(complete: CompletedCheckpoint) -> None:
             f"checkpoint {complete.checkpoint_id} is complete, but the outcome of these transactions is unknown:",
             {p: (named[p], f": {outcomes[p].reason}") for p in unknown},
             "Do what each line says. If it names no step, commit the transaction in the external system, or roll it "
-            "back for good. Then start the query again: it asks again. To go on without them: coordinator resolve.",
+            "back for good. Then start the query again: it asks again. To go on without them: coordinator resolve. "
+            "[EO-UNKNOWN]",
         )
     held = complete.pending_participants()
     if held and not complete.lost_participants():
@@ -180,7 +181,7 @@ def still_in_doubt_error(
         "visible:",
         {p: (complete.committables[p], f": {error}") for p, error in errors.items()},
         "Nothing is lost. Start the query again when the external system answers: it commits them. A larger "
-        "CheckpointConfig.commit_timeout waits longer.",
+        "CheckpointConfig.commit_timeout waits longer. [EO-IN-DOUBT]",
     )
 
 
@@ -194,7 +195,8 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
                 f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, and the batch "
                 f"now has {now}: its lost transactions cannot be written again, because that works only partition by "
                 "partition. Start the query with the earlier spark.sql.shuffle.partitions, spark.default.parallelism "
-                f"or cores, and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
+                f"or cores, and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed. "
+                "[EO-REPLAY-PARTITIONS]",
                 [dict(c.transaction) for c in record.committables if c.sink == sink],
             )
 
@@ -208,7 +210,7 @@ def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Co
             f"differently ({record.row_hash!r}; here: {known!r}):",
             {p: (c, "") for p, c in lost.items()},
             "Start the query with that version, as you did before, until this checkpoint is visible. Then change to "
-            "this version. Nothing was changed. To go on without them: coordinator resolve.",
+            "this version. Nothing was changed. To go on without them: coordinator resolve. [EO-REPLAY-VERSION]",
             ReplayMismatch,
         )
 
@@ -236,7 +238,7 @@ def refused_again_error(checkpoint: int, error: Exception) -> Exception:
         f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: the target had accepted these rows, "
         "and somebody rolled them back. If the table or topic was made stricter since, undo that and start the query "
         "again. If the query gives other rows each time, use replay='spool' from now on. Nothing was changed. To go on "
-        "without them: coordinator resolve."
+        "without them: coordinator resolve. [EO-REPLAY-REFUSED]"
     )
 
 

@@ -69,7 +69,7 @@ class Fence:
         return StorageBehind(
             f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "
             f"set back while the query ran, so this driver may not {what} any more. Start the query again; if "
-            "that start is refused, put the storage back as it was."
+            "that start is refused, put the storage back as it was. [EO-STORAGE-GONE]"
         )
 
     def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:

@@ -65,7 +65,7 @@ def replayed_already_error(
         "before the lost ones were written again, or a driver with a copy of it runs now, or somebody committed "
         "orphans by hand. To write the lost ones again would double rows. Stop the other driver, or restore the newer "
         "storage. If that is gone, and the target has all rows of the lost transactions, go on without writing them: "
-        "coordinator resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted."
+        "coordinator resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted. [EO-REPLAYED]"
     )
 
 

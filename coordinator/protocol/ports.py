@@ -38,6 +38,8 @@ class BatchFacts:
 class BatchLeft(CheckpointError):
     """Raised to leave a batch to the next start, since its query is being stopped; it counts as a clean stop."""
 
+    code = "EO-STOPPED"
+
 
 class Query(Protocol):
     """A streaming query that can be stopped."""

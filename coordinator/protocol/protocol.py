@@ -662,7 +662,7 @@ class CheckpointProtocol:
         except StorageError as error:
             raise CheckpointFailed(
                 f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be written; start the "
-                f"query again when the storage answers: {error}"
+                f"query again when the storage answers: {error} [EO-RECORD]"
             ) from error
         if decided and decided is not record:
             self._abort(record.committables, keep=decided.committables)

@@ -115,7 +115,7 @@ class SparkBatch(MicroBatch):
         if execution is None:
             raise CheckpointError(
                 "the coordinator has to be called by a running streaming query: "
-                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
+                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start() [EO-CALL-OUTSIDE]"
             )
         if execution is not self._transfer.execution:
             self._transfer.execution, self._transfer.row_size = execution, None

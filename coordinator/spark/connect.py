@@ -138,7 +138,7 @@ class ConnectBatch(SparkBatch):
 
 _NOT_THE_LOCATION = (
     "CheckpointConfig.checkpoint_location is {location!r}, but the running query has another one: {why}. "
-    "Start the query with coordinator.write_stream(df).start(), which sets it from there."
+    "Start the query with coordinator.write_stream(df).start(), which sets it from there. [EO-CONNECT]"
 )
 
 
@@ -171,13 +171,15 @@ def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Seque
     if config is None or config.checkpoint_location is None:
         raise CheckpointError(
             "with Spark Connect the coordinator cannot ask Spark for the query's checkpointLocation: name it in "
-            "CheckpointConfig(checkpoint_location='…') and start with coordinator.write_stream(df).start()"
+            "CheckpointConfig(checkpoint_location='…') and start with coordinator.write_stream(df).start() "
+            "[EO-CONNECT]"
         )
     storage = storage or config.storage
     if (storage if isinstance(storage, str) else storage.uri).startswith("memory:"):
         raise CheckpointError(
             "with Spark Connect checkpoints cannot be recorded in memory:, which is gone with the worker that the "
-            "server starts for each run of the query; use a file:///… that the server can reach, or a database"
+            "server starts for each run of the query; use a file:///… that the server can reach, or a database "
+            "[EO-CONNECT]"
         )
     for sink, transform in zip(sinks, transforms, strict=True):
         sink.transform = transform

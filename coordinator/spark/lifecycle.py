@@ -179,7 +179,7 @@ class QueryLifecycle:
             raise CheckpointError(
                 f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, and was called by "
                 f"query {batch.facts.query_id}. Give that one a coordinator of its own, with another job name. "
-                "Nothing of it was written."
+                "Nothing of it was written. [EO-CALL-QUERY]"
             )
 
     def _require_called_once(self, batch: MicroBatch) -> None:
@@ -194,14 +194,14 @@ class QueryLifecycle:
                 raise CheckpointError(
                     f"{twice}A call with the first one failed: {type(error).__name__}: {error}. Nothing of the second "
                     "was written. Do not catch errors of the coordinator, call it once for each batch, and change a "
-                    "DataFrame before the call."
+                    "DataFrame before the call. [EO-CALL-TWICE]"
                 ) from error
             raise CheckpointError(
                 f"{twice}The checkpoint is complete with the rows of one of them: of the first call, when the batch "
                 "was first processed. The rows of the other ARE MISSING in the targets. To write them, hand that "
                 "DataFrame to a second coordinator with another job name, and start the query once with "
                 "CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
-                "transform= gives a sink its own rows."
+                "transform= gives a sink its own rows. [EO-CALL-TWICE]"
             )
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class QueryLifecycle:
             f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
             f"{self._job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not "
             f"catch errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and "
-            "start the query again."
+            "start the query again. [EO-CALL-CAUGHT]"
         )
         swallowed.__cause__ = error
         return swallowed
@@ -261,7 +261,7 @@ class QueryLifecycle:
                 raise CheckpointError(
                     f"a batch of job {self._job!r} cannot stop its own query: Spark would never take the batch for "
                     "done, and hand it over again at each start. Put the with block around the start of the query, and "
-                    "stop it outside of the function for foreachBatch"
+                    "stop it outside of the function for foreachBatch [EO-STOP-INSIDE]"
                 )
             end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
             while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:

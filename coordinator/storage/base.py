@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, ClassVar
 
-from sinks.errors import printable
+from sinks.errors import ExactlyOnceError
 
 _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
@@ -23,24 +23,28 @@ SUPPORTED = (
 """The forms of storage URIs, for errors."""
 
 
-class StorageError(Exception):
+class StorageError(ExactlyOnceError):
     """Checkpoint storage could not do what it was asked to; nothing is known to have been written.
 
     `uri` (without passwords), `key` ("" if it concerns no key), `reason` (what failed) and `advice` (what to do, may be
     "") make up the message. The error of the layer below is `__cause__`, unless its text may hold a password.
     """
 
-    def __init__(self, uri: str, key: str, reason: str, advice: str = "") -> None:
-        super().__init__(uri, key, reason, advice)  # all of them, so that it can be pickled
-        self.uri, self.key, self.reason, self.advice = uri, key, reason, advice
+    code = "EO-STORAGE"
 
-    def __str__(self) -> str:
+    def __init__(self, uri: str, key: str, reason: str, advice: str = "") -> None:
+        self.uri, self.key, self.reason, self.advice = uri, key, reason, advice
+        super().__init__(uri, key, reason, advice)  # all of them, so that it can be pickled
+
+    def _text(self) -> str:
         where = f"checkpoint storage {self.uri}" + (f", key {self.key!r}" if self.key else "")
-        return printable(f"{where}: {self.reason}" + (f". {self.advice}" if self.advice else ""))
+        return f"{where}: {self.reason}" + (f". {self.advice}" if self.advice else "")
 
 
 class NoSuchStorage(StorageError):
     """There is no such directory or table, and it was not to be made."""
+
+    code = "EO-NO-STORAGE"
 
 
 class CheckpointStorage(ABC):

@@ -37,7 +37,8 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     if version not in range(_OLDEST, FORMAT + 1):
         raise CorruptRecord(
             f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
-            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed."
+            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed "
+            "[EO-FORMAT]"
         )
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
         raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {fix}")

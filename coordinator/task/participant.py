@@ -224,7 +224,7 @@ class GoodRows:
             f"those which wait take more than {MAX_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
             f"{''.join([*reasons][:3])}\n"
             "Nothing of the checkpoint is visible. Fix what the target names, let rows come after those that they need "
-            "(sortWithinPartitions in the sink's transform=), or write smaller batches"
+            "(sortWithinPartitions in the sink's transform=), or write smaller batches [EO-WAITING-ROWS]"
         )
 
 
@@ -304,7 +304,7 @@ class ReplayWrite:
                 raise BadValue(
                     f"of {self.where} the row {numbered.numbers[refusal.row]}, counted from 0, was taken when the "
                     f"checkpoint was decided, and the target refuses it now: {refusal.error_class}: {refusal.error}. "
-                    "Let the table take it again, and start the query again: it writes the row once"
+                    "Let the table take it again, and start the query again: it writes the row once [EO-REPLAY-REFUSED]"
                 )
 
 

@@ -53,7 +53,7 @@ class PrivateNames:
             return
         missing = [name for name in self.names if not is_there(name)]
         if missing:
-            raise ConfigurationError(self._refusal(f"it has no {', '.join(missing)}"))
+            raise ConfigurationError(self._refusal(f"it has no {', '.join(missing)}") + " [EO-PACKAGE]")
         self._is_there = True
 
     def _refusal(self, why: str) -> str:

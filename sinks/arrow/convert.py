@@ -17,7 +17,7 @@ import pyarrow.types as at
 
 from sinks.arrow.json import to_json
 from sinks.arrow.types import is_bytes, is_moment, is_text, spark_name
-from sinks.errors import SchemaMismatch
+from sinks.errors import SchemaMismatch, without_code
 
 DOUBLE_DIGITS = 15
 """So many decimal digits a double holds exactly."""
@@ -27,7 +27,13 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
 class Unfit(SchemaMismatch):
-    """The Arrow type does not go into the column; the message says what to do."""
+    """The Arrow type does not go into the column; the message says what to do.
+
+    The message is a part of another error's, so it has no code of its own.
+    """
+
+    def __str__(self) -> str:
+        return without_code(super().__str__())
 
 
 class RefusedValue(ValueError):

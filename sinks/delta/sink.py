@@ -191,7 +191,8 @@ class DeltaSink(LakeSink):
             if _FORGETS in self._handle.metadata().configuration:
                 raise ConfigurationError(
                     f"sink {self.name!r}: {self._uri} has {_FORGETS}, so its log may have forgotten what this sink has "
-                    "committed: look whether the newest checkpoint is in the table, and unset the property"
+                    "committed: look whether the newest checkpoint is in the table, and unset the property "
+                    "[EO-LAKE-HISTORY]"
                 )
             return LakeMemory()
         if (text := self._files().get(_memory(app, number))) is None:
@@ -200,7 +201,7 @@ class DeltaSink(LakeSink):
                 return None
             raise ConfigurationError(
                 f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the table has what this "
-                "sink has committed: restore the folder _tpc"
+                "sink has committed: restore the folder _tpc [EO-LAKE-HISTORY]"
             )
         return LakeMemory.from_json(text)
 

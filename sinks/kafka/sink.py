@@ -231,7 +231,7 @@ class KafkaSink(
         except KafkaError as error:
             raise ConfigurationError(
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
-                "address, the security options, and that the brokers run"
+                "address, the security options, and that the brokers run [EO-KAFKA-BROKERS]"
             ) from error
         if problem:
             raise ConfigurationError(f"sink {self.name!r}: {problem}")

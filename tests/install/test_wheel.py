@@ -38,6 +38,7 @@ def test_metadata(wheel: Path) -> None:
         about = Parser().parsestr(archive.read(name).decode())
         needed = {
             "coordinator/py.typed",
+            "coordinator/errors.md",
             "sinks/py.typed",
             "sinks/testing/servers/pins.sha256",
             "coordinator/cli/skeleton/sink.py",

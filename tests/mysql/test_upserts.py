@@ -219,7 +219,7 @@ def test_a_refused_swap_says_when_values_can_be_handed_on(db: Observer, change: 
 def test_a_unique_index_that_upserts_cannot_go_by_is_named(db: Observer) -> None:
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, email varchar(50), UNIQUE one (email(3)))")
     sink = MySQLSink(db.dsn, "t", mode="upsert", keys=["email"], order_by="id")
-    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"index .*; one is over a prefix of email$"):
+    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"; one is over a prefix of email\s"):
         sink.check(EMAILS)
 
 
@@ -230,7 +230,7 @@ def test_an_index_over_an_expression_that_upserts_cannot_go_by_is_named(db: Obse
     except pymysql.ProgrammingError:
         pytest.skip("MariaDB has no indexes over expressions")
     sink = MySQLSink(db.dsn, "t", mode="upsert", keys=["email"], order_by="id")
-    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"index .*; one is over an expression$"):
+    with contextlib.closing(sink), pytest.raises(ConfigurationError, match=r"index .*; one is over an expression\s"):
         sink.check(EMAILS)
 
 

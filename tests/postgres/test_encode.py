@@ -386,7 +386,7 @@ def test_a_bad_value_is_told_with_what_its_row_begins_with(connection: psycopg.C
         copy(connection, batch, ["bigint", "text", "timestamp", "text", "bigint"])
     message = str(caught.value)
     assert message.startswith('table public.t: row 2, column "note": \'bad')
-    assert message.endswith(f"(the row begins id=2, at={2**63 - 1}, key='{'k' * 56}...)")
+    assert message.endswith(f"(the row begins id=2, at={2**63 - 1}, key='{'k' * 56}...) [EO-VALUE]")
     assert len(message) < 300
 
 

@@ -139,7 +139,8 @@ class TestOpen:
     def test_an_error_can_be_pickled(self):
         error = StorageError("file:///a", "b", "cannot write", "Free space")
         again = pickle.loads(pickle.dumps(error))
-        assert str(again) == str(error) == "checkpoint storage file:///a, key 'b': cannot write. Free space"
+        message = "checkpoint storage file:///a, key 'b': cannot write. Free space [EO-STORAGE]"
+        assert str(again) == str(error) == message
         assert (again.uri, again.key, again.reason, again.advice) == ("file:///a", "b", "cannot write", "Free space")
 
 

@@ -118,14 +118,14 @@ def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
     if len(paths) - 1 != savepoint.files:
         raise SavepointError(
             f"savepoint {savepoint.uri} holds {len(paths) - 1} files, and {savepoint.files} were saved: it is damaged. "
-            "Nothing was changed."
+            "Nothing was changed. [EO-SAVEPOINT-DAMAGED]"
         )
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     for path, count in Counter(paths).items():
         if count > 1 or path in folders or _NO_PATH.search(path) or not path.isprintable():
             raise SavepointError(
                 f"savepoint {savepoint.uri} holds {path!r}: outside of a checkpointLocation, hidden, twice, as a file "
-                "and as a folder, or as if Spark had written it. Nothing was changed."
+                "and as a folder, or as if Spark had written it. Nothing was changed. [EO-SAVEPOINT-DAMAGED]"
             )
 
 
@@ -136,10 +136,14 @@ def _files(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[tuple[s
             for entry in tar:
                 content = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
                 if content is None:
-                    raise SavepointError(f"savepoint {savepoint.uri} holds {entry.name!r}, which is no file")
+                    raise SavepointError(
+                        f"savepoint {savepoint.uri} holds {entry.name!r}, which is no file [EO-SAVEPOINT-DAMAGED]"
+                    )
                 yield entry.name, content
     except (tarfile.TarError, ValueError) as error:
-        raise SavepointError(f"the chunks of savepoint {savepoint.uri} are no tar: {error!r}") from error
+        raise SavepointError(
+            f"the chunks of savepoint {savepoint.uri} are no tar: {error!r} [EO-SAVEPOINT-DAMAGED]"
+        ) from error
 
 
 def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]:
@@ -150,7 +154,7 @@ def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]
             what = "is missing" if chunk is None else "was altered or cut off: its checksum does not match"
             raise SavepointError(
                 f"savepoint {savepoint.uri} is damaged: chunk {key} {what}. Bring it back from a backup, or use "
-                "another savepoint."
+                "another savepoint. [EO-SAVEPOINT-DAMAGED]"
             )
         yield chunk
 
@@ -200,5 +204,5 @@ def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None
                 f"{job!r} after it, up to {newest} (lineage {lineage}): their rows are visible, and a restore would "
                 "write them again. Start the query from its own checkpointLocation or restore a newer savepoint; or, "
                 "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True "
-                "(--allow-later-checkpoints)."
+                "(--allow-later-checkpoints). [EO-SAVEPOINT-LATER]"
             )

@@ -86,7 +86,10 @@ class Savepoint:
             with corrupt_if_malformed(where):
                 records = tuple(Record.from_json(record, where) for record in body["records"])
                 if not uri.partition("?")[0].endswith(f"/{body['id']}") or not records:
-                    raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
+                    raise SavepointError(
+                        f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r} "
+                        "[EO-SAVEPOINT-DAMAGED]"
+                    )
                 return require_field_types(
                     cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])})
                 )
@@ -138,7 +141,7 @@ def load(storage: CheckpointStorage, id: str) -> Savepoint:
             f"there is no savepoint {uri}"
             if not chunks
             else f"savepoint {uri} is half-written: {chunks} chunk(s), but no _metadata, which is written last. "
-            "Dispose of it, and take another."
+            "Dispose of it, and take another. [EO-SAVEPOINT-DAMAGED]"
         )
     return Savepoint.from_bytes(data, uri)
 

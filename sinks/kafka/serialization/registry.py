@@ -95,5 +95,5 @@ class Registry:
                 return None  # 40401 and so on; a wrong address has 404 alone, or -1
             raise ConfigurationError(
                 f"the schema registry at {self.url}, subject {self.subject!r}, cannot be asked {what}: {error!r}. "
-                "Check that it runs, the address with its path, and the user"
+                "Check that it runs, the address with its path, and the user [EO-REGISTRY]"
             ) from error

@@ -187,7 +187,7 @@ class ValueColumn:
                     f"has {now} under it: it was set back, or is another registry, and readers cannot read these "
                     "records, or read them wrongly. Nothing of this batch was written. Restore the registry, or "
                     "register the schema under its number (mode IMPORT); if nobody needs these records, delete the "
-                    "topic and create it anew"
+                    "topic and create it anew [EO-REGISTRY-BEHIND]"
                 )
 
 
@@ -224,7 +224,7 @@ class KeyColumn(ValueColumn):
             raise ConfigurationError(
                 f"{self._where} has {plan.shown} first, and the topic's keys are written with the schema number "
                 f"{self._used[0]}: equal keys would be other bytes. Restore the subject's first version, or write to "
-                "another topic"
+                "another topic [EO-REGISTRY-BEHIND]"
             )
 
 
