@@ -245,6 +245,6 @@ def too_many(sink: str, refused: str, limit: int | float, reasons: Iterable[tupl
     return TooManyDeadLetters(
         f"sink {sink!r} refused {refused}, and max_dead_letters allows {most} in a whole checkpoint; the first of "
         f"them:{lines}\n"
-        "Neither these nor the good rows are visible. Fix the source or the table and start the query again, or raise "
-        "max_dead_letters [EO-DEAD-LETTERS]"
+        "No row of it is visible. Fix the source or the table and start the query again, or raise max_dead_letters "
+        "[EO-DEAD-LETTERS]"
     )

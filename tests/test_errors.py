@@ -32,6 +32,8 @@ SECTIONS = re.findall(r"^### (.*)", PAGE, re.M)
 CODE = re.compile(r"\[(EO(?:-[A-Z0-9]+)+)\]")
 INHERITING = {"NotEnded", "Unfit"}
 """Errors that one folder of `sinks` has for itself, with the code of their base class."""
+LATER = ("sinks.testing", "sinks.sql", "sinks.postgres", "sinks.mysql", "sinks.sqlalchemy")
+"""Their messages are still longer than the others."""
 SIGNALS = {
     "Fenced",
     "NotYetKnown",
@@ -73,6 +75,21 @@ def test_every_error_has_the_base_class_and_a_code() -> None:
     assert without_base <= SIGNALS
     without_code = {kind.__name__ for kind in found if issubclass(kind, ExactlyOnceError) and "code" not in vars(kind)}
     assert without_code <= INHERITING
+
+
+def test_a_message_has_at_most_forty_words() -> None:
+    """What stands for values does not count. The page has the rest."""
+    names = {kind.__name__ for kind in classes() if issubclass(kind, ExactlyOnceError)} | {"_in_doubt"}
+    counted = {}
+    for module, path in MODULES.items():
+        if not module.startswith(LATER):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                    prose = CODE.sub("", " ".join(text for text in texts if isinstance(text, str)))
+                    counted[f"{module}:{node.lineno}"] = len(re.findall(r"[^\W\d_][\w.']*", prose))
+    assert len(counted) > 200
+    assert {place: words for place, words in counted.items() if words > 40} == {}
 
 
 def test_no_two_classes_have_one_code() -> None:

@@ -48,30 +48,24 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
         if not reloaded:
             return Action.RELOAD
         raise QueryNotAdopted(
-            f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. If the storage was "
-            "wiped or is another one, restore it: going on may double rows. If the query ran without this coordinator "
-            "until now, start once with CheckpointConfig(adopt=True). If your function around the coordinator left out "
-            "batches or caught their errors, let it hand over every batch, also empty ones. Then, if the targets have "
-            f"no rows of this job, make Spark hand them over again: {hand_over_again(0)}."
+            f"Spark asks for batch {n}, but storage holds no checkpoint of this job. If storage was wiped, restore it. "
+            "If the query ran without a coordinator, start once with CheckpointConfig(adopt=True). Otherwise your "
+            "function around the coordinator left out batches."
         )
     c = newest.record
     if batch.query_id != c.query_id:
         raise CheckpointLocationMismatch(
             f"the newest checkpoint {c.checkpoint_id} was written by query {c.query_id}, but query {batch.query_id} "
-            f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
+            f"asks for batch {n}: Spark's checkpointLocation was replaced. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
     if not reloaded and (n not in (c.checkpoint_id, c.checkpoint_id + 1) or newest.hidden_participants()):
         return Action.RELOAD
     if n > c.checkpoint_id + 1:
         raise CheckpointGap(
-            f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
-            f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
-            "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch to "
-            "it, which is not supported, because Spark hands that batch to no sink. Or your function around the "
-            "coordinator left batches out or caught their errors: let it hand over every batch, also empty ones. Then, "
-            "if the targets have none of their rows, make Spark hand them over again: "
-            f"{hand_over_again(c.checkpoint_id + 1)}."
+            f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}. If storage "
+            "is older than Spark's checkpointLocation, restore it. Otherwise your function around the coordinator left "
+            "batches out, or StreamingCheckpointManager.repartition added one, which is not supported."
         )
     if n == c.checkpoint_id + 1:
         return Action.WRITE
@@ -84,8 +78,8 @@ def action_for(batch: BatchFacts, newest: CompletedCheckpoint | None, *, adopt: 
 def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
     return Superseded(
         f"another driver of job {job!r} has gone on from here: this one asks for batch {n}, and commits/{done} is in "
-        f"Spark's checkpointLocation {location} by now, so this one was suspended after it had planned that batch. It "
-        "stops, and has written nothing of it. Two drivers of one job were running."
+        f"Spark's checkpointLocation {location} by now. It stops, and has written nothing of the batch. Run one driver "
+        "for each job."
     )
 
 
@@ -95,8 +89,8 @@ def require_none_lost(newest: CompletedCheckpoint) -> None:
     if lost := newest.lost_participants():
         n = newest.checkpoint_id
         raise InDoubtError(
-            f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. To write them again, make "
-            f"Spark hand the batch over again: {hand_over_again(n)}. [EO-LOST]",
+            f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. To make Spark hand the "
+            f"batch over again, {hand_over_again(n)}. Then start the query. [EO-LOST]",
             [dict(committable.transaction) for committable in lost.values()],
         )
 
@@ -104,8 +98,8 @@ def require_none_lost(newest: CompletedCheckpoint) -> None:
 def hand_over_again(n: int) -> str:
     """Describe how a person gets Spark to hand over batch `n` again."""
     return (
-        f"delete commits/{n}, and the later files of commits/ and offsets/, in Spark's checkpointLocation, each with "
-        f"its hidden checksum file (.{n}.crc) if there is one"
+        f"delete commits/{n} and all later files of commits/ and offsets/ in Spark's checkpointLocation, with their "
+        f"hidden checksum files (.{n}.crc)"
     )
 
 
@@ -124,9 +118,8 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     raise CheckpointLocationMismatch(
         f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads "
         f"{', '.join(batch.offsets)}. "
-        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?), or another copy "
-        "than the one that was used last (of before a savepoint was restored?). Start with that one. To take this "
-        "batch for done would lose rows."
+        "Spark's checkpointLocation is older than the one that was used last, or another copy. Start with that one. "
+        "Treating this batch as done would lose rows."
     )
 
 
@@ -138,10 +131,8 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
     if replaced:
         raise SourceReplaced(
             f"topic {', '.join(map(repr, replaced))} was deleted and created again (it has another id), and batch {n} "
-            "would read the new one at the offsets of the old: its first records would never be read. The batch was "
-            "not completed. To read the new topic from its beginning, start the query under a new job name and with a "
-            "new checkpointLocation. If it has the old records at the old offsets (a copy, another cluster), or nobody "
-            "needs its first records, start once with CheckpointConfig(adopt=True)."
+            "would skip its first records. Start with a new job name and checkpointLocation, or, to read on at the "
+            "old offsets, once with CheckpointConfig(adopt=True)."
         )
 
 
@@ -160,9 +151,8 @@ def require_known(complete: CompletedCheckpoint) -> None:
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id} is complete, but the outcome of these transactions is unknown:",
             {p: (named[p], f": {outcomes[p].reason}") for p in unknown},
-            "Do what each line says. If it names no step, commit the transaction in the external system, or roll it "
-            "back for good. Then start the query again: it asks again. To go on without them: coordinator resolve. "
-            "[EO-UNKNOWN]",
+            "Do what each line says, or commit or roll back the transaction in the external system. Then start the "
+            "query again. To continue without these rows, run coordinator resolve. [EO-UNKNOWN]",
         )
     held = complete.pending_participants()
     if held and not complete.lost_participants():
@@ -193,10 +183,9 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
         if then != now:
             raise ReplayMismatch(
                 f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, and the batch "
-                f"now has {now}: its lost transactions cannot be written again, because that works only partition by "
-                "partition. Start the query with the earlier spark.sql.shuffle.partitions, spark.default.parallelism "
-                f"or cores, and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed. "
-                "[EO-REPLAY-PARTITIONS]",
+                f"now has {now}, so its lost transactions cannot be written again. Start the query with the earlier "
+                "spark.sql.shuffle.partitions, spark.default.parallelism or cores, and "
+                "spark.sql.files.maxPartitionBytes. [EO-REPLAY-PARTITIONS]",
                 [dict(c.transaction) for c in record.committables if c.sink == sink],
             )
 
@@ -209,8 +198,8 @@ def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Co
             "lost transactions cannot be replayed, because another version of this library hashed their rows "
             f"differently ({record.row_hash!r}; here: {known!r}):",
             {p: (c, "") for p, c in lost.items()},
-            "Start the query with that version, as you did before, until this checkpoint is visible. Then change to "
-            "this version. Nothing was changed. To go on without them: coordinator resolve. [EO-REPLAY-VERSION]",
+            "Start the query with that version, as you did before, until this checkpoint is visible. Nothing was "
+            "changed. [EO-REPLAY-VERSION]",
             ReplayMismatch,
         )
 
@@ -223,9 +212,8 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
         raise _in_doubt(
             "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
             different,
-            "Make the query deterministic and start it again: no current time, random numbers or changing lookups "
-            "before the sink, the same columns, and a source that still has the data. From now on replay='spool' "
-            "can keep the rows. Nothing was changed. To go on without them: coordinator resolve.",
+            "Make the query deterministic, or restore its source, and start it again. Nothing was changed. To continue "
+            "without the lost rows, run coordinator resolve.",
             ReplayMismatch,
         )
 
@@ -235,10 +223,9 @@ def refused_again_error(checkpoint: int, error: Exception) -> Exception:
     if not isinstance(error, BadValue):
         return error
     return BadValue(
-        f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: the target had accepted these rows, "
-        "and somebody rolled them back. If the table or topic was made stricter since, undo that and start the query "
-        "again. If the query gives other rows each time, use replay='spool' from now on. Nothing was changed. To go on "
-        "without them: coordinator resolve. [EO-REPLAY-REFUSED]"
+        f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: somebody rolled back rows that the "
+        "target had accepted. If the table or topic was made stricter, undo that and start the query again. Otherwise "
+        "run coordinator resolve. [EO-REPLAY-REFUSED]"
     )
 
 

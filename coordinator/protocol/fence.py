@@ -61,15 +61,15 @@ class Fence:
             raise Superseded(
                 f"another driver of job {self.store.job!r} has claimed generation {self.generation}, the number of "
                 f"this driver: checkpoint storage {self.store.storage.uri} was emptied or set back while the query "
-                f"ran. This driver may not {what} any more. Two drivers of one job were running. Let one of them run."
+                f"ran. This driver may not {what} any more. Run one driver for each job."
             )
 
     def storage_changed_error(self, what: str, gone: str) -> StorageBehind:
         self.displaced = True
         return StorageBehind(
-            f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "
-            f"set back while the query ran, so this driver may not {what} any more. Start the query again; if "
-            "that start is refused, put the storage back as it was. [EO-STORAGE-GONE]"
+            f"{gone} is no longer in checkpoint storage {self.store.storage.uri}, which was deleted, moved away or set "
+            f"back, so this driver may not {what} any more. Start the query again. If the start fails, put the storage "
+            "back as it was. [EO-STORAGE-GONE]"
         )
 
     def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:

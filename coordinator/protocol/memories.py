@@ -29,27 +29,20 @@ def require_none_later(
     other, newest = later
     if other == lineage and other in known:
         why = (
-            f"storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver, with a copy of it, "
-            "runs at the same time. Stop the other driver, and go on with the newer storage and its "
-            "checkpointLocation. If that is gone, set the target back to the same checkpoint. If the copy is for "
-            "another job, give that job another name."
+            f"Storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver runs with a copy of it. "
+            "Use the newer storage and its checkpointLocation."
         )
     elif other in known:
-        why = (
-            "this lineage began with a savepoint of that one. Restore a savepoint that is as new. Or make sure that "
-            "the old job has ended, remove its later rows from the target, and restore again with "
-            "allow_later_checkpoints=True."
-        )
+        why = "Storage began with a savepoint of that lineage. Restore a savepoint that is as new."
     else:
         why = (
-            "storage was deleted, is older or is another one, or a second job of this name, with its own storage, "
-            "writes there. Restore the newer storage and its checkpointLocation, or give the second job another name. "
-            "To process the input from its start into these targets all the same, give the job a new name."
+            "Storage was deleted or is older, or a second job of this name writes there. Restore the newer storage, or "
+            "give the second job another name."
         )
     has = f"has none after {known[other]:.0f}" if known.get(other, -1) >= 0 else "holds none of it"
     raise StorageBehind(
         f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and checkpoint storage "
-        f"{storage} {has}. Going on would write rows again: {why} Nothing of this start was made visible."
+        f"{storage} {has}. {why} Nothing of this start was made visible."
     )
 
 
@@ -61,11 +54,9 @@ def replayed_already_error(
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost_participants() if name == sink]
     return StorageBehind(
         f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
-        f"it that no record names ({', '.join(unexpected)}). Either checkpoint storage {storage} was set back to "
-        "before the lost ones were written again, or a driver with a copy of it runs now, or somebody committed "
-        "orphans by hand. To write the lost ones again would double rows. Stop the other driver, or restore the newer "
-        "storage. If that is gone, and the target has all rows of the lost transactions, go on without writing them: "
-        "coordinator resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted. [EO-REPLAYED]"
+        f"it that no record names ({', '.join(unexpected)}). Stop a driver with a copy of "
+        f"{storage}, or restore newer storage. If the target has all lost rows, run coordinator resolve --accept-loss "
+        "SINK/SUBTASK. [EO-REPLAYED]"
     )
 
 
@@ -91,8 +82,8 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
             raise ExternalSystemBehind(
                 f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
                 f"{base.checkpoint_id}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier "
-                f"lineage {lineage}: the target was set back since, and going on would leave rows out. Restore its "
-                "newer state, or restore a savepoint of that checkpoint. Nothing was aborted."
+                f"lineage {lineage}. The target was restored to an older state. Restore its newer state, or a "
+                "savepoint of that checkpoint."
             )
 
 
@@ -158,10 +149,8 @@ def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoi
     rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
     return ExternalSystemBehind(
         f"the target of sink {sink!r} {has}, but checkpoint {id} was complete and visible, with {rows} of "
-        "this sink: the target is older than checkpoint storage (restored from a backup, failed over to a replica "
-        "that lagged, or emptied), and going on would leave these rows out. Restore the newer state of the target. Or "
-        "set storage and checkpointLocation back to the same checkpoint, by a backup or a savepoint, and start again: "
-        "that writes the later input again. Nothing was aborted.",
+        "this sink. The target was restored to an older state. Restore its newer state, or restore storage and "
+        "checkpointLocation to the same checkpoint. Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
 

@@ -193,15 +193,13 @@ class QueryLifecycle:
             if error := calls.failed:
                 raise CheckpointError(
                     f"{twice}A call with the first one failed: {type(error).__name__}: {error}. Nothing of the second "
-                    "was written. Do not catch errors of the coordinator, call it once for each batch, and change a "
-                    "DataFrame before the call. [EO-CALL-TWICE]"
+                    "was written. Do not catch errors of the coordinator, and call it once for each batch. "
+                    "[EO-CALL-TWICE]"
                 ) from error
             raise CheckpointError(
-                f"{twice}The checkpoint is complete with the rows of one of them: of the first call, when the batch "
-                "was first processed. The rows of the other ARE MISSING in the targets. To write them, hand that "
-                "DataFrame to a second coordinator with another job name, and start the query once with "
-                "CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
-                "transform= gives a sink its own rows. [EO-CALL-TWICE]"
+                f"{twice}The checkpoint is complete with the rows of the first call, and the rows of the other ARE "
+                "MISSING in the targets. To write them, use a second coordinator with another job name. "
+                "[EO-CALL-TWICE]"
             )
 
     def close(self) -> None:
@@ -229,10 +227,9 @@ class QueryLifecycle:
     def _swallowed(self, batch: MicroBatch, error: Exception) -> CheckpointError:
         n = batch.facts.checkpoint_id
         swallowed = CheckpointError(
-            f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
-            f"{self._job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not "
-            f"catch errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and "
-            "start the query again. [EO-CALL-CAUGHT]"
+            f"batch {n} failed, but Spark considers it finished, because the function that calls the coordinator of "
+            f"job {self._job!r} caught the error: {type(error).__name__}: {error}. To make Spark hand the batch over "
+            f"again, {hand_over_again(n)}. [EO-CALL-CAUGHT]"
         )
         swallowed.__cause__ = error
         return swallowed
@@ -259,9 +256,9 @@ class QueryLifecycle:
         try:
             if self._thread is threading.current_thread() and self._is_busy(query):
                 raise CheckpointError(
-                    f"a batch of job {self._job!r} cannot stop its own query: Spark would never take the batch for "
-                    "done, and hand it over again at each start. Put the with block around the start of the query, and "
-                    "stop it outside of the function for foreachBatch [EO-STOP-INSIDE]"
+                    f"a batch of job {self._job!r} cannot stop its own query: Spark would hand the batch over again "
+                    "at each start. Stop the query, and end the with block, outside of the function for foreachBatch "
+                    "[EO-STOP-INSIDE]"
                 )
             end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
             while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:

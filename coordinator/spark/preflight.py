@@ -81,11 +81,10 @@ def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
             return
     if problem:
         raise WorkersNotReady(
-            f"Spark's Python workers cannot load the sinks: {problem.rstrip('.')}. They need the Python "
-            f"({sys.version_info[0]}.{sys.version_info[1]}) and the packages that the driver has, {sys.executable}. "
-            f"Before the session is made, set the environment variable PYSPARK_PYTHON={sys.executable} where workers "
-            "have the driver's disk; on a cluster install this library on its nodes, or ship an environment with "
-            "spark.archives"
+            f"Spark's Python workers cannot load the sinks: {problem.rstrip('.')}. They need the driver's Python "
+            f"({sys.version_info[0]}.{sys.version_info[1]}) and packages. On one machine, set "
+            f"PYSPARK_PYTHON={sys.executable} before the session is made. On a cluster, install this library on its "
+            "nodes, or use spark.archives"
         )
 
 

@@ -74,7 +74,7 @@ class HadoopStorage(CheckpointStorage):
                 "",
                 "no Spark session with a JVM runs in this process",
                 "Start the session before the coordinator is used. Spark Connect has no JVM on this side: use storage "
-                "that needs none, such as s3://BUCKET/PREFIX or a database. For commands let a job FILE.py start it",
+                "that needs none. For commands, let a job FILE.py start it",
             ) from error
         self._fs: Any = java.jvm.org.apache.hadoop.fs
         options, flag = self._fs.Options, self._fs.CreateFlag

@@ -221,10 +221,9 @@ class GoodRows:
         reasons = dict.fromkeys(f"\n  - {one.error_class}: {shortened(one.error)}" for one in refused if one.error)
         return BadValue(
             f"sink {self.own.sink.name!r}: so many of {self.where} are refused as long as others are not written that "
-            f"those which wait take more than {MAX_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
+            f"they take more than {MAX_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
             f"{''.join([*reasons][:3])}\n"
-            "Nothing of the checkpoint is visible. Fix what the target names, let rows come after those that they need "
-            "(sortWithinPartitions in the sink's transform=), or write smaller batches [EO-WAITING-ROWS]"
+            "Fix what the target names, or write smaller batches [EO-WAITING-ROWS]"
         )
 
 

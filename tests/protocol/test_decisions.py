@@ -98,7 +98,7 @@ def test_an_older_batch_is_skipped():
 def test_a_gap_is_read_again_first_then_an_error():
     """R9: the newest that was loaded may be stale, so a gap is only believed after a second look."""
     assert call(5, CompletedCheckpoint((record(3),)), reloaded=False) is Action.RELOAD
-    with pytest.raises(CheckpointGap, match=r"batch 5.*newest complete checkpoint in storage is 3: 1 checkpoint"):
+    with pytest.raises(CheckpointGap, match=r"batch 5.*newest complete checkpoint in storage is 3"):
         call(5, CompletedCheckpoint((record(3),)))
 
 

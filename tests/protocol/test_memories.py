@@ -670,7 +670,7 @@ def records_in(world: World) -> list[Path]:
 def test_storage_that_is_moved_away_under_a_driver_stops_it_before_it_decides(tmp_path: Path) -> None:
     world = Files(tmp_path / "world")
     away = tmp_path / "away"
-    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no more in .*moved away"):
+    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no longer in .*moved away"):
         world.start(listeners=[Meanwhile(lambda: world.path("storage").rename(away))])
     assert records_in(world) == [], "a record went into a storage that knows nothing of the job"
     assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT[:2])), [])
@@ -696,7 +696,7 @@ def test_storage_that_is_moved_away_before_a_batch_is_tried_again(tmp_path: Path
     (tmp_path / "rows").mkdir()
     config = CheckpointConfig(tolerable_failed_checkpoints=2)
     coordinator = CheckpointCoordinator("job", [Failing(tmp_path / "rows")], storage.as_uri(), config)
-    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no more in"), coordinator:
+    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no longer in"), coordinator:
         LocalQuery(tmp_path / "query", INPUT).run(coordinator)
 
 
@@ -719,7 +719,7 @@ def test_storage_that_is_set_back_under_a_driver_stops_it_before_it_commits(tmp_
     world = Files(tmp_path / "world")
     backups = Backups(world, tmp_path / "backups")
     set_back = Meanwhile(lambda: world.restore("storage", backups.moments[0, Step.DONE]))
-    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
+    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no longer in"):
         world.start(listeners=[backups, set_back])
     assert world.visible() == Counter(ids(INPUT[:2]))
     world.start()
@@ -731,7 +731,7 @@ def test_a_record_that_a_failover_of_its_storage_has_lost_is_missed_before_the_f
     world = Files(tmp_path / "world")
     backups = Backups(world, tmp_path / "backups")
     fail_over = Meanwhile(lambda: world.restore("storage", backups.moments[1, Step.DONE]), Step.COMPLETE)
-    with pytest.raises(StorageBehind, match="the record of checkpoint 2 is no more in"):
+    with pytest.raises(StorageBehind, match="the record of checkpoint 2 is no longer in"):
         world.start(listeners=[backups, fail_over])
     assert world.visible() == Counter(ids(INPUT[:2]))
     world.start()
@@ -746,7 +746,7 @@ def test_storage_and_database_set_back_together_just_before_a_decision(world: Wo
         for part in ("storage", "db"):
             world.restore(part, backups.moments[0, Step.DONE])
 
-    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
+    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no longer in"):
         world.start(listeners=[backups, Meanwhile(set_back)])
     with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 "):
         world.start()

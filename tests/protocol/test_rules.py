@@ -217,7 +217,7 @@ def test_a_part_that_was_refused_is_missing_also_where_the_first_is_handed_over_
     coordinator.process(first)
     coordinator._lifecycle.failed(second, CheckpointError("called twice"))
     coordinator.process(first)
-    with pytest.raises(CheckpointError, match="batch 0 failed, but Spark takes it for done"):
+    with pytest.raises(CheckpointError, match="batch 0 failed, but Spark considers it finished"):
         coordinator._lifecycle.require_errors_passed_on(query.batch(1, "one run"))
 
 
@@ -231,7 +231,7 @@ def test_a_call_that_failed_beside_another_is_forgotten_where_that_had_its_rows(
     coordinator.process(query.batch(1, "one run"))
     query.input = [job.input[0], job.input[2], job.input[2]]
     lifecycle.failed(query.batch(1, "one run"), error)
-    with pytest.raises(CheckpointError, match="batch 1 failed, but Spark takes it for done"):
+    with pytest.raises(CheckpointError, match="batch 1 failed, but Spark considers it finished"):
         lifecycle.require_errors_passed_on(query.batch(2, "one run"))
 
 
@@ -987,7 +987,7 @@ def test_the_error_of_a_batch_that_was_passed_over_is_the_last_one(job: Job, mon
     coordinator.last_error = CheckpointError("an executor was lost")
     coordinator._lifecycle.failed(query.batch(0, "one run"), coordinator.last_error)
     monkeypatch.setattr("coordinator.coordinator.batch_of", lambda *_, **__: query.batch(1, "one run"))
-    with pytest.raises(CheckpointError, match="Spark takes it for done") as raised:
+    with pytest.raises(CheckpointError, match="Spark considers it finished") as raised:
         coordinator(Mock(), 1)
     assert coordinator.last_error is raised.value
 

@@ -210,8 +210,8 @@ def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end
     coordinator.__enter__()
     start(numbers(spark).writeStream.foreachBatch(keeping), tmp_path)
     wait_for(lambda: len(kept) > 1)
-    assert "batch 0 failed, but Spark takes it for done" in kept[1]
-    with pytest.raises(CheckpointError, match=r"Spark takes it for done.*caught the error: .*called twice"):
+    assert "batch 0 failed, but Spark considers it finished" in kept[1]
+    with pytest.raises(CheckpointError, match=r"Spark considers it finished.*caught the error: .*called twice"):
         coordinator.__exit__(None, None, None)
 
 

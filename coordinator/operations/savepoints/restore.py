@@ -201,8 +201,7 @@ def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None
         if newest > n or not untouched:
             raise SavepointError(
                 f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "
-                f"{job!r} after it, up to {newest} (lineage {lineage}): their rows are visible, and a restore would "
-                "write them again. Start the query from its own checkpointLocation or restore a newer savepoint; or, "
-                "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True "
+                f"{job!r} after it, up to {newest} (lineage {lineage}). A restore would write their rows again. "
+                "Restore a newer savepoint, or delete these rows and pass allow_later_checkpoints=True "
                 "(--allow-later-checkpoints). [EO-SAVEPOINT-LATER]"
             )

@@ -184,10 +184,8 @@ class ValueColumn:
                 now = "no schema" if schema is None else f"another schema, {schema.schema_str}"
                 raise ConfigurationError(
                     f"{self._where} has records with the schema number {schema_id}, and the registry at {registry.url} "
-                    f"has {now} under it: it was set back, or is another registry, and readers cannot read these "
-                    "records, or read them wrongly. Nothing of this batch was written. Restore the registry, or "
-                    "register the schema under its number (mode IMPORT); if nobody needs these records, delete the "
-                    "topic and create it anew [EO-REGISTRY-BEHIND]"
+                    f"has {now} under it. Restore the registry, or register the schema under its number (mode IMPORT). "
+                    "Nothing of this batch was written [EO-REGISTRY-BEHIND]"
                 )
 
 
