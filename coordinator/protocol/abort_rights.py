@@ -1,4 +1,7 @@
-"""The right to abort what no record names (R16), which a driver has to earn. Rules: docs/protocol.md#the-rules"""
+"""The right to abort what no record names (R16), which a driver has to earn.
+
+Rules: docs/protocol.md#the-rules
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from contextlib import contextmanager
 class AbortRights:
     """The one owner of the right to abort transactions that no record names.
 
-    A driver gets the right when storage, Spark and the sinks are known to fit together (R15). It loses the right while
-    a record may yet name transactions that no record names now.
+    A driver gets the right when storage, Spark and the sinks are known to fit together (R15). It
+    loses the right while a record may yet name transactions that no record names now.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,8 @@ class AbortRights:
 
     @contextmanager
     def suspend_while_pre_committed(self) -> Iterator[None]:
-        """Suspend the right in the block, because the batch is pre-committed, and its record is yet to come."""
+        """Suspend the right in the block, because the batch is pre-committed, and its record is yet
+        to come."""
         before = self._undecided
         self._undecided = True
         try:
@@ -37,7 +41,8 @@ class AbortRights:
 
     @contextmanager
     def suspend_until_decided(self) -> Iterator[None]:
-        """Suspend the right while the block puts a record, and for good if the block fails: the put may still land."""
+        """Suspend the right while the block puts a record, and for good if the block fails: the put
+        may still land."""
         self._undecided = True
         yield
         self._undecided = False

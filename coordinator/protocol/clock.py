@@ -45,11 +45,14 @@ def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
             try:
                 batch.cancel()
             except Exception:
-                logger.warning("checkpoint %d could not be cancelled", batch.facts.checkpoint_id, exc_info=True)
+                logger.warning(
+                    "checkpoint %d could not be cancelled", batch.facts.checkpoint_id, exc_info=True
+                )
             clock.wait(finished, 1)
 
     expiry = CheckpointExpired(
-        f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s (CheckpointConfig.timeout)"
+        f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s "
+        "(CheckpointConfig.timeout)"
     )
     watcher = threading.Thread(target=watch, name="checkpoint-timeout", daemon=True)
     watcher.start()

@@ -18,8 +18,9 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of two-phase commit. Before
-    the first batch not everything was asked, so nothing is promised, and `complete` is false."""
+    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of
+    two-phase commit. Before the first batch not everything was asked, so nothing is promised, and
+    `complete` is false."""
 
     weaknesses: tuple[str, ...] = ()
     complete: bool = True
@@ -41,17 +42,27 @@ def compute_guarantee(
     sinks: Mapping[str, Sink],
     batch: MicroBatch | None = None,
 ) -> Guarantee:
-    """Compute the guarantee of a job. `sinks`: those that are open, so that they can be asked. The guarantee is
-    complete with all sinks and the query's first `batch`. Raises `NotExactlyOnce` if the job requires more than it can
-    have, and `StorageError` if the storage cannot be opened."""
+    """Compute the guarantee of a job.
+
+    `sinks`: those that are open, so that they can be asked. The guarantee is complete with all
+    sinks and the query's first `batch`. Raises `NotExactlyOnce` if the job requires more than it
+    can have, and `StorageError` if the storage cannot be opened.
+    """
     open_storage(storage)
     reasons: list[str] = []
     if not config.exactly_once:
-        reasons += ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
-    asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
+        reasons += [
+            "the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows "
+            "again"
+        ]
+    asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {
+        f"checkpoint storage {storage.uri}": storage
+    }
     if batch:
         reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
-    asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
+    asked |= {
+        f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)
+    }
     for name, described in asked.items():
         try:
             reasons += [f"{name}: {why}" for why in described.weaknesses()]
@@ -60,13 +71,18 @@ def compute_guarantee(
                 raise
             logger.warning("%s cannot tell how durable it is: %s", name, reason(error))
     if config.require and reasons:
-        raise NotExactlyOnce(f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}")
+        raise NotExactlyOnce(
+            f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}"
+        )
     return Guarantee(tuple(reasons), complete=batch is not None)
 
 
 def source_weaknesses(class_name: str, description: str) -> list[str]:
-    """Return the weaknesses of a source by the name of its class in the JVM. Sources that are not named here keep
-    Spark's contract: they give the rows of an offset range again."""
+    """Return the weaknesses of a source by the name of its class in the JVM.
+
+    Sources that are not named here keep Spark's contract: they give the rows of an offset range
+    again.
+    """
     if class_name == "TextSocketMicroBatchStream":
         return [f"the source {description} keeps no rows to read again after a crash"]
     if class_name == "MemoryStream":
@@ -75,32 +91,37 @@ def source_weaknesses(class_name: str, description: str) -> list[str]:
 
 
 CHECKED_SHUFFLES = tuple(
-    f"spark.sql.shuffle.orderIndependentChecksum.{name}" for name in ("enabled", "enableFullRetryOnMismatch")
+    f"spark.sql.shuffle.orderIndependentChecksum.{name}"
+    for name in ("enabled", "enableFullRetryOnMismatch")
 )
-"""Settings, on by default since Spark 4.2, by which Spark compares shuffle files that it computes again with the lost
-ones, and fails a job that has used both."""
+"""Settings, on by default since Spark 4.2, by which Spark compares shuffle files that it computes
+again with the lost ones, and fails a job that has used both."""
 
 
 def shuffle_weaknesses(*, checked: bool, deterministic: bool) -> list[str]:
     if checked or deterministic:
         return []
     return [
-        "the query is not deterministic, and after the loss of an executor Spark may mix rows of two computations; set "
-        f"{' and '.join(CHECKED_SHUFFLES)} to true (Spark 4.1 or later)"
+        "the query is not deterministic, and after the loss of an executor Spark may mix rows of "
+        f"two computations; set {' and '.join(CHECKED_SHUFFLES)} to true (Spark 4.1 or later)"
     ]
 
 
 def order_weaknesses(functions: Sequence[str]) -> list[str]:
-    """Return a weakness for each of the `functions` in the query whose result depends on which rows happen to come
-    first, such as `first()`."""
+    """Return a weakness for each of the `functions` in the query whose result depends on which rows
+    happen to come first, such as `first()`."""
     return [
-        f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
-        "that is lost can then not be written again, and the query stops until its rows are given up"
+        f"the query has {what}, whose result depends on the order of rows, which Spark does not "
+        "fix: a transaction that is lost can then not be written again, and the query stops until "
+        "its rows are given up"
         for what in functions
     ]
 
 
 def checkpoint_location_weaknesses(location: str) -> list[str]:
     if location.rsplit("/", 1)[-1].startswith("temporary-"):
-        return [f"Spark's checkpointLocation {location} is a temporary one; set option('checkpointLocation', …)"]
+        return [
+            f"Spark's checkpointLocation {location} is a temporary one; set "
+            "option('checkpointLocation', …)"
+        ]
     return []

@@ -1,8 +1,11 @@
-"""R15: storage, Spark and the targets remember the same. Pure functions of what was read, as in `decisions`.
+"""R15: storage, Spark and the targets remember the same.
 
-Storage, Spark's checkpointLocation and each external system remember the job by themselves, and each can be restored to
-an older state by itself: by a backup, a lagging replica, or a deleted folder. `decisions.action_for` compares the first
-two; the functions of this module compare storage with the external systems.
+Pure functions of what was read, as in `decisions`.
+
+Storage, Spark's checkpointLocation and each external system remember the job by themselves, and
+each can be restored to an older state by itself: by a backup, a lagging replica, or a deleted
+folder. `decisions.action_for` compares the first two; the functions of this module compare storage
+with the external systems.
 """
 
 from __future__ import annotations
@@ -16,53 +19,64 @@ from sinks.diagnosis import InDoubt
 from sinks.transaction import Identity, not_among
 
 Memories = Mapping[str, Mapping[str, int] | None]
-"""The answer of each sink's `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
+"""The answer of each sink's `TwoPhaseCommitSink.committed_checkpoints`, given before the records
+were read."""
 
 
 def require_none_later(
-    sink: str, memory: Mapping[str, int] | None, known: Mapping[str, float], lineage: str, storage: str
+    sink: str,
+    memory: Mapping[str, int] | None,
+    known: Mapping[str, float],
+    lineage: str,
+    storage: str,
 ) -> None:
-    """Raise `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage, has. A record is
-    always put before anything of it is committed, so storage has lost the record of that checkpoint."""
+    """Raise `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage,
+    has. A record is always put before anything of it is committed, so storage has lost the record
+    of that checkpoint."""
     if (later := find_later_checkpoint(memory, known)) is None:
         return
     other, newest = later
     if other == lineage and other in known:
         why = (
-            f"Storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver runs with a copy of it. "
-            "Use the newer storage and its checkpointLocation."
+            f"Storage is older by {newest - known[other]:.0f} checkpoint(s), or another driver "
+            "runs with a copy of it. Use the newer storage and its checkpointLocation."
         )
     elif other in known:
         why = "Storage began with a savepoint of that lineage. Restore a savepoint that is as new."
     else:
         why = (
-            "Storage was deleted or is older, or a second job of this name writes there. Restore the newer storage, or "
-            "give the second job another name."
+            "Storage was deleted or is older, or a second job of this name writes there. Restore "
+            "the newer storage, or give the second job another name."
         )
     has = f"has none after {known[other]:.0f}" if known.get(other, -1) >= 0 else "holds none of it"
     raise StorageBehind(
-        f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and checkpoint storage "
-        f"{storage} {has}. {why} Nothing of this start was made visible."
+        f"sink {sink!r} has rows of this job's lineage {other} up to checkpoint {newest}, and "
+        f"checkpoint storage {storage} {has}. {why} Nothing of this start was made visible."
     )
 
 
 def replayed_already_error(
     sink: str, unexpected: Sequence[str], complete: CompletedCheckpoint, storage: str
 ) -> StorageBehind:
-    """Say that another driver has replayed the checkpoint. `unexpected`: transactions of it that the sink has
-    committed, and no record names."""
+    """Say that another driver has replayed the checkpoint.
+
+    `unexpected`: transactions of it that the sink has committed, and no record names.
+    """
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost_participants() if name == sink]
     return StorageBehind(
-        f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
-        f"it that no record names ({', '.join(unexpected)}). Stop a driver with a copy of "
-        f"{storage}, or restore newer storage. If the target has all lost rows, run coordinator resolve --accept-loss "
-        "SINK/SUBTASK. [EO-REPLAYED]"
+        f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink "
+        f"{sink!r} has rows of it that no record names ({', '.join(unexpected)}). Stop a driver "
+        f"with a copy of {storage}, or restore newer storage. If the target has all lost rows, run "
+        "coordinator resolve --accept-loss SINK/SUBTASK. [EO-REPLAYED]"
     )
 
 
-def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage: str) -> Mapping[str, int]:
-    """Return the lineages before this one, and the newest checkpoint that the external systems may have of each: as the
-    newest record has them, or, if nobody has looked yet, as the sinks remember them."""
+def predecessors(
+    memories: Memories, newest: CompletedCheckpoint | None, lineage: str
+) -> Mapping[str, int]:
+    """Return the lineages before this one, and the newest checkpoint that the external systems may
+    have of each: as the newest record has them, or, if nobody has looked yet, as the sinks remember
+    them."""
     known = newest.record.predecessors if newest else None
     if known is not None and ANY_LINEAGE not in known:
         return known
@@ -75,44 +89,59 @@ def predecessors(memories: Memories, newest: CompletedCheckpoint | None, lineage
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raise `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink lacks earlier rows."""
+    """Raise `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink
+    lacks earlier rows."""
     for sink, memory in memories.items():
         if lacking := lacking_before_savepoint(sink, memory, base):
             lineage, newest = lacking
             raise ExternalSystemBehind(
-                f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
-                f"{base.checkpoint_id}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier "
-                f"lineage {lineage}. The target was restored to an older state. Restore its newer state, or a "
-                "savepoint of that checkpoint."
+                f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of "
+                f"checkpoint {base.checkpoint_id}, but the target of sink {sink!r} ends with "
+                f"checkpoint {newest} of the earlier lineage {lineage}. The target was restored to "
+                "an older state. Restore its newer state, or a savepoint of that checkpoint."
             )
 
 
-def lacking_before_savepoint(sink: str, memory: Mapping[str, int] | None, base: Record) -> tuple[str, int] | None:
-    """Return the lineage that the savepoint of `base` was taken of, and the newest checkpoint that the sink remembers
-    of it, if the sink lacks rows from before the savepoint; otherwise None."""
+def lacking_before_savepoint(
+    sink: str, memory: Mapping[str, int] | None, base: Record
+) -> tuple[str, int] | None:
+    """Return the lineage that the savepoint of `base` was taken of, and the newest checkpoint that
+    the sink remembers of it, if the sink lacks rows from before the savepoint; otherwise None."""
     if not base.restored_from:
         return None
-    wanted, known = base.newest_rows.get(sink, -1), base.predecessors or {}
-    ends = ((lineage, at) for lineage, at in (memory or {}).items() if known.get(lineage) == base.checkpoint_id)
+    wanted = base.newest_rows.get(sink, -1)
+    known = base.predecessors or {}
+    ends = (
+        (lineage, at)
+        for lineage, at in (memory or {}).items()
+        if known.get(lineage) == base.checkpoint_id
+    )
     return next((end for end in ends if end[1] < wanted), None)
 
 
-def record_filter(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
-    """Return a filter of retained checkpoints by their id: a checkpoint before the newest has to be read only if a sink
-    may lack it or have it in doubt. Of thousands these are a few."""
+def record_filter(
+    memories: Memories, in_doubt: Iterable[Identity], lineage: str
+) -> Callable[[int], bool]:
+    """Return a filter of retained checkpoints by their id: a checkpoint before the newest has to be
+    read only if a sink may lack it or have it in doubt. Of thousands these are a few."""
     ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
     if None in ids:  # the name of a transaction does not tell its checkpoint
         return lambda _: True
-    first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
+    first = min(
+        (memory.get(lineage, -1) for memory in memories.values() if memory is not None),
+        default=math.inf,
+    )
     return lambda checkpoint_id: checkpoint_id > first or checkpoint_id in ids
 
 
 def find_in_doubt_again(
-    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Iterable[CompletedCheckpoint]
+    memories: Memories,
+    in_doubt: Mapping[str, Sequence[Identity]],
+    older: Iterable[CompletedCheckpoint],
 ) -> list[tuple[str, CompletedCheckpoint]]:
-    """Find each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a system that was set
-    back has it again, and it is decided. Raises `ExternalSystemBehind` for a part that is neither committed nor in
-    doubt, because nobody has its rows any more."""
+    """Find each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a
+    system that was set back has it again, and it is decided. Raises `ExternalSystemBehind` for a
+    part that is neither committed nor in doubt, because nobody has its rows any more."""
     parts = []
     for complete in older:
         for sink, memory in memories.items():
@@ -127,7 +156,8 @@ def find_in_doubt_again(
 
 
 def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
-    """Return the field `newest_rows` of the next `Record`, after the checkpoint that is `visible`."""
+    """Return the field `newest_rows` of the next `Record`, after the checkpoint that is
+    `visible`."""
     return visible.newest_rows if visible and not visible.record.restored_from else {}
 
 
@@ -136,28 +166,44 @@ def require_records(
 ) -> None:
     """Raise `ExternalSystemBehind` if a sink lacks rows whose record is no longer retained."""
     for sink, memory in memories.items():
-        remembered, expected = (memory or {}).get(lineage, -1), newest_rows.get(sink, -1)
+        remembered = (memory or {}).get(lineage, -1)
+        expected = newest_rows.get(sink, -1)
         if memory is not None and remembered < expected and (expected, 0) not in visible:
             raise external_system_behind_error(sink, remembered, expected)
 
 
-def external_system_behind_error(sink: str, newest: int, lost: CompletedCheckpoint | int) -> ExternalSystemBehind:
-    """Say that the target was set back. `newest`: the checkpoint that the target ends with; `lost`: the sink's part of
-    a later checkpoint, or that checkpoint's id alone."""
-    id, named = (lost, []) if isinstance(lost, int) else (lost.checkpoint_id, list(lost.committables.values()))
+def external_system_behind_error(
+    sink: str, newest: int, lost: CompletedCheckpoint | int
+) -> ExternalSystemBehind:
+    """Say that the target was set back.
+
+    `newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later
+    checkpoint, or that checkpoint's id alone.
+    """
+    id, named = (
+        (lost, [])
+        if isinstance(lost, int)
+        else (lost.checkpoint_id, list(lost.committables.values()))
+    )
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
-    rows = f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
+    rows = (
+        f"{sum(committable.fingerprint.rows for committable in named)} row(s)" if named else "rows"
+    )
     return ExternalSystemBehind(
-        f"the target of sink {sink!r} {has}, but checkpoint {id} was complete and visible, with {rows} of "
-        "this sink. The target was restored to an older state. Restore its newer state, or restore storage and "
-        "checkpointLocation to the same checkpoint. Nothing was aborted.",
+        f"the target of sink {sink!r} {has}, but checkpoint {id} was complete and visible, with "
+        f"{rows} of this sink. The target was restored to an older state. Restore its newer state, "
+        "or restore storage and checkpointLocation to the same checkpoint. Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
 
 
-def find_later_checkpoint(memory: Mapping[str, int] | None, known: Mapping[str, float]) -> tuple[str, int] | None:
-    """Find a lineage of which the sink has a later checkpoint than the `known` one. Returns the lineage and that
-    checkpoint; None if there is none."""
+def find_later_checkpoint(
+    memory: Mapping[str, int] | None, known: Mapping[str, float]
+) -> tuple[str, int] | None:
+    """Find a lineage of which the sink has a later checkpoint than the `known` one.
+
+    Returns the lineage and that checkpoint; None if there is none.
+    """
     for lineage, checkpoint_id in (memory or {}).items():
         if checkpoint_id > known.get(lineage, -1):
             return lineage, checkpoint_id
@@ -171,5 +217,6 @@ def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
 
 
 def newest_committed(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
-    """Return the newest checkpoint that a sink remembers of the lineage of `complete`, -1 if there is none."""
+    """Return the newest checkpoint that a sink remembers of the lineage of `complete`, -1 if there
+    is none."""
     return (memory or {}).get(complete.record.lineage, -1)

@@ -26,21 +26,30 @@ class _Outage:
 
 
 class Outages:
-    """Logs an outage when it begins, at growing intervals, and when it is over. Each sink, source or storage has one at
-    a time, of what failed first (`doing`); it is over when that has succeeded."""
+    """Logs an outage when it begins, at growing intervals, and when it is over.
+
+    Each sink, source or storage has one at a time, of what failed first (`doing`); it is over when
+    that has succeeded.
+    """
 
     def __init__(self, job: str, clock: Clock) -> None:
-        self._job, self._clock = job, clock
+        self._job = job
+        self._clock = clock
         self._now: dict[str, _Outage] = {}
 
     def record_failure(self, who: str, doing: str, error: BaseException) -> None:
-        """Log that `who` failed, unless that was logged just now. `doing`: what failed, as an infinitive."""
+        """Log that `who` failed, unless that was logged just now.
+
+        `doing`: what failed, as an infinitive.
+        """
         logger.debug("job %s: %s failed to %s", self._job, who, doing, exc_info=error)
         text = printable(" ".join(str(error).split()))
         outage = self._now.get(who)
         if outage is None:
             self._now[who] = _Outage(doing, self._clock.monotonic())
-            logger.warning("job %s: %s fails to %s, and is asked again: %s", self._job, who, doing, text)
+            logger.warning(
+                "job %s: %s fails to %s, and is asked again: %s", self._job, who, doing, text
+            )
             return
         outage.tries += 1
         lasted = self._clock.monotonic() - outage.since

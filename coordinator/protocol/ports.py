@@ -1,6 +1,8 @@
-"""The interface between the protocol and Spark: micro-batches and queries, in any kind of session, and the tasks' acks.
+"""The interface between the protocol and Spark: micro-batches and queries, in any kind of session,
+and the tasks' acks.
 
-The helpers for sinks of dead letters are here, too, because protocol, operations and Spark's part share them.
+The helpers for sinks of dead letters are here, too, because protocol, operations and Spark's part
+share them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from sinks.optional import Related
 from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
-"""The ids of the Kafka topics that each source reads, by name, in the order of `BatchFacts.offsets`; {} for a source of
-another kind."""
+"""The ids of the Kafka topics that each source reads, by name, in the order of
+`BatchFacts.offsets`; {} for a source of another kind."""
 
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """The facts that Spark tells of a micro-batch. `offsets`: one JSON text per source; `planned_at`: when Spark chose
-    them, in milliseconds since the epoch (0: unknown)."""
+    """The facts that Spark tells of a micro-batch.
+
+    `offsets`: one JSON text per source; `planned_at`: when Spark chose them, in milliseconds since
+    the epoch (0: unknown).
+    """
 
     checkpoint_id: int
     query_id: str
@@ -36,7 +41,8 @@ class BatchFacts:
 
 
 class BatchLeft(CheckpointError):
-    """Raised to leave a batch to the next start, since its query is being stopped; it counts as a clean stop."""
+    """Raised to leave a batch to the next start, since its query is being stopped; it counts as a
+    clean stop."""
 
     code = "EO-STOPPED"
 
@@ -48,7 +54,8 @@ class Query(Protocol):
     def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
     @property
     def status(self) -> Mapping[str, Any]:
-        """A mapping in which `isTriggerActive` tells whether the query plans, runs or finishes a batch just now."""
+        """A mapping in which `isTriggerActive` tells whether the query plans, runs or finishes a
+        batch just now."""
 
     def exception(self) -> Exception | None:
         """Return the error that the query failed with; None if it runs, or was stopped."""
@@ -58,8 +65,10 @@ class Query(Protocol):
 
 
 class MicroBatch(Protocol):
-    """A micro-batch, as far as the protocol knows it. `run_id` tells one start of the query from the next; `location`
-    is the checkpointLocation."""
+    """A micro-batch, as far as the protocol knows it.
+
+    `run_id` tells one start of the query from the next; `location` is the checkpointLocation.
+    """
 
     facts: BatchFacts
     run_id: str
@@ -74,52 +83,62 @@ class MicroBatch(Protocol):
 
     @property
     def rows(self) -> int | None:
-        """The number of its rows, before the sinks' transforms; None before `run`, or if `run` does not count them."""
+        """The number of its rows, before the sinks' transforms; None before `run`, or if `run` does
+        not count them."""
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         """Return the facts of an earlier batch, from Spark's log."""
 
     def is_done(self, checkpoint_id: int) -> bool:
-        """Tell whether Spark's log has the end of a batch, `commits/N`. If it has the end of this batch, or of a later
-        one, then another driver has put it there since this driver planned its batch."""
+        """Tell whether Spark's log has the end of a batch, `commits/N`.
+
+        If it has the end of this batch, or of a later one, then another driver has put it there
+        since this driver planned its batch.
+        """
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        """Run each task over the batch, side by side, and return the acks of all partitions that ran. Replays of
-        spooled rows bring their rows themselves, whatever the batch's layout is. `ended` is called with the name of
-        each sink whose task is done, from any thread."""
+        """Run each task over the batch, side by side, and return the acks of all partitions that
+        ran. Replays of spooled rows bring their rows themselves, whatever the batch's layout is.
+        `ended` is called with the name of each sink whose task is done, from any thread."""
 
     def cancel(self) -> None:
-        """Make `run` fail soon. Called from another thread, again and again until `run` has failed."""
+        """Make `run` fail soon.
+
+        Called from another thread, again and again until `run` has failed.
+        """
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
-        """Return why the source or the query's settings may lose or duplicate rows, for the job's `Guarantee`.
-        `recomputed`: rows that are lost are computed again."""
+        """Return why the source or the query's settings may lose or duplicate rows, for the job's
+        `Guarantee`. `recomputed`: rows that are lost are computed again."""
 
     @property
     def active(self) -> bool:
         """False once the query is being stopped."""
 
     def raise_stopped(self) -> NoReturn:
-        """Raise the error that Spark takes for a clean stop, so that the next start hands this batch over again. Called
-        for the batch, still unprocessed, of a query that is being stopped."""
+        """Raise the error that Spark takes for a clean stop, so that the next start hands this
+        batch over again. Called for the batch, still unprocessed, of a query that is being stopped.
+        """
 
     def topic_ids(self) -> TopicIds:
-        """Ask Kafka's brokers for the ids of the topics now; () if the sources of the query cannot be seen. Raises the
-        error that keeps the brokers from answering."""
+        """Ask Kafka's brokers for the ids of the topics now; () if the sources of the query cannot
+        be seen. Raises the error that keeps the brokers from answering."""
 
     def drain(self) -> None:
         """Compute the batch without writing it."""
 
     def same_rows(self, other: Any) -> bool:
-        """Tell whether `other`, another call for this batch in the same run, came with the same DataFrame."""
+        """Tell whether `other`, another call for this batch in the same run, came with the same
+        DataFrame."""
 
 
 @dataclass(frozen=True)
 class Acks:
-    """The answers of the tasks: in a first write one ack for each sink and partition, also without rows; in a replay
-    one for each lost participant. `ended`: when the last ack of each sink had come, by the coordinator's clock."""
+    """The answers of the tasks: in a first write one ack for each sink and partition, also without
+    rows; in a replay one for each lost participant. `ended`: when the last ack of each sink had
+    come, by the coordinator's clock."""
 
     all: Sequence[Ack] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
@@ -134,7 +153,9 @@ class Acks:
     @property
     def errors(self) -> list[SinkError]:
         """The errors of the tasks; those that another try cannot fix come first."""
-        return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
+        return sorted(
+            (ack.error for ack in self.all if ack.error), key=lambda error: error.retryable
+        )
 
     @property
     def partitions(self) -> Counter[str]:
@@ -159,15 +180,20 @@ def _sum_by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 # ---------------------------------------------------------------------- sinks of dead letters
 def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
-    """Return all sinks of a job by name, those of dead letters last. Raises ValueError if a sink has two roles, or two
-    sinks have one name."""
+    """Return all sinks of a job by name, those of dead letters last.
+
+    Raises ValueError if a sink has two roles, or two sinks have one name.
+    """
     dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
     for letters in dead:
         if sum(letters is other for other in dead) > 1:
-            raise ValueError(f"sink {letters.name!r} is for the dead letters of two sinks; give each its own")
+            raise ValueError(
+                f"sink {letters.name!r} is for the dead letters of two sinks; give each its own"
+            )
         if any(letters is sink for sink in sinks):
             raise ValueError(
-                f"sink {letters.name!r} is for dead letters, and written by the tasks of another sink alone"
+                f"sink {letters.name!r} is for dead letters, and written by the tasks of another "
+                "sink alone"
             )
     names = [sink.name for sink in (*sinks, *dead)]
     if len(set(names)) < len(names):
@@ -177,7 +203,8 @@ def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
 
 
 def check_together(sinks: Collection[Sink]) -> None:
-    """Raise ConfigurationError if the sinks, each of which was checked, have something against each other's targets."""
+    """Raise ConfigurationError if the sinks, each of which was checked, have something against each
+    other's targets."""
     for sink in sinks:
         if isinstance(sink, Related):
             sink.check_with([other for other in sinks if other is not sink])

@@ -1,5 +1,8 @@
-"""The two-phase-commit protocol on the driver. `process` shows it as a whole; its steps follow in order.
-docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
+"""The two-phase-commit protocol on the driver.
+
+`process` shows it as a whole; its steps follow in order. docs/protocol.md explains the numbers of
+the steps and the rules (R1 to R19).
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,25 @@ from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.outages import Outages
-from coordinator.protocol.ports import Acks, MicroBatch, Sink, TopicIds, check_together, dead_letter_writers
+from coordinator.protocol.ports import (
+    Acks,
+    MicroBatch,
+    Sink,
+    TopicIds,
+    check_together,
+    dead_letter_writers,
+)
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Participant, Record, RecordKey
+from coordinator.store.records import (
+    Claim,
+    CompletedCheckpoint,
+    Listing,
+    Participant,
+    Record,
+    RecordKey,
+)
 from coordinator.store.spool import Spool, SpooledRows
 from coordinator.task.task import LostRows, SinkTask
 from sinks import dead_letters
@@ -46,7 +63,14 @@ from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    CommitState,
+    Committable,
+    Identity,
+    not_among,
+)
 
 logger = get_logger(__package__)
 
@@ -57,7 +81,10 @@ STOP_GRACE_PERIOD = 5.0
 
 
 class CheckpointProtocol:
-    """The driver's side of the protocol. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
+    """The driver's side of the protocol.
+
+    Not for several threads: `CheckpointCoordinator` lets one in at a time.
+    """
 
     def __init__(
         self,
@@ -79,14 +106,16 @@ class CheckpointProtocol:
         self._guarantee: Guarantee | None = None
         self.fence = Fence(store)
         self.newest: CompletedCheckpoint | None = None
-        """The newest complete checkpoint, as far as this driver has read or written it; None if there is none."""
+        """The newest complete checkpoint, as far as this driver has read or written it; None if
+        there is none."""
         self._spool = spool
         self.run_id: str | None = None
         """Spark's id of the run that this driver serves; None before its first batch."""
         self._predecessors: Mapping[str, int] | None = None
         """The lineages before this one, for the next record: `Record.predecessors`."""
         self._topic_ids: TopicIds = ()
-        """The ids of the source's Kafka topics, which have to be the same at the next checkpoint (R19)."""
+        """The ids of the source's Kafka topics, which have to be the same at the next checkpoint
+        (R19)."""
         self._abort_rights = AbortRights()
         """The right to abort orphans, of this generation, as `fence` is."""
         self._checked_schemas: dict[str, pa.Schema] = {}
@@ -94,19 +123,23 @@ class CheckpointProtocol:
         self._evolved_schemas: dict[str, pa.Schema] = {}
         """The schema that each sink's `evolve` was called with last."""
         self._commit_times: dict[str, tuple[float, float]] = {}
-        """The times of each sink: when `commit` asked it first about the newest checkpoint, and when its last answer
-        came."""
+        """The times of each sink: when `commit` asked it first about the newest checkpoint, and
+        when its last answer came."""
         self._outages = Outages(job, clock)
         self._dead_letter_writers = dead_letter_writers(sinks)
         """The sink whose tasks write a sink of dead letters, by the name of the latter."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
-        """See one micro-batch through: when this returns, all of its rows are visible, once. For the first one of a
-        run, claim a generation before: this is a new driver from there on, also in the same object."""
+        """See one micro-batch through: when this returns, all of its rows are visible, once.
+
+        For the first one of a run, claim a generation before: this is a new driver from there on,
+        also in the same object.
+        """
         try:
             starts = batch.run_id != self.run_id
-            # 1. recover (with 2. inside it, before it commits); later batches need 2. alone: write, finish or skip
+            # 1. recover (with 2. inside it, before it commits); later batches need 2. alone: write,
+            # finish or skip
             action = self._start_run(batch) if starts else self._choose_action(batch)
             if self._sweeper.is_due:
                 self.sweep()  # 3. presumed abort
@@ -114,48 +147,64 @@ class CheckpointProtocol:
                 self._topic_ids = self._topic_ids_now(batch)
                 record = self._pre_commit(batch)  # 4.-5. phase one
                 permit = self.decide(record)  # 6.-7. THE COMMIT POINT
-                decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
+                # R12: if it was adopted
+                decisions.require_same_offsets(batch.facts, permit.complete.record)
                 committed = self.commit(permit, batch)  # 8. phase two
                 self._purge(self._replay_lost(committed, batch))
             else:
                 if action is Action.FINISH and self.newest:
                     self._purge(self._replay_lost(self.newest, batch))
-                batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
+                # R10: Spark's stateful operators need the batch to run, even with nothing left to
+                # write
+                batch.drain()
             self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
 
     def _purge(self, visible: CompletedCheckpoint) -> None:
-        """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled rows. A sink without
-        rows in it is not asked: its newest proof may be all by which it remembers the job (R15)."""
+        """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled
+        rows. A sink without rows in it is not asked: its newest proof may be all by which it
+        remembers the job (R15)."""
         for name in dict.fromkeys(sink for sink, _ in visible.committables):
             try:
                 self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
             except Exception:
-                logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
+                logger.warning(
+                    "sink %r could not purge old proofs; it is asked again", name, exc_info=True
+                )
         if self._spool:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
-        """Raise `Superseded` or `StorageBehind` in place of `error` if another driver may have caused it: to a driver
-        that was suspended meanwhile, what another one does looks like any failure."""
-        if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
+        """Raise `Superseded` or `StorageBehind` in place of `error` if another driver may have
+        caused it: to a driver that was suspended meanwhile, what another one does looks like any
+        failure."""
+        if (
+            batch.active
+            and self.fence.generation
+            and not isinstance(error, (Superseded, StorageBehind))
+        ):
             try:
                 self.fence.require_newest("go on")
                 has_started = batch.run_id == self.run_id
-                if has_started and (self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id):
+                if has_started and (
+                    self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id
+                ):
                     self._compare_memories_again(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
             except Exception:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
-    # ------------------------------------------------------------------ called by the coordinator, and by operators
+    # -------------------------------------------------- called by the coordinator, and by operators
     def claim_generation(self, next_sign: float = 0.0, batch: MicroBatch | None = None) -> None:
-        """Become the newest driver, so that older ones stop. `next_sign`: seconds until the first sign of life of this
-        driver is due; 0 if it will run no query. `batch`: the first of a run, if there is one. A batch that is refused
-        in any case is refused before the claim, which would stop a driver that works well."""
+        """Become the newest driver, so that older ones stop.
+
+        `next_sign`: seconds until the first sign of life of this driver is due; 0 if it will run no
+        query. `batch`: the first of a run, if there is one. A batch that is refused in any case is
+        refused before the claim, which would stop a driver that works well.
+        """
         self.fence = Fence(self.store)
         self.open_sinks()
         self._abort_rights = AbortRights()
@@ -168,9 +217,13 @@ class CheckpointProtocol:
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def _refuse_before_claim(self, batch: MicroBatch) -> None:
-        """Refuse the first batch of a run before the claim, if it would be refused after it. If no driver runs, this
-        does nothing: the claim stops nobody then, and lets `coordinator status` show the refusal."""
-        # All this is read once more after the claim (R14), since a driver that runs may change it meanwhile.
+        """Refuse the first batch of a run before the claim, if it would be refused after it.
+
+        If no driver runs, this does nothing: the claim stops nobody then, and lets `coordinator
+        status` show the refusal.
+        """
+        # All this is read once more after the claim (R14), since a driver that runs may change it
+        # meanwhile.
         claim = self.store.follow_newest_claim()
         if not claim.generation or self._has_ended(claim):
             return
@@ -180,21 +233,28 @@ class CheckpointProtocol:
         except Superseded:
             raise
         except CheckpointError:
-            remembered, newest = self._memories(batch), self.load()
+            remembered = self._memories(batch)
+            newest = self.load()
             retained = self.store.record_keys() if newest else []
             self._compare_memories(remembered, newest, retained, batch)  # it may know the cause
             raise
 
     def _has_ended(self, claim: Claim) -> bool:
-        """Tell whether the driver of a claim says that it has ended. A driver whose sign cannot be read may run."""
+        """Tell whether the driver of a claim says that it has ended.
+
+        A driver whose sign cannot be read may run.
+        """
         try:
             return bool(self.store.journal.last_sign(claim).ended)
         except CorruptRecord:
             return False
 
     def open_sinks(self) -> None:
-        """Open all sinks. Raises `CheckpointError` in place of an error that is not a sink's own, because that error
-        would not name the sink."""
+        """Open all sinks.
+
+        Raises `CheckpointError` in place of an error that is not a sink's own, because that error
+        would not name the sink.
+        """
         for name, sink in self.sinks.items():
             try:
                 sink.open()
@@ -204,16 +264,21 @@ class CheckpointProtocol:
                 raise CheckpointError(f"sink {name!r} cannot be opened: {reason(error)}") from error
 
     def recover_without_query(self) -> None:
-        """Commit the newest checkpoint again, and sweep. Without a checkpoint nothing is swept: it may be the wrong
-        storage."""
+        """Commit the newest checkpoint again, and sweep.
+
+        Without a checkpoint nothing is swept: it may be the wrong storage.
+        """
         self.claim_generation()
         self.recover_newest()
         if self.newest:
             self.sweep()
 
     def claim_and_commit_newest(self) -> CompletedCheckpoint | None:
-        """Return the newest complete checkpoint, committed as far as it can be. Claims a generation only if this driver
-        knows no checkpoint, and reads again if storage has another one."""
+        """Return the newest complete checkpoint, committed as far as it can be.
+
+        Claims a generation only if this driver knows no checkpoint, and reads again if storage has
+        another one.
+        """
         if self.newest is None:
             self.claim_generation()
         if self.newest is None or self.newest.checkpoint_id != self.store.listing().newest_complete:
@@ -221,8 +286,10 @@ class CheckpointProtocol:
         return self.newest
 
     def delete_checkpoints(self) -> None:
-        """Delete all records. Raises `InDoubtError`, with nothing deleted, while one is complete and not yet
-        visible."""
+        """Delete all records.
+
+        Raises `InDoubtError`, with nothing deleted, while one is complete and not yet visible.
+        """
         if self.newest:
             decisions.require_visible(self.newest)
             self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.listing())
@@ -237,15 +304,22 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 1. recover
     def _start_run(self, batch: MicroBatch) -> Action:
-        """Recover, check the batch, and compute the guarantee. Returns what to do with the first batch of this run."""
+        """Recover, check the batch, and compute the guarantee.
+
+        Returns what to do with the first batch of this run.
+        """
         action = self.recover_newest(batch)
-        self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
+        self._topic_ids = (
+            self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
+        )
         self._check_batch(action, batch)  # it may create what the sinks are asked about
         self.compute_guarantee(self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(
-            Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
+            Step.GUARANTEED,
+            exactly_once=self.guarantee.exactly_once,
+            weaknesses=self.guarantee.weaknesses,
         )
         self.run_id = batch.run_id
         return action
@@ -255,16 +329,24 @@ class CheckpointProtocol:
         """Return the guarantee as it was computed last, at first without asking a sink."""
         return self._guarantee or self.compute_guarantee({})
 
-    def compute_guarantee(self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None) -> Guarantee:
-        """Compute `guarantee` anew. Raises `NotExactlyOnce` if the job requires more than it can have, and
-        `StorageError` if the storage cannot be opened."""
-        computed = guarantee.compute_guarantee(self.job, self.config, self.store.storage, sinks, batch)
+    def compute_guarantee(
+        self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None
+    ) -> Guarantee:
+        """Compute `guarantee` anew.
+
+        Raises `NotExactlyOnce` if the job requires more than it can have, and `StorageError` if the
+        storage cannot be opened.
+        """
+        computed = guarantee.compute_guarantee(
+            self.job, self.config, self.store.storage, sinks, batch
+        )
         self._guarantee = computed
         return computed
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
-        """Read the newest complete checkpoint, see that all memories fit together (R15), and commit it again. Returns
-        what to do with the batch; without a batch SKIP, which then means nothing."""
+        """Read the newest complete checkpoint, see that all memories fit together (R15), and commit
+        it again. Returns what to do with the batch; without a batch SKIP, which then means nothing.
+        """
         remembered = self._memories(batch)
         newest = self.load()
         retained = self.store.record_keys() if newest else []
@@ -278,7 +360,9 @@ class CheckpointProtocol:
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         record = newest.record if newest else None
         rows, dead_lettered = (record.rows, record.dead_lettered) if record else ({}, {})
-        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows, dead_lettered=dead_lettered)
+        self.listeners.tell(
+            Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows, dead_lettered=dead_lettered
+        )
         self.newest = newest
         if not newest:
             return action
@@ -286,24 +370,33 @@ class CheckpointProtocol:
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = Counter(sink for sink, _ in self.newest.lost_participants())
         committed = len(self.newest.committables) - len(self.newest.hidden_participants())
-        self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=committed, lost=lost)
+        self.listeners.tell(
+            Step.RECOVERED, self.newest.checkpoint_id, committed=committed, lost=lost
+        )
         if action is Action.WRITE:
             decisions.require_none_lost(self.newest)
         return action
 
     def _memories(self, batch: MicroBatch | None) -> memories.Memories:
         """Ask each sink what it remembers of the job."""
-        # Records are read after this, so that each checkpoint that is committed by now has a record.
+        # Records are read after this, so that each checkpoint that is committed by now has a
+        # record.
         if not self.config.exactly_once:
             return {}
-        return self._ask_sinks("tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch)
+        return self._ask_sinks(
+            "tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch
+        )
 
     def _compare_with_spark(self, batch: MicroBatch, newest: CompletedCheckpoint | None) -> Action:
-        """Return what to do with the batch, by what was read after Spark's call. Raises if its checkpointLocation and
-        storage do not fit together (R12), and `Superseded` if another driver has gone on in it."""
+        """Return what to do with the batch, by what was read after Spark's call.
+
+        Raises if its checkpointLocation and storage do not fit together (R12), and `Superseded` if
+        another driver has gone on in it.
+        """
         checkpoint_id = batch.facts.checkpoint_id
         if newest and newest.checkpoint_id >= checkpoint_id:
-            for done in sorted({checkpoint_id, max(checkpoint_id, newest.checkpoint_id - 1)}):  # Spark deletes old ones
+            # Spark deletes old ones
+            for done in sorted({checkpoint_id, max(checkpoint_id, newest.checkpoint_id - 1)}):
                 if batch.is_done(done):
                     raise decisions.overtaken_error(self.job, checkpoint_id, done, batch.location)
         action = decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
@@ -340,15 +433,19 @@ class CheckpointProtocol:
                     self._require_none_later(name, memory, {})
 
     def _known_up_to(self, checkpoint_id: float) -> Mapping[str, float]:
-        """Return the newest checkpoint that a sink may have of each lineage: `checkpoint_id` of this lineage, and those
-        of the lineages before."""
+        """Return the newest checkpoint that a sink may have of each lineage: `checkpoint_id` of
+        this lineage, and those of the lineages before."""
         return {**(self._predecessors or {}), self.store.lineage: checkpoint_id}
 
-    def _require_none_later(self, sink: str, remembered: Mapping[str, int] | None, known: Mapping[str, float]) -> None:
-        """Raise `StorageBehind` if a sink has committed a checkpoint after those `known` by lineage, or one of another
-        lineage (R15)."""
+    def _require_none_later(
+        self, sink: str, remembered: Mapping[str, int] | None, known: Mapping[str, float]
+    ) -> None:
+        """Raise `StorageBehind` if a sink has committed a checkpoint after those `known` by
+        lineage, or one of another lineage (R15)."""
         try:
-            memories.require_none_later(sink, remembered, known, self.store.lineage, self.store.storage.uri)
+            memories.require_none_later(
+                sink, remembered, known, self.store.lineage, self.store.storage.uri
+            )
         except StorageBehind:
             self.fence.displaced = True
             raise
@@ -360,28 +457,39 @@ class CheckpointProtocol:
         newest_rows: Mapping[str, int],
         batch: MicroBatch | None,
     ) -> None:
-        """Commit again what was visible, and is in doubt because its system was set back to before the commit.
-        `visible`: records in storage; `newest_rows`: as in `Record`, up to the last of them. Raises
-        `ExternalSystemBehind` for what is gone."""
+        """Commit again what was visible, and is in doubt because its system was set back to before
+        the commit. `visible`: records in storage; `newest_rows`: as in `Record`, up to the last of
+        them. Raises `ExternalSystemBehind` for what is gone."""
         memories.require_records(remembered, newest_rows, self.store.lineage, visible)
         if not visible:
             return
-        in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
+        in_doubt = self._ask_sinks(
+            "list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch
+        )
         wanted = memories.record_filter(remembered, chain(*in_doubt.values()), self.store.lineage)
         decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
         for name, part in memories.find_in_doubt_again(remembered, in_doubt, decided):
-            logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
+            logger.warning(
+                "checkpoint %d: sink %r has it in doubt again: committing it",
+                part.checkpoint_id,
+                name,
+            )
             if self.commit(self.fence.permit(part), batch).lost_participants():
                 raise memories.external_system_behind_error(
                     name, memories.newest_committed(remembered[name], part), part
                 )
 
-    def _ask_sinks(self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None) -> dict[str, T]:
-        """Ask each sink, and return the answers by its name. A sink that has something to commit, and does not answer,
-        is asked again within the commit timeout; other failures are raised. `doing`: the question in words, for the
-        log."""
+    def _ask_sinks(
+        self, doing: str, question: Callable[[Sink], T], batch: MicroBatch | None
+    ) -> dict[str, T]:
+        """Ask each sink, and return the answers by its name.
+
+        A sink that has something to commit, and does not answer, is asked again within the commit
+        timeout; other failures are raised. `doing`: the question in words, for the log.
+        """
         answers: dict[str, T] = {}
-        started, tries = self.clock.monotonic(), 0
+        started = self.clock.monotonic()
+        tries = 0
         for name, sink in self.sinks.items():
             while name not in answers:
                 try:
@@ -394,15 +502,14 @@ class CheckpointProtocol:
                     pending = newest.for_sink(name) if newest else None
                     if pending is None or not pending.committables:
                         if batch:
-                            self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
+                            # tells what is wrong with the set-up, if it is that
+                            self._check_schemas(batch)
                         raise
                     tries += 1
                     self._outages.record_failure(f"sink {name!r}", doing, error)
                     if not self._wait_to_ask_again(tries, started, batch):
-                        unanswered, waited = (
-                            dict.fromkeys(pending.committables, error),
-                            self.clock.monotonic() - started,
-                        )
+                        unanswered = dict.fromkeys(pending.committables, error)
+                        waited = self.clock.monotonic() - started
                         raise decisions.still_in_doubt_error(pending, unanswered, waited) from error
         return answers
 
@@ -413,7 +520,9 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 2. choose
     def _choose_action(self, batch: MicroBatch) -> Action:
-        action = decisions.action_for(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
+        action = decisions.action_for(
+            batch.facts, self.newest, adopt=self.config.adopt, reloaded=False
+        )
         if action is Action.RELOAD:  # R9: it may be old
             action = self.recover_newest(batch)
         self._check_batch(action, batch)
@@ -437,13 +546,20 @@ class CheckpointProtocol:
 
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
         """Return the columns that a sink gets."""
-        return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
+        return (
+            dead_letters.SCHEMA
+            if name in self._dead_letter_writers
+            else batch.schema(self.sinks[name])
+        )
 
     # ------------------------------------------------------------------ 3. sweep
     @property
     def may_sweep(self) -> bool:
-        """True if the records tell of each transaction in doubt what is decided (R16). Once this driver was told that
-        another storage, driver or target is in place of its own, the records may not tell, and never will again."""
+        """True if the records tell of each transaction in doubt what is decided (R16).
+
+        Once this driver was told that another storage, driver or target is in place of its own, the
+        records may not tell, and never will again.
+        """
         return self._abort_rights.held and not self.fence.displaced
 
     def sweep(self) -> None:
@@ -452,8 +568,11 @@ class CheckpointProtocol:
             self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
 
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
-        """Abort the driver's `own` transactions, except those to `keep`. What fails is left to the next sweep, and so
-        are all if another driver may have given its own the same names (R4)."""
+        """Abort the driver's `own` transactions, except those to `keep`.
+
+        What fails is left to the next sweep, and so are all if another driver may have given its
+        own the same names (R4).
+        """
         if self.fence.has_namesake:
             return
         kept = [committable.transaction for committable in keep]
@@ -465,19 +584,23 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
-        """Write the batch, and return the record that will complete it. If this raises, nothing is visible or
-        decided."""
+        """Write the batch, and return the record that will complete it.
+
+        If this raises, nothing is visible or decided.
+        """
         checkpoint_id = batch.facts.checkpoint_id
         errors = list[Exception]()
         while True:
-            started, acks = self.clock.milliseconds(), Acks()
+            started = self.clock.milliseconds()
+            acks = Acks()
             self.listeners.tell(Step.TRIGGERED, checkpoint_id, offsets=batch.facts.offsets)
             try:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))  # 4.
                     self._check_before_decision(batch, acks)  # 5.
-                # No topic gets the id of an earlier one: with the same id before and after, the tasks read this topic.
+                # No topic gets the id of an earlier one: with the same id before and after, the
+                # tasks read this topic.
                 self._topic_ids = self._topic_ids_now(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
@@ -493,8 +616,12 @@ class CheckpointProtocol:
             self._retry_or_raise(batch, errors)
 
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
-        """Get ready for another try of the batch, or raise what stops the query. `errors`: of all its tries so far."""
-        checkpoint_id, error = batch.facts.checkpoint_id, errors[-1]
+        """Get ready for another try of the batch, or raise what stops the query.
+
+        `errors`: of all its tries so far.
+        """
+        checkpoint_id = batch.facts.checkpoint_id
+        error = errors[-1]
         if not batch.active:  # the next start hands the batch over again
             raise error
         if not decisions.may_try_again(errors, tolerable=self.config.tolerable_failed_checkpoints):
@@ -503,7 +630,9 @@ class CheckpointProtocol:
             if isinstance(error, SinkError):
                 raise error
             exactly_once = self.config.exactly_once
-            raise decisions.failed_error(checkpoint_id, self.job, error, exactly_once=exactly_once) from error
+            raise decisions.failed_error(
+                checkpoint_id, self.job, error, exactly_once=exactly_once
+            ) from error
         logger.warning("checkpoint %d failed, trying again: %s", checkpoint_id, reason(error))
         action = self.recover_newest(batch)
         self.sweep()  # R8: an orphan may hold the lock
@@ -511,9 +640,12 @@ class CheckpointProtocol:
             raise Superseded(f"another driver completed checkpoint {checkpoint_id}") from error
 
     def _evolve(self, batch: MicroBatch) -> None:
-        """Let sinks alter their tables for the columns of this batch. Called after the commits and the sweep, because
-        pre-committed transactions lock their tables. If a lock wait times out, the checkpoint fails as by any error
-        of a task, and is tried again (R8)."""
+        """Let sinks alter their tables for the columns of this batch.
+
+        Called after the commits and the sweep, because pre-committed transactions lock their
+        tables. If a lock wait times out, the checkpoint fails as by any error of a task, and is
+        tried again (R8).
+        """
         for name, sink in self.sinks.items():
             if not isinstance(sink, SchemaEvolving) or not sink.evolves:
                 continue
@@ -524,11 +656,16 @@ class CheckpointProtocol:
                 self._evolved_schemas[name] = schema
 
     def _run(
-        self, batch: MicroBatch, attempt: int, round: int = 0, lost_rows: Mapping[str, LostRows] | None = None
+        self,
+        batch: MicroBatch,
+        attempt: int,
+        round: int = 0,
+        lost_rows: Mapping[str, LostRows] | None = None,
     ) -> Acks:
-        """Run the tasks of the whole batch, or, as replay `round`, those that write `lost_rows` (by sink) again.
-        `attempt`: how many tries have failed."""
-        checkpoint_id, lineage = batch.facts.checkpoint_id, self.store.lineage
+        """Run the tasks of the whole batch, or, as replay `round`, those that write `lost_rows` (by
+        sink) again. `attempt`: how many tries have failed."""
+        checkpoint_id = batch.facts.checkpoint_id
+        lineage = self.store.lineage
         tasks = {
             name: SinkTask(
                 sink,
@@ -541,7 +678,9 @@ class CheckpointProtocol:
                 # a replay is decided by its record in either mode
                 exactly_once=self.config.exactly_once or lost_rows is not None,
                 replay=lost_rows[name] if lost_rows else None,
-                spooling=self._spool.spooling(lineage, checkpoint_id, name) if self._spool else None,
+                spooling=self._spool.spooling(lineage, checkpoint_id, name)
+                if self._spool
+                else None,
             )
             for name, sink in self.sinks.items()
             if name not in self._dead_letter_writers and (lost_rows is None or name in lost_rows)
@@ -552,15 +691,18 @@ class CheckpointProtocol:
             ended[name] = self.clock.monotonic()
 
         acks = batch.run(tasks, has_ended)
-        ended |= {dead: ended[name] for dead, name in self._dead_letter_writers.items() if name in ended}
+        ended |= {
+            dead: ended[name] for dead, name in self._dead_letter_writers.items() if name in ended
+        }
         return Acks(acks, ended)
 
     def _check_before_decision(self, batch: MicroBatch, acks: Acks) -> None:
-        """Raise if anything speaks against the checkpoint: a task, the limits of dead letters, a target's memory, or a
-        sink's `validate_all`."""
+        """Raise if anything speaks against the checkpoint: a task, the limits of dead letters, a
+        target's memory, or a sink's `validate_all`."""
         if errors := acks.errors:
             raise errors[0]
-        checkpoint_id, rows = batch.facts.checkpoint_id, acks.rows
+        checkpoint_id = batch.facts.checkpoint_id
+        rows = acks.rows
         decisions.require_few_dead_letters(checkpoint_id, rows, acks.all, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
@@ -568,7 +710,11 @@ class CheckpointProtocol:
             participants=len(acks.committables),
             rows=rows,
             bytes=acks.bytes,
-            dead_lettered={name: rows[dead] for dead, name in self._dead_letter_writers.items() if rows.get(dead)},
+            dead_lettered={
+                name: rows[dead]
+                for dead, name in self._dead_letter_writers.items()
+                if rows.get(dead)
+            },
             transactions={name: len(acks.committables_of(name)) for name in self.sinks},
             ended=acks.ended,
         )
@@ -580,34 +726,51 @@ class CheckpointProtocol:
         self.listeners.tell(Step.VALIDATED, checkpoint_id)
 
     def _compare_memories_again(self, batch: MicroBatch) -> None:
-        """See, before the batch is decided, that the sinks still have what was visible when the batch began, and
-        nothing of another driver (R15). After a failover that lost only commits, their transactions are in doubt again,
-        and are committed as at a restart."""
+        """See, before the batch is decided, that the sinks still have what was visible when the
+        batch began, and nothing of another driver (R15). After a failover that lost only commits,
+        their transactions are in doubt again, and are committed as at a restart."""
         newest_rows = memories.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
-                self._require_none_later(name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1))
+                self._require_none_later(
+                    name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1)
+                )
             except StorageBehind:
-                self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
+                # another driver, maybe of a savepoint that was restored
+                self.fence.require_newest("go on")
                 raise
             self._require_not_behind(name, remembered, newest_rows, batch)
 
     def _require_not_behind(
-        self, sink: str, memory: Mapping[str, int] | None, newest_rows: Mapping[str, int], batch: MicroBatch
+        self,
+        sink: str,
+        memory: Mapping[str, int] | None,
+        newest_rows: Mapping[str, int],
+        batch: MicroBatch,
     ) -> None:
         """Commit again what was visible before the batch and is in doubt in its sink (R15); raise
         `ExternalSystemBehind` for what is gone. `newest_rows`: as in `Record`, of the batch."""
         if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
-            visible = [key for key in self.store.record_keys() if key.checkpoint_id < batch.facts.checkpoint_id]
+            visible = [
+                key
+                for key in self.store.record_keys()
+                if key.checkpoint_id < batch.facts.checkpoint_id
+            ]
             try:
                 self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
             except ExternalSystemBehind:
-                self.fence.displaced = True  # what is decided, and no longer in a record, may be in doubt again
+                # what is decided, and no longer in a record, may be in doubt again
+                self.fence.displaced = True
                 raise
 
     def _record(
-        self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, round: int = 0
+        self,
+        batch: MicroBatch,
+        acks: Acks,
+        partitions: Mapping[str, int],
+        started: int,
+        round: int = 0,
     ) -> Record:
         return Record(
             job=self.job,
@@ -634,8 +797,11 @@ class CheckpointProtocol:
         )
 
     def _topic_ids_now(self, batch: MicroBatch) -> TopicIds:
-        """Ask the source for the ids of its topics, and compare them with the last ones (R19). If the source cannot
-        tell, the query goes on, and later ids are compared with the last known ones."""
+        """Ask the source for the ids of its topics, and compare them with the last ones (R19).
+
+        If the source cannot tell, the query goes on, and later ids are compared with the last known
+        ones.
+        """
         doing = "tell the ids of its topics"
         try:
             now = batch.topic_ids()
@@ -650,38 +816,49 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 6.-7. the commit point
     def decide(self, record: Record, before: CompletedCheckpoint | None = None) -> CommitPermit:
-        """Put the record, or adopt another driver's that is there; then look whether this driver may commit what is
-        decided. `before`: the checkpoint that the record adds a round to."""
+        """Put the record, or adopt another driver's that is there; then look whether this driver
+        may commit what is decided. `before`: the checkpoint that the record adds a round to."""
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
             with self._abort_rights.suspend_until_decided():
-                decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
+                decided = (
+                    record
+                    if self.store.put(record)
+                    else self.store.get(record.checkpoint_id, record.round)
+                )
         except (Superseded, StorageBehind):
             self._abort(record.committables)
             raise
         except StorageError as error:
             raise CheckpointFailed(
-                f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be written; start the "
-                f"query again when the storage answers: {error} [EO-RECORD]"
+                f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be "
+                f"written; start the query again when the storage answers: {error} [EO-RECORD]"
             ) from error
         if decided and decided is not record:
             self._abort(record.committables, keep=decided.committables)
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         self.listeners.tell(step, record.checkpoint_id, adopted=decided is not record)
         listing = self.store.listing()  # 7.
-        if decided is None or listing.newest_complete > record.checkpoint_id:  # R1: newest after the put
+        # R1: newest after the put
+        if decided is None or listing.newest_complete > record.checkpoint_id:
             self._abort(record.committables)
             raise Superseded(
-                f"checkpoint {listing.newest_complete} of job {self.job!r} is complete already while this driver was "
-                f"at {record.checkpoint_id}; it stops. Two drivers of one job were running."
+                f"checkpoint {listing.newest_complete} of job {self.job!r} is complete already "
+                f"while this driver was at {record.checkpoint_id}; it stops. Two drivers of one "
+                "job were running."
             )
         complete = before.with_round(decided) if before else CompletedCheckpoint((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
         known = before or self.newest
-        expected = {(record.checkpoint_id, record.round)} | ({(known.checkpoint_id, 0)} if known else set())
-        # A record is gone if storage was set back just now; or it was wiped, and our number is a new driver's.
+        expected = {(record.checkpoint_id, record.round)} | (
+            {(known.checkpoint_id, 0)} if known else set()
+        )
+        # A record is gone if storage was set back just now; or it was wiped, and our number is a
+        # new driver's.
         if gone := expected.difference(listing.records):
-            raise self.fence.storage_changed_error("commit", f"the record of checkpoint {min(gone)[0]}")
+            raise self.fence.storage_changed_error(
+                "commit", f"the record of checkpoint {min(gone)[0]}"
+            )
         self.newest = complete
         self._delete_older_records(listing)
         return permit
@@ -692,18 +869,23 @@ class CheckpointProtocol:
         try:
             self.store.delete_older_than(oldest, listing)
         except StorageError as error:
-            logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
+            logger.warning(
+                "could not delete old records; the next checkpoint tries again: %s", error
+            )
 
     # ------------------------------------------------------------------ 8. phase two
     def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> CompletedCheckpoint:
-        """Commit what is not final, and ask again until the commit timeout, or for `STOP_GRACE_PERIOD` if the query of
-        `batch` is being stopped: the next start goes on. What is lost is left to the caller."""
+        """Commit what is not final, and ask again until the commit timeout, or for
+        `STOP_GRACE_PERIOD` if the query of `batch` is being stopped: the next start goes on. What
+        is lost is left to the caller."""
         checkpoint_id = permit.complete.checkpoint_id
         started = self.clock.monotonic()
         pending = permit.complete.pending_participants()
         by_sink = Counter(sink for sink, _ in pending)
         self._commit_times = {}
-        self.listeners.tell(Step.COMMITTING, checkpoint_id, participants=len(pending), transactions=by_sink)
+        self.listeners.tell(
+            Step.COMMITTING, checkpoint_id, participants=len(pending), transactions=by_sink
+        )
         for tries in count(1):
             permit, errors = self.commit_once(permit)
             self._tell_outages(errors)
@@ -711,11 +893,15 @@ class CheckpointProtocol:
                 break
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
-                raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(iter(errors.values()))
+                raise decisions.still_in_doubt_error(permit.complete, errors, waited) from next(
+                    iter(errors.values())
+                )
             self.listeners.tell(Step.ASKING_AGAIN, checkpoint_id, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
-            with suppress(StorageError, StorageBehind):  # what is decided becomes visible though its storage is gone
-                permit = self.fence.permit(permit.complete)  # R14: a savepoint may have been restored meanwhile
+            # what is decided becomes visible though its storage is gone
+            with suppress(StorageError, StorageBehind):
+                # R14: a savepoint may have been restored meanwhile
+                permit = self.fence.permit(permit.complete)
         if batch and batch.facts.checkpoint_id > checkpoint_id:
             permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
         decisions.require_known(permit.complete)
@@ -723,17 +909,20 @@ class CheckpointProtocol:
         return permit.complete
 
     def _require_not_replayed(self, complete: CompletedCheckpoint) -> None:
-        """Raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay whose record is no
-        longer in storage (R15)."""
+        """Raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay
+        whose record is no longer in storage (R15)."""
         for name in dict.fromkeys(sink for sink, _ in complete.lost_participants()):
             sink = self.sinks[name]
             if not isinstance(sink, Auditable):
                 continue
             [holding] = sink.audit(self.job, [complete.audited_part(name)], quick=True).holdings
             if holding.unexpected:
-                self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
+                # a newer driver may have done it just now
+                self.fence.require_newest("write what is lost again")
                 self.fence.displaced = True
-                raise memories.replayed_already_error(name, holding.unexpected, complete, self.store.storage.uri)
+                raise memories.replayed_already_error(
+                    name, holding.unexpected, complete, self.store.storage.uri
+                )
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:
@@ -756,9 +945,14 @@ class CheckpointProtocol:
             now = self.clock.monotonic()
         return True
 
-    def commit_once(self, permit: CommitPermit) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
-        """Ask each sink once to commit what is not final. Returns the permit with the new outcomes, and an error for
-        each participant that could not answer."""
+    def commit_once(
+        self, permit: CommitPermit
+    ) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
+        """Ask each sink once to commit what is not final.
+
+        Returns the permit with the new outcomes, and an error for each participant that could not
+        answer.
+        """
         complete = permit.complete
         decisions.require_own_transactions(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
@@ -772,7 +966,9 @@ class CheckpointProtocol:
             answers: Sequence[CommitOutcome | Exception]
             try:
                 checkpoint = self._checkpoint(complete.checkpoint_id)
-                answers = sink.notify_checkpoint_complete(checkpoint, [complete.committables[each] for each in asked])
+                answers = sink.notify_checkpoint_complete(
+                    checkpoint, [complete.committables[each] for each in asked]
+                )
             except Exception as error:
                 answers = [error] * len(asked)
             first_asked_at, *_ = self._commit_times.get(name, (asked_at,))
@@ -781,7 +977,8 @@ class CheckpointProtocol:
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):
                     errors[participant] = answer
-                elif final or answer.state is CommitState.COMMITTED:  # else: asked again, with the others
+                elif final or answer.state is CommitState.COMMITTED:
+                    # otherwise it is asked again, with the others
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
 
@@ -796,17 +993,25 @@ class CheckpointProtocol:
 
     def _replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
-        checkpoint_id, round = complete.checkpoint_id, complete.next_round
+        checkpoint_id = complete.checkpoint_id
+        round = complete.next_round
         lost = complete.lost_participants()
         self.fence.require_newest("replay")  # R6: only the newest driver does
         self._compare_memories_before_replay(complete, batch)
         self._check_schemas(batch)
         self._evolve(batch)  # a table that was set back lacks what was altered for these rows
-        reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
+        reasons = {
+            f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason
+            for sink, subtask in sorted(lost)
+        }
         logger.warning("checkpoint %d: writing lost transactions again: %s", checkpoint_id, reasons)
         by_sink = Counter(sink for sink, _ in lost)
-        self.listeners.tell(Step.REPLAYING, checkpoint_id, lost=reasons, round=round, transactions=by_sink)
-        spooled = self._spool.rows_of(complete, lost, self._dead_letter_writers) if self._spool else {}
+        self.listeners.tell(
+            Step.REPLAYING, checkpoint_id, lost=reasons, round=round, transactions=by_sink
+        )
+        spooled = (
+            self._spool.rows_of(complete, lost, self._dead_letter_writers) if self._spool else {}
+        )
         if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
         recorded = complete.record.partitions
@@ -819,32 +1024,45 @@ class CheckpointProtocol:
         partitions = {name: partitions_of(name) for name in by_sink}
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
         lost_rows = self._lost_rows(complete, spooled)
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, lost_rows)
+        started = self.clock.milliseconds()
+        acks = self._pre_commit_again(batch, complete, lost_rows)
         try:
-            decisions.require_same_rows(lost, {(ack.sink, ack.subtask): ack for ack in acks.all if ack.committable})
+            decisions.require_same_rows(
+                lost, {(ack.sink, ack.subtask): ack for ack in acks.all if ack.committable}
+            )
         except InDoubtError:
             self._abort(acks.committables)
             raise
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, checkpoint_id)
         return self.decide(self._record(batch, acks, partitions, started, round), complete)
 
-    def _compare_memories_before_replay(self, complete: CompletedCheckpoint, batch: MicroBatch) -> None:
-        """Raise `StorageBehind` if another driver, with a copy of this storage, has committed a later checkpoint, or
-        this one in our place (R15): it has aborted our transactions as orphans, and written their rows."""
+    def _compare_memories_before_replay(
+        self, complete: CompletedCheckpoint, batch: MicroBatch
+    ) -> None:
+        """Raise `StorageBehind` if another driver, with a copy of this storage, has committed a
+        later checkpoint, or this one in our place (R15): it has aborted our transactions as
+        orphans, and written their rows."""
         # A system that has lost transactions may have lost earlier commits with them.
-        for name in {sink for sink, _ in complete.lost_participants()} if self.config.exactly_once else ():
+        for name in (
+            {sink for sink, _ in complete.lost_participants()} if self.config.exactly_once else ()
+        ):
             remembered = self.sinks[name].committed_checkpoints(self.job)
             outcomes = complete.outcomes.items()
-            has_rows = {sink for (sink, _), outcome in outcomes if outcome.state is CommitState.COMMITTED}
+            has_rows = {
+                sink for (sink, _), outcome in outcomes if outcome.state is CommitState.COMMITTED
+            }
             has_rows |= {loss.sink for loss in complete.given_up}
             newest = complete.checkpoint_id if name in has_rows else complete.checkpoint_id - 1
             self._require_none_later(name, remembered, self._known_up_to(newest))
             self._require_not_behind(name, remembered, complete.record.newest_rows, batch)
 
-    def _lost_rows(self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]) -> dict[str, LostRows]:
-        """Return, by sink, the rows that its tasks have to write again, with what the records say of its dead letters,
-        also of those that were given up (R17)."""
-        lost, lost_rows = complete.lost_participants(), dict[str, LostRows]()
+    def _lost_rows(
+        self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]
+    ) -> dict[str, LostRows]:
+        """Return, by sink, the rows that its tasks have to write again, with what the records say
+        of its dead letters, also of those that were given up (R17)."""
+        lost = complete.lost_participants()
+        lost_rows = dict[str, LostRows]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own = frozenset(subtask for lost_sink, subtask in lost if lost_sink == name)
@@ -853,16 +1071,22 @@ class CheckpointProtocol:
                 committables = [each for record in complete.rounds for each in record.committables]
                 refused = {each.subtask: each.refused for each in committables if each.sink == dead}
                 single_partition = complete.record.partitions.get(name) == 1
-                lost_rows[name] = LostRows(own, of_dead_letters, refused, single_partition, spooled.get(name))
+                lost_rows[name] = LostRows(
+                    own, of_dead_letters, refused, single_partition, spooled.get(name)
+                )
         return lost_rows
 
     def _pre_commit_again(
         self, batch: MicroBatch, complete: CompletedCheckpoint, lost_rows: Mapping[str, LostRows]
     ) -> Acks:
         """Run the tasks of a replay, again where a lock blocked one (R8)."""
-        blocked, lost = list[Exception](), complete.lost_participants()
+        blocked = list[Exception]()
+        lost = complete.lost_participants()
         while True:
-            with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
+            with progress(
+                f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions "
+                "again"
+            ):
                 acks = self._run(batch, len(blocked), complete.next_round, lost_rows)
             if not acks.errors:
                 return acks
@@ -871,7 +1095,8 @@ class CheckpointProtocol:
             if not decisions.may_try_again(blocked, tolerable=0):
                 raise decisions.refused_again_error(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
-            self._require_not_replayed(complete)  # R15: another driver may have held it, and committed
+            # R15: another driver may have held it, and committed
+            self._require_not_replayed(complete)
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:
         """Return the checkpoint as sinks are told of it."""

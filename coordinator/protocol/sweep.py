@@ -33,8 +33,12 @@ class Sweeper:
         clock: Clock,
         outages: Outages,
     ) -> None:
-        self._job, self._sinks, self._interval = job, sinks, interval
-        self._listeners, self._clock, self._outages = listeners, clock, outages
+        self._job = job
+        self._sinks = sinks
+        self._interval = interval
+        self._listeners = listeners
+        self._clock = clock
+        self._outages = outages
         self._swept_at = -math.inf
 
     @property
@@ -45,9 +49,12 @@ class Sweeper:
         self._swept_at = -math.inf
 
     def sweep(self, fence: Fence, *, records_exist: bool) -> None:
-        """List what is in doubt in each sink, and abort what no record names. What cannot be listed or aborted now is
-        left to the next sweep, because nothing but locks and resources depends on it. `records_exist`: this driver has
-        seen a record. If there are none now, they vanished, and nothing is aborted."""
+        """List what is in doubt in each sink, and abort what no record names.
+
+        What cannot be listed or aborted now is left to the next sweep, because nothing but locks
+        and resources depends on it. `records_exist`: this driver has seen a record. If there are
+        none now, they vanished, and nothing is aborted.
+        """
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
         for name, sink in self._sinks.items():
@@ -58,41 +65,61 @@ class Sweeper:
                 self.make_due()
                 self._outages.record_failure(f"sink {name!r}", "list what is in doubt", error)
                 continue
-            # Generation and records are read after the sink's list, so that a newer driver, and every decision on what
-            # is listed, is seen (I6).
+            # Generation and records are read after the sink's list, so that a newer driver, and
+            # every decision on what is listed, is seen (I6).
             try:
                 fence.require_newest("sweep")
                 wanted = record_filter({}, listed, fence.store.lineage)
                 history = fence.store.history(wanted) if listed else []
                 if records_exist and listed and not history:
-                    raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
+                    raise StorageError(
+                        fence.store.storage.uri, "", "the records of this job vanished"
+                    )
                 self._outages.record_success("the storage", "read the records before a sweep")
             except (StorageError, StorageBehind) as error:
                 self.make_due()
-                self._outages.record_failure("the storage", "read the records before a sweep", error)
+                self._outages.record_failure(
+                    "the storage", "read the records before a sweep", error
+                )
                 continue
-            named = [c.transaction for complete in history for c in complete.committables.values()]  # R16
+            # R16
+            named = [c.transaction for complete in history for c in complete.committables.values()]
             ended, left = abort_or_leave(sink, not_among(listed, named))
             if ended:
                 aborted[name] = ended
             if left:
                 self.make_due()
         if aborted:
-            names = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
+            names = [
+                f"{name}: {shown(orphan)}"
+                for name, orphans in aborted.items()
+                for orphan in orphans
+            ]
             logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(names))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
 
 
-def abort_or_leave(sink: Sink, transactions: Sequence[Identity]) -> tuple[list[dict[str, Any]], bool]:
-    """Abort transactions. Returns those that are aborted now, and whether any is left to the next sweep."""
+def abort_or_leave(
+    sink: Sink, transactions: Sequence[Identity]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Abort transactions.
+
+    Returns those that are aborted now, and whether any is left to the next sweep.
+    """
     try:
-        answers = list(zip(transactions, sink.abort_all(transactions), strict=True)) if transactions else []
+        answers = (
+            list(zip(transactions, sink.abort_all(transactions), strict=True))
+            if transactions
+            else []
+        )
     except Exception as error:
         answers = [(transaction, error) for transaction in transactions]
     for transaction, answer in answers:
         if isinstance(answer, CommittedError):
             logger.warning("not aborted, since somebody has committed it: %s", shown(transaction))
         elif answer:
-            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), reason(answer))
+            logger.warning(
+                "could not abort %s; left to the next sweep: %s", shown(transaction), reason(answer)
+            )
     left = any(answer and not isinstance(answer, CommittedError) for _, answer in answers)
     return [dict(transaction) for transaction, answer in answers if answer is None], left
