@@ -1,4 +1,5 @@
-"""JSON objects as storage has them: sealed with a checksum, and trusted only if each field is of its type."""
+"""JSON objects as storage has them: sealed with a checksum, and trusted only if each field is of
+its type."""
 
 from __future__ import annotations
 
@@ -16,32 +17,40 @@ from coordinator.errors import CorruptRecord
 T = TypeVar("T")
 
 FORMAT = 2
-"""Number of the format that is written; those from `_OLDEST` up to it are read. A new field that older versions cannot
-read needs a new number."""
+"""Number of the format that is written; those from `_OLDEST` up to it are read. A new field that
+older versions cannot read needs a new number."""
 _OLDEST = 2
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
     """Return the JSON of `body` with format number and checksum."""
     text = json.dumps(body, sort_keys=True)
-    return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}).encode()
+    return json.dumps(
+        {"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
+    ).encode()
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
     fix = "Restore it from a backup of the storage; nothing was changed."
     try:
         sealed = json.loads(data)
-        version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
+        version = sealed["format"]
+        checksum = sealed["sha256"]
+        body = sealed["body"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {fix}") from error
+        raise CorruptRecord(
+            f"{where} is truncated or not a record of this library ({error}). {fix}"
+        ) from error
     if version not in range(_OLDEST, FORMAT + 1):
         raise CorruptRecord(
-            f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
-            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed "
-            "[EO-FORMAT]"
+            f"{where} was written by a newer version of this library, or by one before 0.2: it has "
+            f"format {version}, and this version reads formats {_OLDEST} to {FORMAT}. Use the "
+            "version that wrote it. Nothing was changed [EO-FORMAT]"
         )
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
-        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {fix}")
+        raise CorruptRecord(
+            f"{where} was changed after it was written: its checksum does not match. {fix}"
+        )
     if not isinstance(body, dict):
         raise CorruptRecord(f"{where} is not a record of this library. {fix}")
     return body
@@ -49,7 +58,10 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 
 @contextmanager
 def corrupt_if_malformed(where: str) -> Iterator[None]:
-    """Turn the errors of the block, which parses a record, into `CorruptRecord`. `where`: the record, for people."""
+    """Turn the errors of the block, which parses a record, into `CorruptRecord`.
+
+    `where`: the record, for people.
+    """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -57,7 +69,10 @@ def corrupt_if_malformed(where: str) -> Iterator[None]:
 
 
 def require_field_types(instance: T) -> T:
-    """Return the dataclass as it is. Raises TypeError if a field, at any depth, is not of its type."""
+    """Return the dataclass as it is.
+
+    Raises TypeError if a field, at any depth, is not of its type.
+    """
     for name, kind in _kinds(type(instance)).items():  # type: ignore[arg-type]
         if not _fits(value := getattr(instance, name), kind):
             raise TypeError(f"{name} is {str(value)[:80]!r}")
@@ -71,7 +86,8 @@ def _kinds(kind: type) -> dict[str, Any]:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    origin, parts = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    parts = get_args(kind)
     if kind is Any:
         return True
     if origin in (Union, types.UnionType):
@@ -79,7 +95,9 @@ def _fits(value: object, kind: Any) -> bool:
     if origin in (tuple, list, Sequence):
         return isinstance(value, (tuple, list)) and all(_fits(each, parts[0]) for each in value)
     if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(isinstance(key, str) and _fits(value[key], parts[1]) for key in value)
+        return isinstance(value, dict) and all(
+            isinstance(key, str) and _fits(value[key], parts[1]) for key in value
+        )
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     if kind is float:

@@ -1,4 +1,5 @@
-"""The folder of one job in checkpoint storage; `JobStore` and `Journal` know different parts of it."""
+"""The folder of one job in checkpoint storage; `JobStore` and `Journal` know different parts of
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ class JobFolder:
     """Reads what is below the folder of a job, and refuses what belongs to another job."""
 
     def __init__(
-        self, storage: CheckpointStorage, job: str, on_call: Callable[[str, float], None] | None = None
+        self,
+        storage: CheckpointStorage,
+        job: str,
+        on_call: Callable[[str, float], None] | None = None,
     ) -> None:
         """Open nothing yet. `on_call` is as in `TimedStorage`."""
         self.storage = storage
@@ -36,13 +40,15 @@ class JobFolder:
         body = unseal(data, self.describe(key))
         if (job := body.get("job")) != self.job:
             raise WrongJob(
-                f"{self.describe(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
-                "do not copy records between jobs."
+                f"{self.describe(key)} belongs to job {job!r}, not to {self.job!r}. Give every job "
+                "its own name, and do not copy records between jobs."
             )
         return body
 
     def stale_listing_error(self, key: str, what: str) -> StorageError:
-        advice = "Listings have to show what is there; use a storage that is consistent, and start again"
+        advice = (
+            "Listings have to show what is there; use a storage that is consistent, and start again"
+        )
         return StorageError(self.storage.uri, key, what, advice)
 
     def describe(self, key: str) -> str:

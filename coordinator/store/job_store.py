@@ -1,16 +1,16 @@
 """The claims and records of a job in checkpoint storage.
 
-Only this module and `journal` (alive, statistics, request) know these keys; those of rows that are kept for replays are
-in `spool`. Rules: docs/protocol.md#the-rules
+Only this module and `journal` (alive, statistics, request) know these keys; those of rows that are
+kept for replays are in `spool`. Rules: docs/protocol.md#the-rules
 
-JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
-                                    the current lineage. Its token tells it from a claim that another driver makes of
-                                    the same number, after this storage was emptied or set back
-JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
-JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
-JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
-JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
-JOB/request/TIME.RANDOM             what an operator asks of the driver; also below JOB/begun and JOB/answer
+JOB/generation/NUMBER one claim per driver incarnation or restore; the highest is the newest, and
+names the current lineage. Its token tells it from a claim that another driver makes of the same
+number, after this storage was emptied or set back JOB/LINEAGE/checkpoint/N.ROUND round 0: the
+complete record of checkpoint N; round r > 0: replacements of a replay JOB/loss/LINEAGE.N.ROUND copy
+of a record that gives participants up; never deleted JOB/alive/GENERATION.NUMBER the last sign of
+life of a driver JOB/statistics/N.COUNT.RANDOM statistics of so many tries of checkpoints; no
+decision depends on them JOB/request/TIME.RANDOM what an operator asks of the driver; also below
+JOB/begun and JOB/answer
 """
 
 from __future__ import annotations
@@ -24,12 +24,20 @@ from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
 from coordinator.store.folder import JobFolder, sign_of_life
 from coordinator.store.journal import Journal
-from coordinator.store.records import Claim, CompletedCheckpoint, Listing, Record, RecordKey, SignOfLife
+from coordinator.store.records import (
+    Claim,
+    CompletedCheckpoint,
+    Listing,
+    Record,
+    RecordKey,
+    SignOfLife,
+)
 from sinks._util.progress import progress
 
 _RETAINED_CLAIMS = 10
 _STALE_LISTINGS = 20
-"""After so many listings in a row that contradict what is there, the storage is taken for an inconsistent one."""
+"""After so many listings in a row that contradict what is there, the storage is taken for an
+inconsistent one."""
 
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
@@ -47,7 +55,8 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
 
 
 class JobStore:
-    """The claims and records of one job, in its current lineage (that of the newest claim seen) or in the one given."""
+    """The claims and records of one job, in its current lineage (that of the newest claim seen) or
+    in the one given."""
 
     def __init__(
         self,
@@ -66,8 +75,10 @@ class JobStore:
 
     def listing(self, folder: str = "") -> Listing:
         """List the job, or one of its folders, now."""
-        claims, records = f"{self._folder.root}/generation/", f"{self._folder.root}/{self.lineage}/checkpoint/"
-        generations, round_keys = list[int](), list[RecordKey]()
+        claims = f"{self._folder.root}/generation/"
+        records = f"{self._folder.root}/{self.lineage}/checkpoint/"
+        generations = list[int]()
+        round_keys = list[RecordKey]()
         for key in self._folder.timed_storage.list(f"{self._folder.root}/{folder}"):
             try:
                 if key.startswith(claims):
@@ -77,34 +88,43 @@ class JobStore:
                     round_keys.append(RecordKey(int(id), int(round)))
             except ValueError as error:
                 raise CorruptRecord(
-                    f"{key!r} in {self.storage.uri} is no file of this library: move it out of there"
+                    f"{key!r} in {self.storage.uri} is no file of this library: move it out of "
+                    "there"
                 ) from error
         return Listing(generations, round_keys)
 
     # ------------------------------------------------------------------ generations
     def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
-        """Become the newest driver of this job, in its current lineage, so that older drivers stop. No number is given
-        twice, as long as the storage is not emptied or set back; if it is, `holds` tells the claims apart. `address`:
-        as in `Claim`; `next_sign`: seconds until the next sign of life."""
-        newest, stale = self.newest_claim(), 0
+        """Become the newest driver of this job, in its current lineage, so that older drivers stop.
+
+        No number is given twice, as long as the storage is not emptied or set back; if it is,
+        `holds` tells the claims apart. `address`: as in `Claim`; `next_sign`: seconds until the
+        next sign of life.
+        """
+        newest = self.newest_claim()
+        stale = 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or secrets.token_hex(4)
             claim = self._new_claim(newest.generation + 1, lineage, address, next_sign)
             if self._claim(claim):
                 self.lineage = claim.lineage
                 return claim
-            before, newest = newest, self.newest_claim()
+            before = newest
+            newest = self.newest_claim()
             stale = stale + 1 if newest == before else 0
         key = self._generation_key(newest.generation + 1)
         raise self._folder.stale_listing_error(
-            key, f"it is there, but {stale} listings in a row show no generation after {newest.generation}"
+            key,
+            f"it is there, but {stale} listings in a row show no generation after "
+            f"{newest.generation}",
         )
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
-        """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
-        complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
-        has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
-        driver or another restore has started meanwhile."""
+        """Make `base` the newest checkpoint, and its lineage the current one: drivers of the
+        lineage before may not complete a checkpoint any more. `allow` may raise to refuse, with no
+        driver in the way of what it reads; what it has seen still holds when the lineage changes.
+        May be called again with the same base. Raises Superseded if a driver or another restore has
+        started meanwhile."""
         begins = self.newest_claim().lineage != base.lineage
         if begins:
             fence = self.claim_generation()
@@ -112,13 +132,16 @@ class JobStore:
         self.lineage = base.lineage
         if not (self.put(base) if begins else self._has(base)):
             raise CorruptRecord(
-                f"the lineage {base.lineage} has another base than the one that is restored, or none any more: restore "
-                "it with the same options as the first time, or into an empty checkpointLocation"
+                f"the lineage {base.lineage} has another base than the one that is restored, or "
+                "none any more: restore it with the same options as the first time, or into an "
+                "empty checkpointLocation"
             )
-        if begins and not (self.holds(fence) and self._claim(self._new_claim(fence.generation + 1, base.lineage))):
+        if begins and not (
+            self.holds(fence) and self._claim(self._new_claim(fence.generation + 1, base.lineage))
+        ):
             raise Superseded(
-                f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
-                "restore. See that nothing else runs, and restore again."
+                f"a driver of job {self.job!r}, another restore or an operator's command has "
+                "started during the restore. See that nothing else runs, and restore again."
             )
 
     def newest_generation(self) -> int:
@@ -129,7 +152,8 @@ class JobStore:
             number = self.newest_generation()
             if not number:
                 return Claim()
-            if claim := self.claim_of(number):  # None: so many have been claimed since that it is deleted
+            # None: so many have been claimed since that it is deleted
+            if claim := self.claim_of(number):
                 return claim
         shown = f"{_STALE_LISTINGS} listings in a row show it, but it is not there"
         raise self._folder.stale_listing_error(self._generation_key(number), shown)
@@ -141,7 +165,8 @@ class JobStore:
         return claim
 
     def holds(self, claim: Claim) -> bool:
-        """Tell whether this very claim is in storage: neither gone, nor another one of the same number."""
+        """Tell whether this very claim is in storage: neither gone, nor another one of the same
+        number."""
         found = self.claim_of(claim.generation)
         return found is not None and found.token == claim.token
 
@@ -152,16 +177,30 @@ class JobStore:
         if body is None:
             return None
         with corrupt_if_malformed(self._folder.describe(key)):
-            lineage, address, sign = body["lineage"], body["address"], SignOfLife(**body["sign"])
-            return require_field_types(Claim(generation, lineage, address, sign, body.get("token", "")))
+            lineage = body["lineage"]
+            address = body["address"]
+            sign = SignOfLife(**body["sign"])
+            return require_field_types(
+                Claim(generation, lineage, address, sign, body.get("token", ""))
+            )
 
-    def _new_claim(self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0) -> Claim:
-        return Claim(generation, lineage, address, sign_of_life(self.storage, next_sign), secrets.token_hex(8))
+    def _new_claim(
+        self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0
+    ) -> Claim:
+        return Claim(
+            generation,
+            lineage,
+            address,
+            sign_of_life(self.storage, next_sign),
+            secrets.token_hex(8),
+        )
 
     def _claim(self, claim: Claim) -> bool:
         body = {key: value for key, value in vars(claim).items() if key != "generation"}
         body |= {"sign": claim.sign.to_json(), "job": self.job}
-        if not self._folder.timed_storage.put_if_absent(self._generation_key(claim.generation), seal(body)):
+        if not self._folder.timed_storage.put_if_absent(
+            self._generation_key(claim.generation), seal(body)
+        ):
             return False
         listing = self.listing("generation/")
         if listing.newest_generation != claim.generation:
@@ -177,9 +216,13 @@ class JobStore:
 
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
-        """Put a record, unless there is one under its key. Returns True also if that is this very record, because a put
-        that was retried finds the record that it has put."""
-        key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
+        """Put a record, unless there is one under its key.
+
+        Returns True also if that is this very record, because a put that was retried finds the
+        record that it has put.
+        """
+        key = self._record_key(record.checkpoint_id, record.round)
+        data = seal(record.to_json())
         won = self._folder.timed_storage.put_if_absent(key, data) or self._has(record)
         if won:
             with suppress(StorageError):  # `delete_older_than` tries again
@@ -191,12 +234,18 @@ class JobStore:
         return self._folder.timed_storage.get(key) == seal(record.to_json())
 
     def get(self, checkpoint_id: int, round: int) -> Record | None:
-        """Return the record of a checkpoint (round 0), or of one of its replays; None if it is not there."""
+        """Return the record of a checkpoint (round 0), or of one of its replays; None if it is not
+        there."""
         key = self._record_key(checkpoint_id, round)
         record = self._record_at(key)
-        if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
+        if record and (record.lineage, record.checkpoint_id, record.round) != (
+            self.lineage,
+            checkpoint_id,
+            round,
+        ):
             raise CorruptRecord(
-                f"{self._folder.describe(key)} is the record of another checkpoint: it was copied or renamed."
+                f"{self._folder.describe(key)} is the record of another checkpoint: it was copied "
+                "or renamed."
             )
         return record
 
@@ -205,11 +254,15 @@ class JobStore:
         return Record.from_json(body, self._folder.describe(key)) if body is not None else None
 
     def load_newest(self) -> CompletedCheckpoint | None:
-        """Return the newest complete checkpoint; None if there is none. If retention deletes it meanwhile, read again
-        (R9). A reader need not claim a generation before."""
+        """Return the newest complete checkpoint; None if there is none.
+
+        If retention deletes it meanwhile, read again (R9). A reader need not claim a generation
+        before.
+        """
         if not (self.lineage or self.follow_newest_claim().lineage):
             return None
-        highest, stale = -1, 0
+        highest = -1
+        stale = 0
         while stale < _STALE_LISTINGS:
             newest = self.listing().newest_complete
             if newest < 0:
@@ -220,12 +273,15 @@ class JobStore:
             if rounds and self.listing().newest_complete == newest:
                 return CompletedCheckpoint(tuple(rounds))
             highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
-        shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
+        shown = (
+            f"{stale} listings in a row show it as the newest record, but it is not there, or not "
+            "the newest"
+        )
         raise self._folder.stale_listing_error(self._record_key(newest, 0), shown)
 
     def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[CompletedCheckpoint]:
-        """Return retained complete checkpoints, oldest first: the newest, and those before it whose id is `wanted`. A
-        reader need not claim."""
+        """Return retained complete checkpoints, oldest first: the newest, and those before it whose
+        id is `wanted`. A reader need not claim."""
         newest = self.load_newest()
         if not newest:
             return []
@@ -234,7 +290,12 @@ class JobStore:
 
     def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
         """Return one retained checkpoint; None if it is not there. A reader need not claim."""
-        return next(iter(self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])), None)
+        return next(
+            iter(
+                self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])
+            ),
+            None,
+        )
 
     def read(self, keys: Sequence[RecordKey]) -> list[CompletedCheckpoint]:
         """Return the checkpoints of some of the `record_keys`, oldest first."""
@@ -244,24 +305,33 @@ class JobStore:
                 if record := self.get(*key):  # None: retention was quicker
                     by_id.setdefault(key.checkpoint_id, []).append(record)
                 advance(1)
-        return [CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0]
+        return [
+            CompletedCheckpoint(tuple(rounds)) for rounds in by_id.values() if rounds[0].round == 0
+        ]
 
     def record_keys(self) -> list[RecordKey]:
         """Return the keys of all records, oldest first. A reader need not claim."""
-        return sorted(self.listing().records) if self.lineage or self.follow_newest_claim().lineage else []
+        return (
+            sorted(self.listing().records)
+            if self.lineage or self.follow_newest_claim().lineage
+            else []
+        )
 
     # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
         for key in listing.records:
             if key.checkpoint_id < checkpoint_id:
                 with suppress(CorruptRecord):  # it stays, since it may tell of a loss: see `losses`
-                    if key.round and (replay := self.get(*key)):  # who put it may have died before it kept the loss
+                    # who put it may have died before it kept the loss
+                    if key.round and (replay := self.get(*key)):
                         self._keep_loss(replay)
                     self._folder.timed_storage.delete(self._record_key(*key))
 
     def losses(self, bad: list[str]) -> list[Record]:
-        """Return every record, of any lineage, that gives participants up, oldest first. `bad` gets a sentence on each
-        record that cannot be read."""
+        """Return every record, of any lineage, that gives participants up, oldest first.
+
+        `bad` gets a sentence on each record that cannot be read.
+        """
         losses = {}
         replays = [self._record_key(*key) for key in self.record_keys() if key.round]
         for key in [*self._folder.timed_storage.list(f"{self._folder.root}/loss"), *replays]:
@@ -276,7 +346,9 @@ class JobStore:
     def _keep_loss(self, record: Record) -> None:
         if record.accepted:
             name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
-            self._folder.timed_storage.put_if_absent(f"{self._folder.root}/loss/{name}", seal(record.to_json()))
+            self._folder.timed_storage.put_if_absent(
+                f"{self._folder.root}/loss/{name}", seal(record.to_json())
+            )
 
     def _record_key(self, checkpoint_id: int, round: int) -> str:
         return f"{self._folder.root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"

@@ -1,7 +1,9 @@
-"""The journal of a job, beside its records: heartbeats, statistics, and notes between operators and drivers.
+"""The journal of a job, beside its records: heartbeats, statistics, and notes between operators and
+drivers.
 
-It decides nothing about rows. The last heartbeat only tells when a start that cannot be right is refused: after it has
-claimed a generation if the driver before says that it has ended, and before the claim otherwise.
+It decides nothing about rows. The last heartbeat only tells when a start that cannot be right is
+refused: after it has claimed a generation if the driver before says that it has ended, and before
+the claim otherwise.
 """
 
 from __future__ import annotations
@@ -31,23 +33,37 @@ class Journal:
 
     # ------------------------------------------------------------------ signs of life
     def give_sign(
-        self, generation: int, number: int, next: float, ended: str = "", now: Mapping[str, Any] | None = None
+        self,
+        generation: int,
+        number: int,
+        next: float,
+        ended: str = "",
+        now: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the sign of life `number` of a generation, in place of all earlier ones."""
         folder = f"{self._folder.root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
         self._folder.timed_storage.put_if_absent(
-            key, seal({"sign": sign_of_life(self._folder.storage, next, ended).to_json(), "now": now or {}})
+            key,
+            seal(
+                {
+                    "sign": sign_of_life(self._folder.storage, next, ended).to_json(),
+                    "now": now or {},
+                }
+            ),
         )
         for old in self._folder.timed_storage.list(folder):
             if old < key:
                 self._folder.timed_storage.delete(old)
 
     def last_sign(self, claim: Claim) -> SignOfLife:
-        """Return the newest sign of life of the driver that holds the claim; the claim itself is the first."""
+        """Return the newest sign of life of the driver that holds the claim; the claim itself is
+        the first."""
         folder = f"{self._folder.root}/alive"
         own = f"{folder}/{claim.generation:010d}."
-        while keys := [key for key in self._folder.timed_storage.list(folder) if key.startswith(own)]:
+        while keys := [
+            key for key in self._folder.timed_storage.list(folder) if key.startswith(own)
+        ]:
             data = self._folder.timed_storage.get(keys[-1])
             if data is not None:  # None: a newer one has just taken its place
                 body = unseal(data, self._folder.describe(keys[-1]))
@@ -57,9 +73,9 @@ class Journal:
 
     # ------------------------------------------------------------------ statistics
     def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
-        """Add the statistics of some tries to those of the newest object, or begin another object if that has as many
-        as `together`; and delete the oldest objects that are not needed for the newest `keep` tries. Two drivers at
-        once write some tries twice, and lose none."""
+        """Add the statistics of some tries to those of the newest object, or begin another object
+        if that has as many as `together`; and delete the oldest objects that are not needed for the
+        newest `keep` tries. Two drivers at once write some tries twice, and lose none."""
         objects = self.statistics_objects()
         number, count, newest = objects[-1] if objects else (0, 0, "")
         before: list[Mapping[str, Any]] = []
@@ -69,12 +85,18 @@ class Journal:
             try:
                 before = self.read_statistics(newest)
             except CorruptRecord as error:
-                logger.warning("statistics of job %s go on beside what cannot be read: %s", self._folder.job, error)
+                logger.warning(
+                    "statistics of job %s go on beside what cannot be read: %s",
+                    self._folder.job,
+                    error,
+                )
                 newest = ""
         number += not newest
         count = len(before) + len(new)
         key = f"{self._folder.root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
-        self._folder.timed_storage.put_if_absent(key, seal({"job": self._folder.job, "checkpoints": [*before, *new]}))
+        self._folder.timed_storage.put_if_absent(
+            key, seal({"job": self._folder.job, "checkpoints": [*before, *new]})
+        )
         if newest:
             self._folder.timed_storage.delete(newest)
         for _, older, old in reversed([each for each in objects if each[2] != newest]):
@@ -83,24 +105,29 @@ class Journal:
             count += older
 
     def statistics_objects(self) -> list[tuple[int, int, str]]:
-        """Return number, count and key of each object with statistics, oldest first. An object never changes. Keys of
-        another form are passed over."""
+        """Return number, count and key of each object with statistics, oldest first.
+
+        An object never changes. Keys of another form are passed over.
+        """
         keys = self._folder.timed_storage.list(f"{self._folder.root}/statistics")
         matches = [(_STATISTICS.search(key), key) for key in keys]
         return [(int(name[1]), int(name[2]), key) for name, key in matches if name]
 
     def read_statistics(self, key: str) -> list[Mapping[str, Any]]:
-        """Return the statistics in one object, oldest first. Some of them may be in another object, too."""
+        """Return the statistics in one object, oldest first.
+
+        Some of them may be in another object, too.
+        """
         body = self._folder.read(key)
         if body is None:
             return []
         with corrupt_if_malformed(self._folder.describe(key)):
             return [dict(checkpoint) for checkpoint in body["checkpoints"]]
 
-    # ------------------------------------------------------------------ notes between operators and drivers
+    # ---------------------------------------------------------- notes between operators and drivers
     def new_note_id(self) -> tuple[str, SignOfLife]:
-        """Return the id of a new note, which begins with the milliseconds since the epoch, and a sign of life that
-        tells who puts the note and when."""
+        """Return the id of a new note, which begins with the milliseconds since the epoch, and a
+        sign of life that tells who puts the note and when."""
         sign = sign_of_life(self._folder.storage)
         return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
 
@@ -111,8 +138,14 @@ class Journal:
         )
 
     def note_ids(self, folder: str) -> list[str]:
-        """Return the ids of the notes in a folder, oldest first. Keys of another form are passed over."""
-        ids = [key.rpartition("/")[2] for key in self._folder.timed_storage.list(f"{self._folder.root}/{folder}")]
+        """Return the ids of the notes in a folder, oldest first.
+
+        Keys of another form are passed over.
+        """
+        ids = [
+            key.rpartition("/")[2]
+            for key in self._folder.timed_storage.list(f"{self._folder.root}/{folder}")
+        ]
         return [id for id in ids if _NOTE.fullmatch(id)]
 
     def read_note(self, folder: str, id: str) -> Mapping[str, Any] | None:

@@ -1,4 +1,5 @@
-"""The values that checkpoint storage holds of a job: records of checkpoints, claims of drivers, and listings."""
+"""The values that checkpoint storage holds of a job: records of checkpoints, claims of drivers, and
+listings."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A participant of the complete checkpoint that the job goes on without, because an operator said so. `outcome` is
-    "lost" or "unknown" (then its rows may be visible or not), `rows` how many there were."""
+    """A participant of the complete checkpoint that the job goes on without, because an operator
+    said so. `outcome` is "lost" or "unknown" (then its rows may be visible or not), `rows` how many
+    there were."""
 
     sink: str
     subtask: int
@@ -32,21 +34,24 @@ ANY_LINEAGE = "*"
 
 @dataclass(frozen=True)
 class Record:
-    """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
+    """One decision: a checkpoint is complete with these committables (round 0), or these replace
+    lost ones.
 
-    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
-    `partitions` is the layout: number of partitions per sink, in round 0 of every sink of the job. Times are
-    milliseconds since the epoch (0: unknown). `guarantee` is the text of the job's `Guarantee`. `batch_rows` are those
-    of Spark's batch, before the sinks' transforms, None if they were not counted; `rows` those that came to each sink.
-    `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
-    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
-    `predecessors` are the lineages of the job before this one, and the newest checkpoint that the external systems may
-    have of each; None, or with the key `ANY_LINEAGE`: whatever they have at the next start. `dead_letters`: by sink of
-    dead letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of fingerprints and dead letters
-    were hashed; a replay has to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by
-    name; () if they are not known. `newest_rows` (of round 0): by sink, the newest checkpoint before this one with rows
-    that its system remembers, in this lineage; of a base, the newest up to its savepoint, in that one's, if that is of
-    the same job.
+    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and
+    `planned_at` the time in it. `partitions` is the layout: number of partitions per sink, in round
+    0 of every sink of the job. Times are milliseconds since the epoch (0: unknown). `guarantee` is
+    the text of the job's `Guarantee`. `batch_rows` are those of Spark's batch, before the sinks'
+    transforms, None if they were not counted; `rows` those that came to each sink. `restored_from`
+    is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
+    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces
+    them. `predecessors` are the lineages of the job before this one, and the newest checkpoint that
+    the external systems may have of each; None, or with the key `ANY_LINEAGE`: whatever they have
+    at the next start. `dead_letters`: by sink of dead letters, the sink that refused its rows.
+    `row_hash` (of round 0): how the rows of fingerprints and dead letters were hashed; a replay has
+    to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by name;
+    () if they are not known. `newest_rows` (of round 0): by sink, the newest checkpoint before this
+    one with rows that its system remembers, in this lineage; of a base, the newest up to its
+    savepoint, in that one's, if that is of the same job.
     """
 
     job: str
@@ -92,7 +97,9 @@ class Record:
                     **dict(body)
                     | {
                         "offsets": tuple(body["offsets"]),
-                        "committables": tuple(Committable.from_json(value) for value in body["committables"]),
+                        "committables": tuple(
+                            Committable.from_json(value) for value in body["committables"]
+                        ),
                         "accepted": tuple(Acceptance(**value) for value in body["accepted"]),
                         "topic_ids": tuple(body["topic_ids"]),
                     }
@@ -106,8 +113,8 @@ Participant = tuple[str, int]
 
 @dataclass(frozen=True)
 class CompletedCheckpoint:
-    """A complete checkpoint as this process knows it: the records of all its rounds, and the final outcomes seen so
-    far."""
+    """A complete checkpoint as this process knows it: the records of all its rounds, and the final
+    outcomes seen so far."""
 
     rounds: tuple[Record, ...]
     outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
@@ -122,29 +129,38 @@ class CompletedCheckpoint:
 
     @property
     def next_round(self) -> int:
-        """The round that a replay would write: one after the newest, whose outcomes are final here (R3)."""
+        """The round that a replay would write: one after the newest, whose outcomes are final here
+        (R3)."""
         return self.rounds[-1].round + 1
 
     @cached_property
     def committables(self) -> Mapping[Participant, Committable]:
-        """The current committable of each participant: that of round 0, unless a later round has replaced it or given
-        it up."""
+        """The current committable of each participant: that of round 0, unless a later round has
+        replaced it or given it up."""
         current: dict[Participant, Committable] = {}
         for record in self.rounds:
-            current |= {(committable.sink, committable.subtask): committable for committable in record.committables}
+            current |= {
+                (committable.sink, committable.subtask): committable
+                for committable in record.committables
+            }
             for given_up in record.accepted:
                 current.pop((given_up.sink, given_up.subtask), None)
         return current
 
     @property
     def newest_rows(self) -> Mapping[str, int]:
-        """The field `newest_rows` of the next `Record`: as in this checkpoint's, with the checkpoint itself."""
-        remembered = {sink for (sink, _), committable in self.committables.items() if committable.remembered}
+        """The field `newest_rows` of the next `Record`: as in this checkpoint's, with the
+        checkpoint itself."""
+        remembered = {
+            sink for (sink, _), committable in self.committables.items() if committable.remembered
+        }
         return {**self.record.newest_rows, **dict.fromkeys(remembered, self.checkpoint_id)}
 
     def pending_participants(self) -> list[Participant]:
-        """Return the participants that the sinks have to be asked about, again if need be. A participant that is HELD
-        for a lost one of the same sink waits until that is replaced."""
+        """Return the participants that the sinks have to be asked about, again if need be.
+
+        A participant that is HELD for a lost one of the same sink waits until that is replaced.
+        """
         waiting = {sink for sink, _ in self.lost_participants()}
 
         def is_pending(participant: Participant) -> bool:
@@ -163,11 +179,14 @@ class CompletedCheckpoint:
     def hidden_participants(self) -> list[Participant]:
         """Return the participants that are not known to be visible."""
         return [
-            participant for participant in self.committables if self._state(participant) is not CommitState.COMMITTED
+            participant
+            for participant in self.committables
+            if self._state(participant) is not CommitState.COMMITTED
         ]
 
     def for_sink(self, sink: str) -> CompletedCheckpoint:
-        """Return the part of one sink in this checkpoint: the same rounds, without the committables of other sinks."""
+        """Return the part of one sink in this checkpoint: the same rounds, without the committables
+        of other sinks."""
 
         def restrict(record: Record) -> Record:
             own = (committable for committable in record.committables if committable.sink == sink)
@@ -183,18 +202,24 @@ class CompletedCheckpoint:
         """Return the part of one sink as `Auditable.audit` gets it."""
         given_up = [loss.transaction for loss in self.given_up if loss.sink == sink]
         committables = list(self.for_sink(sink).committables.values())
-        return Part(self.record.lineage, self.checkpoint_id, committables, given_up, self.rounds[-1].round)
+        return Part(
+            self.record.lineage, self.checkpoint_id, committables, given_up, self.rounds[-1].round
+        )
 
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> CompletedCheckpoint:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
     def with_round(self, replay: Record) -> CompletedCheckpoint:
-        """Return the checkpoint with one more round, `replay`. The outcomes of the participants that it replaces are
-        open again."""
+        """Return the checkpoint with one more round, `replay`.
+
+        The outcomes of the participants that it replaces are open again.
+        """
         replaced = {(committable.sink, committable.subtask) for committable in replay.committables}
         replaced |= {(loss.sink, loss.subtask) for loss in replay.accepted}
         outcomes = {
-            participant: outcome for participant, outcome in self.outcomes.items() if participant not in replaced
+            participant: outcome
+            for participant, outcome in self.outcomes.items()
+            if participant not in replaced
         }
         return CompletedCheckpoint((*self.rounds, replay), outcomes)
 
@@ -205,10 +230,13 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """A heartbeat, by which a process shows that it works. `who`: host and process; `at`: the time in milliseconds
-    since the epoch by its clock; `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds
-    until another sign is due, 0 for a process that runs no query. `ended`: why the query has ended. `now`: what it
-    does, as `CheckpointStatisticsTracker.activity` tells it."""
+    """A heartbeat, by which a process shows that it works.
+
+    `who`: host and process; `at`: the time in milliseconds since the epoch by its clock;
+    `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds until another
+    sign is due, 0 for a process that runs no query. `ended`: why the query has ended. `now`: what
+    it does, as `CheckpointStatisticsTracker.activity` tells it.
+    """
 
     who: str = ""
     at: int = 0
@@ -224,9 +252,10 @@ class SignOfLife:
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation, and the lineage that it is in; the default is for a job that nobody has claimed yet. `address`:
-    None if a restore or an operator's command has claimed it, "" if a driver has (an older version: its HTTP address).
-    `sign`: the claimer's first sign of life. `token`: a random text that no other claim has ("": by version 0.2)."""
+    """A generation, and the lineage that it is in; the default is for a job that nobody has claimed
+    yet. `address`: None if a restore or an operator's command has claimed it, "" if a driver has
+    (an older version: its HTTP address). `sign`: the claimer's first sign of life. `token`: a
+    random text that no other claim has ("": by version 0.2)."""
 
     generation: int = 0
     lineage: str = ""

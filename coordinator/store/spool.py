@@ -1,13 +1,15 @@
-"""The rows of a checkpoint, kept until all of it is visible (`replay="spool"`): what the external system loses of it is
-then written again from here, and need not be computed again, which may give other rows.
+"""The rows of a checkpoint, kept until all of it is visible (`replay="spool"`): what the external
+system loses of it is then written again from here, and need not be computed again, which may give
+other rows.
 
 A participant's rows are one Arrow IPC stream with the row hash as last column, cut into values
 under the keys
 
     spool/JOB/LINEAGE/CHECKPOINT.SINK.SUBTASK.ATTEMPT.NUMBER.CRC32[.ROWS.HASH]
 
-The last key, which is put before the pre-commit, ends with the fingerprint of all rows. So a record need not name what
-was kept: of several attempts, the one with the committable's fingerprint has its rows.
+The last key, which is put before the pre-commit, ends with the fingerprint of all rows. So a record
+need not name what was kept: of several attempts, the one with the committable's fingerprint has its
+rows.
 """
 
 from __future__ import annotations
@@ -33,14 +35,19 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """The kept rows of a sink's participants: the keys of each subtask's chunks, in order. Called as
-    `LostRows.spooled`."""
+    """The kept rows of a sink's participants: the keys of each subtask's chunks, in order.
+
+    Called as `LostRows.spooled`.
+    """
 
     uri: str = field(repr=False)  # a password may be in it
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, subtask: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one subtask. Raises `StorageError` if a chunk is gone, or not what was put."""
+        """Yield the rows of one subtask.
+
+        Raises `StorageError` if a chunk is gone, or not what was put.
+        """
         with storage_at(self.uri, existing=True) as storage:
             values = (_get(storage, key) for key in self.chunks[subtask])
             with pa.ipc.open_stream(io.BufferedReader(Joined(values))) as reader:
@@ -55,7 +62,9 @@ class SpoolingRows:
     place: str
     """The beginning of the sink's keys."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], subtask: int, attempt: str
+    ) -> Iterator[pa.RecordBatch]:
         batches = (batch for batch in batches if batch.num_rows)
         first = next(iter(batches), None)
         if first is None:
@@ -64,16 +73,21 @@ class SpoolingRows:
             numbers = count()
 
             def put(data: bytes, end: str = "") -> None:
-                key = f"{self.place}.{subtask:06d}.{attempt}.{next(numbers):06d}.{zlib.crc32(data):08x}{end}"
+                part = f"{subtask:06d}.{attempt}.{next(numbers):06d}"
+                key = f"{self.place}.{part}.{zlib.crc32(data):08x}{end}"
                 storage.put_if_absent(key, data)
 
             cut = Cut(put)
             fingerprint = Fingerprint()
             # Closed after the last row alone: a task that fails puts nothing more.
-            writer = pa.ipc.new_stream(cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+            writer = pa.ipc.new_stream(
+                cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+            )
             for batch in chain([first], batches):
                 writer.write_batch(batch)
-                fingerprint = fingerprint.add(batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0)
+                fingerprint = fingerprint.add(
+                    batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0
+                )
                 yield batch
             writer.close()
             rows, text = fingerprint.stored()
@@ -88,10 +102,12 @@ class Spool:
         scheme = uri.partition(":")[0]
         if scheme in ("memory", "hdfs", "viewfs"):
             raise ValueError(
-                f"replay='spool' needs a storage that executors can open, and {scheme}: is opened by the driver alone; "
-                "name one in spool_dir: file:///… (shared by all hosts), s3://…, gs://…, az://… or a database"
+                f"replay='spool' needs a storage that executors can open, and {scheme}: is opened "
+                "by the driver alone; name one in spool_dir: file:///… (shared by all hosts), "
+                "s3://…, gs://…, az://… or a database"
             )
-        self._uri, self._root = uri, f"spool/{token(job)}"
+        self._uri = uri
+        self._root = f"spool/{token(job)}"
         self._storage = deferred_storage(uri)
 
     def spooling(self, lineage: str, checkpoint_id: int, sink: str) -> SpoolingRows:
@@ -100,14 +116,17 @@ class Spool:
     def rows_of(
         self, complete: CompletedCheckpoint, lost: Iterable[Participant], writers: Mapping[str, str]
     ) -> dict[str, SpooledRows]:
-        """Return, by sink, the rows of the participants that are lost; none unless all of them are there. The rows of
-        the sinks in `writers`, which tasks of another sink write, are among the rows of that sink, also if they were
-        given up since."""
+        """Return, by sink, the rows of the participants that are lost; none unless all of them are
+        there. The rows of the sinks in `writers`, which tasks of another sink write, are among the
+        rows of that sink, also if they were given up since."""
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
             number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
             attempts.setdefault(f"{number}.{name}.{index}", {}).setdefault(attempt, []).append(key)
-        written = {(committable.sink, committable.subtask): committable for committable in complete.record.committables}
+        written = {
+            (committable.sink, committable.subtask): committable
+            for committable in complete.record.committables
+        }
         chunks: dict[str, dict[int, tuple[str, ...]]] = {}
         for sink, subtask in {(writers.get(sink, sink), subtask) for sink, subtask in lost}:
             own = attempts.get(f"{_part(complete.checkpoint_id, sink)}.{subtask:06d}", {})
@@ -121,9 +140,11 @@ class Spool:
             chunks.setdefault(sink, {})[subtask] = whole
         return {sink: SpooledRows(self._uri, of_sink) for sink, of_sink in chunks.items()}
 
-    def delete(self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()) -> None:
-        """Delete the rows of `lineage` up to the checkpoint `visible` (None: all), and all of its predecessors, which
-        are over."""
+    def delete(
+        self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()
+    ) -> None:
+        """Delete the rows of `lineage` up to the checkpoint `visible` (None: all), and all of its
+        predecessors, which are over."""
         over = tuple(f"{self._root}/{before}/" for before in predecessors if before != lineage)
         own = f"{self._root}/{lineage}/"
         first_after = own + (f"{visible + 1:020d}" if visible is not None else "~")
@@ -135,7 +156,10 @@ class Spool:
             ]
             side_by_side(self._storage.delete, keys)
         except StorageError as error:
-            logger.warning("rows that are visible could not be deleted; the next checkpoint tries again: %s", error)
+            logger.warning(
+                "rows that are visible could not be deleted; the next checkpoint tries again: %s",
+                error,
+            )
 
     def close(self) -> None:
         self._storage.close()
