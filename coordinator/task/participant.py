@@ -1,5 +1,5 @@
-"""A participant: the rows of one partition on their way into a sink, and those that it refuses into its sink of dead
-letters."""
+"""A participant: the rows of one partition on their way into a sink, and those that it refuses into
+its sink of dead letters."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ logger = get_logger(__name__)
 MAX_WAITING_BYTES = 64 * 2**20
 """The size that the waiting rows of a task may have in memory."""
 _MAX_REFUSALS_IN_A_ROUND = 1000
-"""After so many refusals, each of one row, a round tries no further row. The next round begins at the other end: if it
-is refused as many rows, too, the target refuses too many."""
+"""After so many refusals, each of one row, a round tries no further row. The next round begins at
+the other end: if it is refused as many rows, too, the target refuses too many."""
 
 
 @dataclass
 class SinkTransaction:
-    """A transaction of a sink in a task, with count and hash of its rows. It begins with its first row.
-    `transaction_id` has the name of the task's sink, also where `sink` takes the dead letters of that sink."""
+    """A transaction of a sink in a task, with count and hash of its rows.
+
+    It begins with its first row. `transaction_id` has the name of the task's sink, also where
+    `sink` takes the dead letters of that sink.
+    """
 
     sink: Sink
     transaction_id: TransactionId
@@ -74,8 +77,8 @@ class SinkTransaction:
         self._add(numbered)
 
     def write_good_rows(self, numbered: NumberedRows, most: int) -> Sequence[Refusal]:
-        """Write the rows that the target takes, and return the refusals of the others, but not all of them if more than
-        `most` are final."""
+        """Write the rows that the target takes, and return the refusals of the others, but not all
+        of them if more than `most` are final."""
         self._begin(numbered.rows.schema)
         assert isinstance(self.sink, DeadLettering)
         refused = self.sink.write_good_rows(self._transaction, numbered.rows, most)
@@ -97,14 +100,19 @@ class SinkTransaction:
             self.fingerprint = self.fingerprint.add(count, pc.sum(numbered.hashes).as_py())
 
     def pre_commit(self) -> None:
-        """Pre-commit the transaction, or commit it in at-least-once mode. Does nothing without rows."""
+        """Pre-commit the transaction, or commit it in at-least-once mode.
+
+        Does nothing without rows.
+        """
         if not self._begun:
             return
         if not self.fingerprint.rows:
             self.undo()
         elif not self.exactly_once:
             task = self.transaction_id
-            commit_now(self.sink, self._transaction, Checkpoint(task.job, task.lineage, task.checkpoint))
+            commit_now(
+                self.sink, self._transaction, Checkpoint(task.job, task.lineage, task.checkpoint)
+            )
         else:
             if isinstance(self.sink, Auditable):
                 self.sink.record_fingerprint(self._transaction, self.fingerprint)
@@ -115,7 +123,10 @@ class SinkTransaction:
         self._begun = False
 
     def undo(self) -> None:
-        """Roll the transaction back, or abort it if it is pre-committed. What fails is left to the sweep."""
+        """Roll the transaction back, or abort it if it is pre-committed.
+
+        What fails is left to the sweep.
+        """
         try:
             if self._begun:
                 self._begun = False
@@ -123,7 +134,11 @@ class SinkTransaction:
             elif self.committable:
                 self.sink.abort(self.committable.transaction)
         except Exception:
-            logger.warning("sink %r could not roll back; it is left to the sweep", self.sink.name, exc_info=True)
+            logger.warning(
+                "sink %r could not roll back; it is left to the sweep",
+                self.sink.name,
+                exc_info=True,
+            )
 
 
 @dataclass
@@ -154,14 +169,17 @@ TriedRows: TypeAlias = Iterator[tuple["NumberedRows", Sequence[Refusal]]]
 
 @dataclass
 class GoodRows:
-    """Writes the rows of a partition that the target takes. A row that it may refuse because of other rows (a foreign
-    key, a trigger) waits here, and is tried again when those are written. `where`: which rows these are, for people."""
+    """Writes the rows of a partition that the target takes.
+
+    A row that it may refuse because of other rows (a foreign key, a trigger) waits here, and is
+    tried again when those are written. `where`: which rows these are, for people.
+    """
 
     own: SinkTransaction
     where: str
     _waiting: dict[str, list[NumberedRows]] = field(default_factory=dict)
-    """The rows that wait, by the class of the error. Rows that lack the same kind of thing may refer to each other,
-    even in a circle: tried together, they get into one statement."""
+    """The rows that wait, by the class of the error. Rows that lack the same kind of thing may
+    refer to each other, even in a circle: tried together, they get into one statement."""
     _size: int = 0
 
     @property
@@ -182,13 +200,17 @@ class GoodRows:
             raise self._too_large([refusal for _, refused in tried for refusal in refused])
 
     def finish(self) -> TriedRows:
-        """Try the waiting rows again, after the last row, as long as the target takes some of them. The others are
-        refused for good."""
+        """Try the waiting rows again, after the last row, as long as the target takes some of them.
+
+        The others are refused for good.
+        """
         in_vain = 0
         while self._waiting:
             tried, any_written = self._try_again()
             in_vain = 0 if any_written else in_vain + 1
-            untried = any(refusal.error_class == UNTRIED for _, refused in tried for refusal in refused)
+            untried = any(
+                refusal.error_class == UNTRIED for _, refused in tried for refusal in refused
+            )
             is_over = in_vain == 2 or (in_vain == 1 and not untried)
             for numbered, refused in tried:
                 yield numbered, refused if is_over else self._wait(numbered, refused)
@@ -206,31 +228,40 @@ class GoodRows:
         return [refusal for refusal in refused if refusal.final]
 
     def _try_again(self) -> tuple[list[tuple[NumberedRows, Sequence[Refusal]]], bool]:
-        """Try all rows that wait once more, backwards each time, since rows may come before those that they refer to.
-        Returns them with what is refused now, and whether any was written."""
-        waiting, self._waiting, self._size = self._waiting, {}, 0
-        tried, any_written = [], False
+        """Try all rows that wait once more, backwards each time, since rows may come before those
+        that they refer to. Returns them with what is refused now, and whether any was written."""
+        waiting = self._waiting
+        self._waiting = {}
+        self._size = 0
+        tried = []
+        any_written = False
         for _, parts in sorted(waiting.items()):
             numbered = NumberedRows.concatenate(parts).reversed()
-            refused = self.own.write_good_rows(numbered, max(self.max_refused, _MAX_REFUSALS_IN_A_ROUND))
+            refused = self.own.write_good_rows(
+                numbered, max(self.max_refused, _MAX_REFUSALS_IN_A_ROUND)
+            )
             any_written = any_written or len(refused) < numbered.rows.num_rows
             tried.append((numbered, refused))
         return tried, any_written
 
     def _too_large(self, refused: Sequence[Refusal]) -> BadValue:
-        reasons = dict.fromkeys(f"\n  - {one.error_class}: {shortened(one.error)}" for one in refused if one.error)
+        reasons = dict.fromkeys(
+            f"\n  - {one.error_class}: {shortened(one.error)}" for one in refused if one.error
+        )
         return BadValue(
-            f"sink {self.own.sink.name!r}: so many of {self.where} are refused as long as others are not written that "
-            f"they take more than {MAX_WAITING_BYTES >> 20} MiB in the task; the first reasons:"
-            f"{''.join([*reasons][:3])}\n"
-            "Fix what the target names, or write smaller batches [EO-WAITING-ROWS]"
+            f"sink {self.own.sink.name!r}: so many of {self.where} are refused as long as others "
+            f"are not written that they take more than {MAX_WAITING_BYTES >> 20} MiB in the task; "
+            f"the first reasons:{''.join([*reasons][:3])}\nFix what the target names, or write "
+            "smaller batches [EO-WAITING-ROWS]"
         )
 
 
 @dataclass
 class FirstWrite:
-    """Writes rows for the first time, when the target says which of them it takes. `where`: which rows these are, for
-    people."""
+    """Writes rows for the first time, when the target says which of them it takes.
+
+    `where`: which rows these are, for people.
+    """
 
     own: SinkTransaction
     dead_letters: DeadLetterTransaction | None
@@ -255,7 +286,8 @@ class FirstWrite:
 
     def _write_letters(self, letters: DeadLetterTransaction, tried: TriedRows) -> None:
         for numbered, refused in tried:
-            before, most = letters.refused, self._good.max_refused
+            before = letters.refused
+            most = self._good.max_refused
             if len(before) + len(refused) > most:
                 sink = self.own.sink
                 assert isinstance(sink, DeadLettering)
@@ -268,8 +300,12 @@ class FirstWrite:
 
 @dataclass
 class ReplayWrite:
-    """Writes lost rows again. The record says which rows the target took then (R17), and no other row is tried. The
-    rows go the same way as the first time, since one may have waited for another. `where`: as for `FirstWrite`."""
+    """Writes lost rows again.
+
+    The record says which rows the target took then (R17), and no other row is tried. The rows go
+    the same way as the first time, since one may have waited for another. `where`: as for
+    `FirstWrite`.
+    """
 
     own: SinkTransaction | None
     dead_letters: DeadLetterTransaction | None
@@ -278,7 +314,9 @@ class ReplayWrite:
     _rows: int = 0
 
     def __post_init__(self) -> None:
-        self._good = GoodRows(self.own, self.where) if self.own and self.own.sink.dead_letters else None
+        self._good = (
+            GoodRows(self.own, self.where) if self.own and self.own.sink.dead_letters else None
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         numbered = NumberedRows.from_batch(batch, self._rows)
@@ -301,9 +339,10 @@ class ReplayWrite:
         for numbered, refused in tried:
             for refusal in refused[:1]:
                 raise BadValue(
-                    f"of {self.where} the row {numbered.numbers[refusal.row]}, counted from 0, was taken when the "
-                    f"checkpoint was decided, and the target refuses it now: {refusal.error_class}: {refusal.error}. "
-                    "Let the table take it again, and start the query again: it writes the row once [EO-REPLAY-REFUSED]"
+                    f"of {self.where} the row {numbered.numbers[refusal.row]}, counted from 0, was "
+                    "taken when the checkpoint was decided, and the target refuses it now: "
+                    f"{refusal.error_class}: {refusal.error}. Let the table take it again, and "
+                    "start the query again: it writes the row once [EO-REPLAY-REFUSED]"
                 )
 
 
@@ -334,7 +373,9 @@ class NumberedRows:
 
     def take(self, places: Sequence[int] | pa.Array) -> NumberedRows:
         chosen = pa.array(places, pa.int64())
-        return NumberedRows(self.rows.take(chosen), self.hashes.take(chosen), self.numbers.take(chosen))
+        return NumberedRows(
+            self.rows.take(chosen), self.hashes.take(chosen), self.numbers.take(chosen)
+        )
 
     def without(self, refused: Sequence[Refusal]) -> NumberedRows:
         return self.take(without(self.rows.num_rows, refused)) if refused else self

@@ -1,4 +1,5 @@
-"""The hash of each row, by which a replay tells whether it writes the same rows: Spark's JVM computes it."""
+"""The hash of each row, by which a replay tells whether it writes the same rows: Spark's JVM
+computes it."""
 
 from __future__ import annotations
 
@@ -16,14 +17,20 @@ if TYPE_CHECKING:
 
 HASH_COLUMN = "__tpc_row_hash"
 ROW_HASH = "xxhash64 of columns and parts"
-"""The name of the way in which `with_row_hash` hashes rows, for `Record.row_hash`. Another way needs another name."""
+"""The name of the way in which `with_row_hash` hashes rows, for `Record.row_hash`. Another way
+needs another name."""
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:
-    """Return `df` with a hash of each row as last column. Raises SchemaMismatch if `df` has a column of that name."""
+    """Return `df` with a hash of each row as last column.
+
+    Raises SchemaMismatch if `df` has a column of that name.
+    """
     names = df.columns
     if HASH_COLUMN in map(str.lower, names):
-        raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
+        raise SchemaMismatch(
+            f"the name {HASH_COLUMN} is taken by the coordinator: rename this column"
+        )
     from pyspark.sql import is_remote
 
     used_with = None if is_remote() else df.sparkSession.sparkContext
@@ -35,13 +42,17 @@ def with_row_hash(df: DataFrame) -> DataFrame:
 
 @lru_cache
 def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Column:
-    """Return the hash of each row of a DataFrame with this schema. It is kept, because the same `Column` can be used
-    again in one SparkContext, and each call that makes one is a question to the JVM. `placed`: the column is used with
-    the DataFrame that `by_place` makes.
+    """Return the hash of each row of a DataFrame with this schema.
 
-    Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0 and -0.0, the decimals
-    1.00 and 100, a text and its bytes, and texts that are equal in a collation. So it gets parts that it can tell
-    apart, with a flag for each value that may be NULL, and a hash of the columns' names and types."""
+    It is kept, because the same `Column` can be used again in one SparkContext, and each call that
+    makes one is a question to the JVM. `placed`: the column is used with the DataFrame that
+    `by_place` makes.
+
+    Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0
+    and -0.0, the decimals 1.00 and 100, a text and its bytes, and texts that are equal in a
+    collation. So it gets parts that it can tell apart, with a flag for each value that may be NULL,
+    and a hash of the columns' names and types.
+    """
     from pyspark.sql import functions
 
     columns = [(field.name, field.dataType.simpleString()) for field in schema]
@@ -54,8 +65,10 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
 
 
 def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
-    """Return the columns that are hashed for a value; `name`: its column's, if it is a column. No function is applied
-    to each element, because Spark would not compile the projection then."""
+    """Return the columns that are hashed for a value; `name`: its column's, if it is a column.
+
+    No function is applied to each element, because Spark would not compile the projection then.
+    """
     from pyspark.sql import functions
     from pyspark.sql import types as st
 
@@ -67,13 +80,21 @@ def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
     if not _holds(data_type, "array", "map", "struct", "variant"):
         return [is_null, value]
     if isinstance(data_type, st.StructType) and _can_be_named(data_type):
-        return [is_null, *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType))]
+        return [
+            is_null,
+            *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType)),
+        ]
     if isinstance(data_type, st.ArrayType):
         if isinstance(data_type.elementType, st.StringType):
             texts = value.cast("array<string>")
             return [is_null, *_elements(texts, _NULL, functions.array_join(texts, "\n", _NULL))]
         if isinstance(data_type.elementType, st.NumericType):
-            return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
+            return [
+                is_null,
+                *_elements(
+                    value, functions.lit(0).cast(data_type.elementType), value.cast("string")
+                ),
+            ]
         if isinstance(data_type.elementType, (st.BooleanType, st.DateType)):
             return [is_null, value.cast("string")]
     if isinstance(data_type, st.MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
@@ -84,8 +105,8 @@ def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
 
 
 def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
-    """Return the columns that are hashed for an array: its size and its elements; and its text, which takes longer, if
-    it holds NULLs or the `rare` element."""
+    """Return the columns that are hashed for an array: its size and its elements; and its text,
+    which takes longer, if it holds NULLs or the `rare` element."""
     from pyspark.sql import functions
 
     plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
@@ -97,7 +118,8 @@ _NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
 
 
 def _can_be_named(data_type: StructType) -> bool:
-    """Tell whether Spark can take each field of a struct by its name: not if two differ in capitals alone."""
+    """Tell whether Spark can take each field of a struct by its name: not if two differ in capitals
+    alone."""
     return len({name.lower() for name in data_type.names}) == len(data_type.names)
 
 

@@ -1,4 +1,5 @@
-"""The task that runs inside an executor: it drives one sink through one participant, and sends an ack to the driver."""
+"""The task that runs inside an executor: it drives one sink through one participant, and sends an
+ack to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from coordinator.task.participant import DeadLetterTransaction, FirstWrite, ReplayWrite, SinkTransaction
+from coordinator.task.participant import (
+    DeadLetterTransaction,
+    FirstWrite,
+    ReplayWrite,
+    SinkTransaction,
+)
 from sinks._util.log import get_logger
 from sinks.base import Sink
 from sinks.dead_letters import RecordedRefusals
@@ -22,8 +28,9 @@ logger = get_logger("sinks.task")
 
 @dataclass(frozen=True)
 class Ack:
-    """The outcome of one transaction in a task, which sends one ack for its sink, and one for the sink of its dead
-    letters. `committable` is None without rows and after an error; `bytes` are those of the record batches."""
+    """The outcome of one transaction in a task, which sends one ack for its sink, and one for the
+    sink of its dead letters. `committable` is None without rows and after an error; `bytes` are
+    those of the record batches."""
 
     sink: str
     subtask: int
@@ -55,11 +62,14 @@ class Ack:
 
 @dataclass(frozen=True)
 class LostRows:
-    """The rows that the tasks of one sink have to write again in a replay. `own`: the subtasks whose transactions in
-    the sink itself are lost; `dead_letters`: those whose transactions in its sink of dead letters are. `refused`: by
-    subtask, the rows that the record names as dead letters, so that they are separated as before. `single_partition`:
-    the batch was written as one partition, and has to come as one again. `spooled`: gives the kept rows of a subtask,
-    in place of the batch."""
+    """The rows that the tasks of one sink have to write again in a replay.
+
+    `own`: the subtasks whose transactions in the sink itself are lost; `dead_letters`: those whose
+    transactions in its sink of dead letters are. `refused`: by subtask, the rows that the record
+    names as dead letters, so that they are separated as before. `single_partition`: the batch was
+    written as one partition, and has to come as one again. `spooled`: gives the kept rows of a
+    subtask, in place of the batch.
+    """
 
     own: frozenset[int]
     dead_letters: frozenset[int] = frozenset()
@@ -77,11 +87,13 @@ _tasks: Counter[type[Sink]] = Counter()
 
 
 def _freeze_imports(kind: type[Sink]) -> None:
-    """Leave what this worker has imported out of its searches for garbage, when the second task of a kind begins.
+    """Leave what this worker has imported out of its searches for garbage, when the second task of
+    a kind begins.
 
-    PySpark's daemon calls `gc.collect` after each task (pyspark/daemon.py), and would go through all those modules each
-    time. It did so after the task before, so hardly any garbage is kept permanently. Only Spark's Python workers call a
-    `SinkTask`, so no driver does this. Users read of it in docs/sizing.md.
+    PySpark's daemon calls `gc.collect` after each task (pyspark/daemon.py), and would go through
+    all those modules each time. It did so after the task before, so hardly any garbage is kept
+    permanently. Only Spark's Python workers call a `SinkTask`, so no driver does this. Users read
+    of it in docs/sizing.md.
     """
     _tasks[kind] += 1
     if _tasks[kind] == 2:
@@ -90,11 +102,14 @@ def _freeze_imports(kind: type[Sink]) -> None:
 
 @dataclass(frozen=True)
 class SinkTask:
-    """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
+    """The function given to `DataFrame.mapInArrow`.
 
-    A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
-    With `replay`, all partitions but those that it names are drained. `attempt`: how many tries of the checkpoint have
-    failed before. `exactly_once` is False in at-least-once mode: the task commits by itself.
+    Batches carry the row hash as their last column.
+
+    A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the
+    Spark task. With `replay`, all partitions but those that it names are drained. `attempt`: how
+    many tries of the checkpoint have failed before. `exactly_once` is False in at-least-once mode:
+    the task commits by itself.
     """
 
     sink: Sink
@@ -107,7 +122,8 @@ class SinkTask:
     exactly_once: bool = True
     replay: LostRows | None = None
     spooling: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
-    """Called with the rows, the subtask and the attempt: keeps the rows in the spool, and yields them."""
+    """Called with the rows, the subtask and the attempt: keeps the rows in the spool, and yields
+    them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -118,12 +134,18 @@ class SinkTask:
         acks = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
         yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
 
-    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> list[Ack]:
+    def run(
+        self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0
+    ) -> list[Ack]:
         rows_of_batch = iter(batches)
         tries = self.generation, self.round, self.attempt, task_attempt
-        task = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
+        task = TransactionId(
+            self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries
+        )
         write = self._first_or_replay(task, slot)
-        transactions = [transaction for transaction in (write.own, write.dead_letters) if transaction]
+        transactions = [
+            transaction for transaction in (write.own, write.dead_letters) if transaction
+        ]
         if not transactions:
             _drain(rows_of_batch)
             return []
@@ -150,7 +172,9 @@ class SinkTask:
                 transaction.undo()
             if not isinstance(error, SinkError):
                 raise
-            logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
+            logger.warning(
+                "subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error
+            )
             _drain(rows_of_batch)
             return [Ack(self.sink.name, subtask, error=error)]
         finally:
@@ -159,7 +183,9 @@ class SinkTask:
 
     def _first_or_replay(self, task: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
         arguments = task, slot, self.exactly_once
-        replay, letters_sink, subtask = self.replay, self.sink.dead_letters, task.subtask
+        replay = self.replay
+        letters_sink = self.sink.dead_letters
+        subtask = task.subtask
         where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
         if replay is None:
             dead_letters = DeadLetterTransaction(letters_sink, *arguments) if letters_sink else None
@@ -168,7 +194,9 @@ class SinkTask:
         dead_letters = None
         if letters_sink and subtask in replay.dead_letters:
             dead_letters = DeadLetterTransaction(letters_sink, *arguments)
-        return ReplayWrite(own, dead_letters, RecordedRefusals(replay.refused.get(subtask, ())), where)
+        return ReplayWrite(
+            own, dead_letters, RecordedRefusals(replay.refused.get(subtask, ())), where
+        )
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:
