@@ -1,4 +1,5 @@
-"""Where the records of checkpoints are kept: `open_storage` turns a URI into a `CheckpointStorage`."""
+"""Where the records of checkpoints are kept: `open_storage` turns a URI into a
+`CheckpointStorage`."""
 
 from __future__ import annotations
 
@@ -40,13 +41,15 @@ _INSTEAD |= dict.fromkeys(("webhdfs", "swebhdfs"), "hdfs://HOST:PORT/PATH")
 
 
 def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage at a URI, ready to be written to, made there if it is missing. A storage is returned as it is; one
-    from `deferred_storage` is opened.
+    """The storage at a URI, ready to be written to, made there if it is missing.
+
+    A storage is returned as it is; one from `deferred_storage` is opened.
 
     * `file:///DIRECTORY` or an absolute path
-    * `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`: credentials and endpoint come from the
-      environment variables AWS_*, GOOGLE_* and AZURE_*, as obstore reads them
-    * `hdfs://HOST:PORT/PATH`, `viewfs://...`: through the JVM of the Spark session, which has to run already
+    * `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`: credentials and endpoint
+      come from the environment variables AWS_*, GOOGLE_* and AZURE_*, as obstore reads them
+    * `hdfs://HOST:PORT/PATH`, `viewfs://...`: through the JVM of the Spark session, which has to
+      run already
     * any SQLAlchemy URL; `postgresql://` means psycopg 3 and `mysql://` PyMySQL
     * `memory:NAME`, for tests
 
@@ -62,8 +65,8 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 def deferred_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
     """Return the storage at a URI, which its first call opens as `open_storage` would now.
 
-    Connects to nothing, and raises StorageError only for a URI that `open_storage` does not know. A storage is returned
-    as it is.
+    Connects to nothing, and raises StorageError only for a URI that `open_storage` does not know. A
+    storage is returned as it is.
     """
     if isinstance(uri, CheckpointStorage):
         return uri
@@ -73,8 +76,9 @@ def deferred_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 
 @contextmanager
 def existing_storages() -> Iterator[None]:
-    """Within it, `open_storage` writes nothing: a directory or table that is not there is a `MissingStorage`. So is
-    one that `deferred_storage` names within it, and that is opened later."""
+    """Within it, `open_storage` writes nothing: a directory or table that is not there is a
+    `MissingStorage`. So is one that `deferred_storage` names within it, and that is opened later.
+    """
     before = _make.set(False)
     try:
         yield
@@ -83,7 +87,9 @@ def existing_storages() -> Iterator[None]:
 
 
 @contextmanager
-def storage_at(uri: str | CheckpointStorage, *, existing: bool = False) -> Iterator[CheckpointStorage]:
+def storage_at(
+    uri: str | CheckpointStorage, *, existing: bool = False
+) -> Iterator[CheckpointStorage]:
     """Closes what it opens. `existing`: makes nothing."""
     with existing_storages() if existing else nullcontext():
         storage = open_storage(uri)
@@ -128,7 +134,8 @@ def _opener(uri: str) -> tuple[str, _Opener]:
         )
     if scheme == "memory" and rest:
         return uri, lambda make: MemoryStorage(rest)
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:  # repeats nothing: it may hold a password
+    # repeats nothing: it may hold a password
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:
         raise StorageError("given", "", "this is neither a URI nor an absolute path", SUPPORTED)
     with _missing_packages_named(scheme):
         if scheme in ("hdfs", "viewfs"):
@@ -155,8 +162,16 @@ def _directory(uri: str) -> str:
     if uri.startswith("/"):
         return uri
     parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+    if (
+        parts.netloc not in ("", "localhost")
+        or not parts.path.startswith("/")
+        or parts.query
+        or parts.fragment
+    ):
         raise StorageError(
-            uri, "", "no absolute path", "Write file:///DIRECTORY with three slashes, and '?' and '#' as %3F and %23"
+            uri,
+            "",
+            "no absolute path",
+            "Write file:///DIRECTORY with three slashes, and '?' and '#' as %3F and %23",
         )
     return unquote(parts.path)

@@ -16,24 +16,29 @@ _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
 
 SUPPORTED = (
-    "Supported are file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
-    "hdfs://HOST:PORT/PATH and viewfs://..., SQLAlchemy database URLs (sqlite:////FILE, postgresql://..., mysql://...) "
-    "and, for tests, memory:NAME"
+    "Supported are file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+    "az://CONTAINER/PREFIX, hdfs://HOST:PORT/PATH and viewfs://..., SQLAlchemy database URLs "
+    "(sqlite:////FILE, postgresql://..., mysql://...) and, for tests, memory:NAME"
 )
 """The forms of storage URIs, for errors."""
 
 
 class StorageError(ExactlyOnceError):
-    """Checkpoint storage could not do what it was asked to; nothing is known to have been written.
+    """Checkpoint storage could not do what it was asked to; nothing is known to have been
+    written.
 
-    `uri` (without passwords), `key` ("" if it concerns no key), `reason` (what failed) and `advice` (what to do, may be
-    "") make up the message. The error of the layer below is `__cause__`, unless its text may hold a password.
+    `uri` (without passwords), `key` ("" if it concerns no key), `reason` (what failed) and `advice`
+    (what to do, may be "") make up the message. The error of the layer below is `__cause__`, unless
+    its text may hold a password.
     """
 
     code = "EO-STORAGE"
 
     def __init__(self, uri: str, key: str, reason: str, advice: str = "") -> None:
-        self.uri, self.key, self.reason, self.advice = uri, key, reason, advice
+        self.uri = uri
+        self.key = key
+        self.reason = reason
+        self.advice = advice
         super().__init__(uri, key, reason, advice)  # all of them, so that it can be pickled
 
     def _text(self) -> str:
@@ -48,13 +53,15 @@ class NoSuchStorage(StorageError):
 
 
 class CheckpointStorage(ABC):
-    """Keeps small byte values (a few MB at most) under keys, for ever, for several processes at once.
+    """Keeps small byte values (a few MB at most) under keys, for ever, for several processes at
+    once.
 
-    A key is one or more segments joined by '/', at most 512 characters; a segment is 1 to 200 of [A-Za-z0-9._-], but
-    not '.' or '..'. As with files and folders, no key may be the folder of another: beside 'a/1' there is no 'a/1/x'.
+    A key is one or more segments joined by '/', at most 512 characters; a segment is 1 to 200 of
+    [A-Za-z0-9._-], but not '.' or '..'. As with files and folders, no key may be the folder of
+    another: beside 'a/1' there is no 'a/1/x'.
 
-    Every method raises `StorageError` if the storage cannot be reached, read or written, and ValueError for a key that
-    is none. All but `close` may be called from several threads.
+    Every method raises `StorageError` if the storage cannot be reached, read or written, and
+    ValueError for a key that is none. All but `close` may be called from several threads.
     """
 
     uri: str
@@ -64,9 +71,10 @@ class CheckpointStorage(ABC):
     def put_if_absent(self, key: str, value: bytes) -> bool:
         """Write the value unless the key has one, atomically among all processes.
 
-        True: written, durable, and seen by every later call of any process. False: there was a value already and it is
-        unchanged. It may be one's own: a put is repeated when its answer got lost. So read and compare.
-        When it raises, the value may be there or not, but never a part of it.
+        True: written, durable, and seen by every later call of any process. False: there was a
+        value already and it is unchanged. It may be one's own: a put is repeated when its answer
+        got lost. So read and compare. When it raises, the value may be there or not, but never a
+        part of it.
         """
 
     @abstractmethod
@@ -75,21 +83,27 @@ class CheckpointStorage(ABC):
 
     @abstractmethod
     def list(self, prefix: str) -> list[str]:
-        """All keys below the folder `prefix` ('a/1' and 'a/1/' are the same folder; '' is the root), at any depth,
-        sorted by code point. Holds every key whose put returned before this call, unless it was deleted.
-        """
+        """All keys below the folder `prefix` ('a/1' and 'a/1/' are the same folder; '' is the
+        root), at any depth, sorted by code point. Holds every key whose put returned before this
+        call, unless it was deleted."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove the key and its value. Not an error if there is none. After a power loss it may be there again."""
+        """Remove the key and its value.
+
+        Not an error if there is none. After a power loss it may be there again.
+        """
 
     def clock(self) -> float | None:
-        """Seconds since the epoch by the storage's own clock; None if it has none, or does not tell."""
+        """Seconds since the epoch by the storage's own clock; None if it has none, or does not
+        tell."""
         return None
 
     def weaknesses(self) -> Sequence[str]:
-        """Why what was answered may get lost all the same, such as a server that does not fsync. Asked for the job's
-        `coordinator.Guarantee` when a query starts. Default: nothing."""
+        """Why what was answered may get lost all the same, such as a server that does not fsync.
+
+        Asked for the job's `coordinator.Guarantee` when a query starts. Default: nothing.
+        """
         return ()
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -100,8 +114,11 @@ class CheckpointStorage(ABC):
 
 
 class MemoryStorage(CheckpointStorage):
-    """`memory:NAME`. All storages of one name in a process share their values, also after `close`, so that a second
-    coordinator finds what the first one left. Gone with the process: it cannot keep the promise over a real crash.
+    """`memory:NAME`.
+
+    All storages of one name in a process share their values, also after `close`, so that a second
+    coordinator finds what the first one left. Gone with the process: it cannot keep the promise
+    over a real crash.
     """
 
     _shared: ClassVar[dict[str, dict[str, bytes]]] = {}
@@ -137,10 +154,12 @@ class MemoryStorage(CheckpointStorage):
 
 
 class WrappedStorage(CheckpointStorage):
-    """Passes all calls for keys through `_call` to another storage, which is closed by whom it belongs to."""
+    """Passes all calls for keys through `_call` to another storage, which is closed by whom it
+    belongs to."""
 
     def __init__(self, inner: CheckpointStorage) -> None:
-        self.inner, self.uri = inner, inner.uri
+        self.inner = inner
+        self.uri = inner.uri
 
     def _call(self, method: str, key: str, *more: Any) -> Any:
         return getattr(self.inner, method)(key, *more)
@@ -161,7 +180,8 @@ class WrappedStorage(CheckpointStorage):
 
 
 class TimedStorage(WrappedStorage):
-    """`on_call` gets the name of each call and its seconds, also of one that failed, in the thread that made it."""
+    """`on_call` gets the name of each call and its seconds, also of one that failed, in the thread
+    that made it."""
 
     def __init__(self, inner: CheckpointStorage, on_call: Callable[[str, float], None]) -> None:
         super().__init__(inner)
@@ -176,12 +196,14 @@ class TimedStorage(WrappedStorage):
 
 
 class MissingStorage(WrappedStorage):
-    """What an operator's command finds behind a mistyped URI, or after somebody deleted it: it holds nothing. The first
-    put makes the storage."""
+    """What an operator's command finds behind a mistyped URI, or after somebody deleted it: it
+    holds nothing. The first put makes the storage."""
 
     def __init__(self, why: NoSuchStorage, make: Callable[[], CheckpointStorage]) -> None:
         super().__init__(MemoryStorage(""))
-        self.uri, self.why, self._make = why.uri, why, make
+        self.uri = why.uri
+        self.why = why
+        self._make = make
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         if isinstance(self.inner, MemoryStorage):
@@ -195,8 +217,8 @@ class MissingStorage(WrappedStorage):
 class DeferredStorage(CheckpointStorage):
     """The storage at a URI, which the first call opens, whatever thread makes it.
 
-    If the storage cannot be opened, that call raises the `StorageError`, and the next call tries again. `close` opens
-    nothing.
+    If the storage cannot be opened, that call raises the `StorageError`, and the next call tries
+    again. `close` opens nothing.
     """
 
     def __init__(self, uri: str, open: Callable[[], CheckpointStorage]) -> None:
@@ -240,14 +262,15 @@ def check_key(key: str) -> str:
     """The key itself; ValueError if it is none."""
     if len(key) > _KEY_LIMIT or not _KEY.fullmatch(key):
         raise ValueError(
-            f"not a key of checkpoint storage: {key!r} (at most {_KEY_LIMIT} characters; segments of 1 to 200 of "
-            f"[A-Za-z0-9._-] except '.' and '..', joined by '/')"
+            f"not a key of checkpoint storage: {key!r} (at most {_KEY_LIMIT} characters; segments "
+            "of 1 to 200 of [A-Za-z0-9._-] except '.' and '..', joined by '/')"
         )
     return key
 
 
 def check_folder(prefix: str) -> str:
-    """The folder with one '/' at its end, or '' for the root; ValueError if it is no prefix of keys."""
+    """The folder with one '/' at its end, or '' for the root; ValueError if it is no prefix of
+    keys."""
     return check_key(prefix.removesuffix("/")) + "/" if prefix else ""
 
 
@@ -261,5 +284,6 @@ def is_missing(path: str | os.PathLike[str]) -> bool:
 
 
 def is_key(name: str) -> bool:
-    """Whether a name that was found in a storage can be a key at all, or belongs to somebody else."""
+    """Whether a name that was found in a storage can be a key at all, or belongs to somebody
+    else."""
     return len(name) <= _KEY_LIMIT and _KEY.fullmatch(name) is not None

@@ -1,7 +1,7 @@
 """Checkpoint storage in a local or shared folder.
 
-obstore has a store for folders too, but it never calls fsync (seen with strace), so a record that was read, and acted
-upon, could be empty or gone after a power loss; and it follows links.
+obstore has a store for folders too, but it never calls fsync (seen with strace), so a record that
+was read, and acted upon, could be empty or gone after a power loss; and it follows links.
 """
 
 from __future__ import annotations
@@ -30,34 +30,52 @@ from coordinator.storage.base import (
 _ADVICE = {
     errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
     errno.EDQUOT: "Raise the disk quota; the query can then be restarted, nothing torn was left",
-    errno.EACCES: "Use the account of the job, and let it write there: what a job makes is for its account alone",
-    errno.EPERM: "The file system must allow hard links, and the user that runs the driver to make them",
+    errno.EACCES: (
+        "Use the account of the job, and let it write there: what a job makes is for its account "
+        "alone"
+    ),
+    errno.EPERM: (
+        "The file system must allow hard links, and the user that runs the driver to make them"
+    ),
     errno.ENOSYS: "The file system does not know hard links; use another one or a database",
     errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
-    errno.EROFS: "The file system is mounted read-only; mount it for writing or use another directory",
-    errno.ENOENT: "The directory was deleted or unmounted since it was opened: bring it back, as it was",
-    errno.ENOTDIR: "A part of the path is a file, or a link, which is not followed; use another directory",
+    errno.EROFS: (
+        "The file system is mounted read-only; mount it for writing or use another directory"
+    ),
+    errno.ENOENT: (
+        "The directory was deleted or unmounted since it was opened: bring it back, as it was"
+    ),
+    errno.ENOTDIR: (
+        "A part of the path is a file, or a link, which is not followed; use another directory"
+    ),
     errno.EEXIST: "The path is a file; use another directory",
-    errno.ELOOP: "It is a symbolic link, which is not followed: see who put it there, and remove it",
+    errno.ELOOP: (
+        "It is a symbolic link, which is not followed: see who put it there, and remove it"
+    ),
 }
 
 
 _STAGED = re.compile(r".+#\d{30,}")
 _ABANDONED = 86400.0
-"""Seconds after which nobody writes any more. Who still does gets an error, and nothing under the key."""
+"""Seconds after which nobody writes any more. Who still does gets an error, and nothing under the
+key."""
 
 
 class FileStorage(CheckpointStorage):
-    """`file:///DIRECTORY`: one file for each key. With `make` the directory is made if it is missing, and hard links
-    are tried. What is made is for the user alone (0700 and 0600); `list("")` passes over folders that this user may not
-    read. No link below the directory is followed.
+    """`file:///DIRECTORY`: one file for each key.
 
-    A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
-    that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
-    out a value: the writer may have died in between. A killed writer leaves `KEY#RANDOM` behind, which is no key, so
-    `list` passes over it; it goes with `delete(KEY)`, or with `make` when the storage is opened a day later.
+    With `make` the directory is made if it is missing, and hard links are tried. What is made is
+    for the user alone (0700 and 0600); `list("")` passes over folders that this user may not read.
+    No link below the directory is followed.
 
-    Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
+    A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the
+    one atomic step, so that no torn value can ever stand under a key) and fsyncs the directories. A
+    reader fsyncs them too before it hands out a value: the writer may have died in between. A
+    killed writer leaves `KEY#RANDOM` behind, which is no key, so `list` passes over it; it goes
+    with `delete(KEY)`, or with `make` when the storage is opened a day later.
+
+    Several hosts may share the directory if its file system has hard links and close-to-open
+    consistency (NFS has).
     """
 
     def __init__(self, directory: str | Path, *, make: bool = True) -> None:
@@ -76,7 +94,8 @@ class FileStorage(CheckpointStorage):
         self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """What killed writers have left, as far as that is found in a second: there may be much else in the folder."""
+        """What killed writers have left, as far as that is found in a second: there may be much
+        else in the folder."""
         end = time.monotonic() + 1
         with suppress(OSError), _directory(self._root) as root:
             for folder, path in takewhile(lambda _: time.monotonic() < end, _files_below(root)):
@@ -102,11 +121,17 @@ class FileStorage(CheckpointStorage):
                 staged.unlink(missing_ok=True)
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        with self._errors(f"cannot write {len(value)} bytes", key), self._folders(check_key(key), make=True) as folders:
-            here, name = folders[-1], _name(key)
+        with (
+            self._errors(f"cannot write {len(value)} bytes", key),
+            self._folders(check_key(key), make=True) as folders,
+        ):
+            here = folders[-1]
+            name = _name(key)
             staged = f"{name}#{uuid.uuid4().int}"
             try:
-                descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
+                descriptor = os.open(
+                    staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here
+                )
                 with open(descriptor, "wb") as file:
                     file.write(value)
                     file.flush()
@@ -115,7 +140,9 @@ class FileStorage(CheckpointStorage):
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                        raise IsADirectoryError(errno.EISDIR, "Is a directory: keys are below it") from None
+                        raise IsADirectoryError(
+                            errno.EISDIR, "Is a directory: keys are below it"
+                        ) from None
                 return False
             finally:
                 with suppress(FileNotFoundError):
@@ -124,8 +151,14 @@ class FileStorage(CheckpointStorage):
             return True
 
     def get(self, key: str) -> bytes | None:
-        with self._errors("cannot read", check_key(key)), suppress(FileNotFoundError), self._folders(key) as folders:
-            descriptor = os.open(_name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folders[-1])
+        with (
+            self._errors("cannot read", check_key(key)),
+            suppress(FileNotFoundError),
+            self._folders(key) as folders,
+        ):
+            descriptor = os.open(
+                _name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folders[-1]
+            )
             try:
                 mode = os.fstat(descriptor).st_mode
                 if stat.S_ISDIR(mode):
@@ -142,13 +175,21 @@ class FileStorage(CheckpointStorage):
 
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
-        with self._errors(f"cannot list {folder!r}"), suppress(FileNotFoundError), self._folders(folder) as folders:
+        with (
+            self._errors(f"cannot list {folder!r}"),
+            suppress(FileNotFoundError),
+            self._folders(folder) as folders,
+        ):
             return sorted(key for _, key in _files_below(folders[-1], folder) if is_key(key))
         return []
 
     def delete(self, key: str) -> None:
         """A link is removed, and not what it leads to."""
-        with self._errors("cannot delete", check_key(key)), suppress(FileNotFoundError), self._folders(key) as folders:
+        with (
+            self._errors("cannot delete", check_key(key)),
+            suppress(FileNotFoundError),
+            self._folders(key) as folders,
+        ):
             name = _name(key)
             for entry in os.listdir(folders[-1]):
                 if entry == name or entry.startswith(f"{name}#"):
@@ -183,7 +224,10 @@ def _name(key: str) -> str:
 
 @contextmanager
 def _directory(path: Path | str, within: int | None = None) -> Iterator[int]:
-    """The descriptor of an open directory. A link is refused where the directory is `within` another."""
+    """The descriptor of an open directory.
+
+    A link is refused where the directory is `within` another.
+    """
     no_link = 0 if within is None else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | no_link, dir_fd=within)
     try:
@@ -200,7 +244,9 @@ def _files_below(folder: int, prefix: str = "") -> Iterator[tuple[int, str]]:
             if not entry.is_dir(follow_symlinks=False):
                 yield folder, path
             elif is_key(path):
-                if not prefix and not os.access(path, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+                if not prefix and not os.access(
+                    path, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True
+                ):
                     continue  # another account's job or savepoint
                 with suppress(FileNotFoundError), _directory(entry.name, folder) as below:
                     yield from _files_below(below, f"{path}/")

@@ -1,9 +1,10 @@
 """Checkpoint storage in HDFS, through the Hadoop client in the JVM of the Spark session.
 
-What Hadoop 3.5 does, and is relied on: `create` shows a file before it is whole, so without overwrite it is no atomic
-put. `FileContext.rename` without OVERWRITE is one step of the name node, fails if the target exists, and is answered
-when it is in the edit log; the client may repeat it, since the name node remembers whom it answered what. A closed file
-is on the disks of the data nodes only if the writer asked for it (SYNC_BLOCK).
+What Hadoop 3.5 does, and is relied on: `create` shows a file before it is whole, so without
+overwrite it is no atomic put. `FileContext.rename` without OVERWRITE is one step of the name node,
+fails if the target exists, and is answered when it is in the edit log; the client may repeat it,
+since the name node remembers whom it answered what. A closed file is on the disks of the data nodes
+only if the writer asked for it (SYNC_BLOCK).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from coordinator.spark.internals import gateway, hadoop_conf
-from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import (
+    CheckpointStorage,
+    NoSuchStorage,
+    StorageError,
+    check_folder,
+    check_key,
+    is_key,
+)
 
 _FORM = "Write hdfs://HOST:PORT/DIRECTORY, or the name service of the cluster instead of HOST:PORT"
 _RESTART = "the query can then be restarted, nothing torn was left"
@@ -42,8 +50,8 @@ _ADVICE = {
     "FileAlreadyExistsException": "The path is a file; use another directory",
 }
 
-# The client looks 400 ms later again when a block is not reported yet, as at most puts: 110 to 180 ms a put on a mini
-# cluster, 20 to 40 ms so. More looks make up for it.
+# The client looks 400 ms later again when a block is not reported yet, as at most puts: 110 to 180
+# ms a put on a mini cluster, 20 to 40 ms so. More looks make up for it.
 _CLIENT = {
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
     "dfs.client.block.write.locateFollowingBlock.retries": "10",
@@ -51,18 +59,22 @@ _CLIENT = {
 
 
 class HadoopStorage(CheckpointStorage):
-    """`hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS: one file for each key. The directory is made
-    if it is missing, unless `make` is False.
+    """`hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS: one file for each key.
 
-    A put writes `KEY#RANDOM`, has it synced to the disks of the data nodes, and renames it to `KEY`, which fails if
-    that exists: the one atomic step, so that no torn value can ever stand under a key. A killed writer leaves
-    `KEY#RANDOM` behind, which is no key, so `list` passes over it; it goes with `delete(KEY)`.
+    The directory is made if it is missing, unless `make` is False.
 
-    Hadoop's client repeats what fails in passing, and gives up when core-site.xml and hdfs-site.xml tell it to.
+    A put writes `KEY#RANDOM`, has it synced to the disks of the data nodes, and renames it to
+    `KEY`, which fails if that exists: the one atomic step, so that no torn value can ever stand
+    under a key. A killed writer leaves `KEY#RANDOM` behind, which is no key, so `list` passes over
+    it; it goes with `delete(KEY)`.
+
+    Hadoop's client repeats what fails in passing, and gives up when core-site.xml and hdfs-site.xml
+    tell it to.
     """
 
     def __init__(self, uri: str, *, make: bool = True) -> None:
-        """Raises StorageError without a classic Spark session in this process, or if the directory cannot be made."""
+        """Raises StorageError without a classic Spark session in this process, or if the directory
+        cannot be made."""
         self.uri = address_of_directory(uri)
         parts = urlsplit(self.uri)
         try:
@@ -73,11 +85,12 @@ class HadoopStorage(CheckpointStorage):
                 self.uri,
                 "",
                 "no Spark session with a JVM runs in this process",
-                "Start the session before the coordinator is used. Spark Connect has no JVM on this side: use storage "
-                "that needs none. For commands, let a job FILE.py start it",
+                "Start the session before the coordinator is used. Spark Connect has no JVM on "
+                "this side: use storage that needs none. For commands, let a job FILE.py start it",
             ) from error
         self._fs: Any = java.jvm.org.apache.hadoop.fs
-        options, flag = self._fs.Options, self._fs.CreateFlag
+        options = self._fs.Options
+        flag = self._fs.CreateFlag
         with self._errors("cannot make the directory"):
             conf = hadoop_conf(session)
             for name, value in _CLIENT.items():
@@ -89,25 +102,32 @@ class HadoopStorage(CheckpointStorage):
             if not self._files.util().exists(root):
                 if not make:
                     raise NoSuchStorage(self.uri, "", "there is no such directory")
-                self._files.mkdir(root, rights.getDirDefault(), True)  # those above it, made too, stay open to others
+                # those above it, made too, stay open to others
+                self._files.mkdir(root, rights.getDirDefault(), True)
                 self._files.setPermission(root, rights("700"))
             self._files.mkdir(root, rights("700"), True)
             behind = self._files.resolvePath(root).toUri().getScheme()
             self._folder = root.toUri().getPath() + "/"
             # SHOULD_REPLICATE: no erasure coding, which cannot sync
-            self._flags = java.jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE)
+            self._flags = java.jvm.java.util.EnumSet.of(
+                flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE
+            )
             self._options = java.new_array(options.CreateOpts, 2)
             self._options[0] = options.CreateOpts.createParent()
             self._options[1] = options.CreateOpts.perms(rights("600"))
             self._no_overwrite = java.new_array(options.Rename, 0)
         if behind != "hdfs":
             raise StorageError(
-                self.uri, "", f"it leads to {behind}://, which has no atomic put-if-absent", "Use a mount of HDFS"
+                self.uri,
+                "",
+                f"it leads to {behind}://, which has no atomic put-if-absent",
+                "Use a mount of HDFS",
             )
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
-            path, staged = self._path(key), self._path(f"{key}#{uuid4().int}")
+            path = self._path(key)
+            staged = self._path(f"{key}#{uuid4().int}")
             try:
                 with closing(self._files.create(staged, self._flags, self._options)) as stream:
                     stream.write(value)
@@ -134,7 +154,8 @@ class HadoopStorage(CheckpointStorage):
 
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
-        names, files = [], None
+        names = []
+        files = None
         with self._errors(f"cannot list {folder!r}"):
             with _if_missing():
                 files = self._files.util().listFiles(self._path(folder), True)
@@ -152,8 +173,11 @@ class HadoopStorage(CheckpointStorage):
         return self._fs.Path(f"{self.uri}/{name}".rstrip("/"))
 
     def _make_durable(self, path: Any) -> None:
-        """The name node shows a rename before it is in the edit log. An edit of one's own, one that changes nothing, is
-        answered when all before it are in there. Who may not write acts upon no record and need not wait."""
+        """The name node shows a rename before it is in the edit log.
+
+        An edit of one's own, one that changes nothing, is answered when all before it are in there.
+        Who may not write acts upon no record and need not wait.
+        """
         try:
             self._files.setTimes(path, self._files.getFileStatus(path).getModificationTime(), -1)
         except Py4JJavaError as error:
@@ -164,7 +188,8 @@ class HadoopStorage(CheckpointStorage):
     def _errors(self, action: str, key: str = "") -> Iterator[None]:
         try:
             yield
-        except (Py4JJavaError, PySparkException) as error:  # PySpark translates some, such as IllegalArgumentException
+        except (Py4JJavaError, PySparkException) as error:
+            # PySpark translates some, such as IllegalArgumentException
             text = str(error)
             if isinstance(error, Py4JJavaError):
                 text = f"{_class(error)}: {error.java_exception.getMessage()}"
@@ -173,7 +198,10 @@ class HadoopStorage(CheckpointStorage):
             raise StorageError(self.uri, key, f"{action}: {reason}", advice) from error
         except (Py4JError, OSError) as error:
             raise StorageError(
-                self.uri, key, f"{action}: the JVM of the Spark session is gone", f"Start the session again; {_RESTART}"
+                self.uri,
+                key,
+                f"{action}: the JVM of the Spark session is gone",
+                f"Start the session again; {_RESTART}",
             ) from error
 
 

@@ -1,9 +1,10 @@
 """Checkpoint storage in object stores, through obstore.
 
-A cloud store's conditional put (obstore's mode "create") is one request, atomic and durable when answered. Two things
-are left to do here. obstore 0.12 (object_store 0.14) repeats some puts whose answer got lost, and then says that there
-is a value already, without telling that it tried twice: so it is told to repeat nothing, and it is done here. And it
-takes every 409 for a value that is there, though S3 also answers 409 while the key is being deleted.
+A cloud store's conditional put (obstore's mode "create") is one request, atomic and durable when
+answered. Two things are left to do here. obstore 0.12 (object_store 0.14) repeats some puts whose
+answer got lost, and then says that there is a value already, without telling that it tried twice:
+so it is told to repeat nothing, and it is done here. And it takes every 409 for a value that is
+there, though S3 also answers 409 while the key is being deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
 from tenacity import Retrying
 
-from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import (
+    CheckpointStorage,
+    StorageError,
+    check_folder,
+    check_key,
+    is_key,
+)
 from coordinator.storage.retry import retries
 from sinks._util.threads import side_by_side
 
@@ -30,7 +37,10 @@ _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 _RACERS = 4
 """How many put one name at once when a store is opened."""
 
-_PASSING = r"HTTP error: (?!builder)|status code: (5(?!01)\d\d|408|429)|InternalError|SlowDown|RequestTimeout"
+_PASSING = (
+    r"HTTP error: (?!builder)|status code: (5(?!01)\d\d|408|429)"
+    r"|InternalError|SlowDown|RequestTimeout"
+)
 """What obstore says of faults that may pass: of the transport, or of the store."""
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
@@ -39,33 +49,49 @@ _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 _CLOUD_ADVICE = (
     (
         "RequestTimeTooSkewed|date header too old|short-lived token|InvalidCertificate",
-        "See that the clock of the driver's machine is right, and the store's certificate valid and of a known issuer",
+        "See that the clock of the driver's machine is right, and the store's certificate valid "
+        "and of a known issuer",
     ),
     (_NO_BUCKET, "Create the bucket or container first, or fix its name in the URI"),
     (
-        "token request|/latest/(api/token|meta-data)|Missing (AccessKeyId|Secret)|Account must be|credential error",
-        "No usable credentials were found: set the environment variables {} on the driver, or give its machine a role",
+        "token request|/latest/(api/token|meta-data)|Missing (AccessKeyId|Secret)|Account must "
+        "be|credential error",
+        "No usable credentials were found: set the environment variables {} on the driver, or give "
+        "its machine a role",
     ),
     (
         "status code: 40[13]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken",
-        "Check the credentials in {}; they need the rights to list, read, write and delete objects below the prefix",
+        "Check the credentials in {}; they need the rights to list, read, write and delete objects "
+        "below the prefix",
     ),
-    ("Received redirect|AuthorizationHeaderMalformed", "Set AWS_REGION to the region of the bucket"),
-    ("builder error", "Only https is allowed; a test server without TLS needs ALLOW_HTTP=true in {}"),
-    ("NotImplemented|status code: 501", "The store has no conditional puts, or another address is needed in {}"),
+    (
+        "Received redirect|AuthorizationHeaderMalformed",
+        "Set AWS_REGION to the region of the bucket",
+    ),
+    (
+        "builder error",
+        "Only https is allowed; a test server without TLS needs ALLOW_HTTP=true in {}",
+    ),
+    (
+        "NotImplemented|status code: 501",
+        "The store has no conditional puts, or another address is needed in {}",
+    ),
     (
         _PASSING,
-        "Check that the store, or the endpoint in {}, can be reached from the driver; the query can then be restarted",
+        "Check that the store, or the endpoint in {}, can be reached from the driver; the query "
+        "can then be restarted",
     ),
 )
 
 
 class ObjectStorage(CheckpointStorage):
-    """Values are the objects of any store that obstore knows, keys their names below the store's own prefix.
+    """Values are the objects of any store that obstore knows, keys their names below the store's
+    own prefix.
 
-    A request that fails in passing is repeated for up to `retry_seconds`. If it was a put, and it then meets a value,
-    the two are compared, so that a put whose answer got lost is told from one that came second. This needs a store that
-    repeats nothing by itself: `retry_config={"max_retries": 0}`.
+    A request that fails in passing is repeated for up to `retry_seconds`. If it was a put, and it
+    then meets a value, the two are compared, so that a put whose answer got lost is told from one
+    that came second. This needs a store that repeats nothing by itself:
+    `retry_config={"max_retries": 0}`.
     """
 
     def __init__(self, uri: str, store: ObjectStore, *, retry_seconds: float = 30.0) -> None:
@@ -102,7 +128,11 @@ class ObjectStorage(CheckpointStorage):
         folder = check_folder(prefix)
 
         def names() -> Sequence[str]:
-            return [entry["path"] for chunk in obstore.list(self._store, folder or None) for entry in chunk]
+            return [
+                entry["path"]
+                for chunk in obstore.list(self._store, folder or None)
+                for entry in chunk
+            ]
 
         with self._errors(f"cannot list {folder!r}"):
             return sorted(name for name in self._retrying()(names) if is_key(name))
@@ -119,11 +149,15 @@ class ObjectStorage(CheckpointStorage):
             text = str(error)
             # S3 repeats a request whose signature is wrong, with the session token in it
             cause = None if "CanonicalRequest" in text else error
-            raise StorageError(self.uri, key, f"{action}: {_reason(text)}", _advice(self.uri, text)) from cause
+            raise StorageError(
+                self.uri, key, f"{action}: {_reason(text)}", _advice(self.uri, text)
+            ) from cause
 
     def _prove(self) -> None:
-        """Raises StorageError unless the store can be listed and written, and of several puts at once takes one."""
-        name = f".put-if-absent-{uuid.uuid4().hex}"  # no key begins with a dot, so `list` passes over it
+        """Raises StorageError unless the store can be listed and written, and of several puts at
+        once takes one."""
+        # no key begins with a dot, so `list` passes over it
+        name = f".put-if-absent-{uuid.uuid4().hex}"
         begin = threading.Barrier(_RACERS, timeout=10)
 
         def put(number: int) -> bool:
@@ -148,7 +182,11 @@ class ObjectStorage(CheckpointStorage):
                 self.uri,
                 "",
                 f"the store accepts {won} of {_RACERS} puts of one name at once, so it "
-                + ("ignores the header If-None-Match: *" if won == _RACERS else "looks first, and puts then"),
+                + (
+                    "ignores the header If-None-Match: *"
+                    if won == _RACERS
+                    else "looks first, and puts then"
+                ),
                 "Use a store, or a release of it, that knows conditional puts, or a database",
             )
 
@@ -157,22 +195,27 @@ class ObjectStorage(CheckpointStorage):
 
 
 def open_bucket(uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> ObjectStorage:
-    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. The bucket has to be there. Without `make`
-    nothing is tried, and reading takes no right to write.
+    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
 
-    obstore takes credentials, region, endpoint and timeouts from the environment variables AWS_*, GOOGLE_* or AZURE_*,
-    or from the role of the machine. For other sources of credentials, make the store with obstore and hand
-    `ObjectStorage(uri, store)` to the coordinator.
+    The bucket has to be there. Without `make` nothing is tried, and reading takes no right to
+    write.
 
-    Raises StorageError if it cannot be listed and written, or if the store ignores the condition of a put, as some that
-    call themselves S3-compatible do: two drivers could then overwrite each other's records.
+    obstore takes credentials, region, endpoint and timeouts from the environment variables AWS_*,
+    GOOGLE_* or AZURE_*, or from the role of the machine. For other sources of credentials, make the
+    store with obstore and hand `ObjectStorage(uri, store)` to the coordinator.
+
+    Raises StorageError if it cannot be listed and written, or if the store ignores the condition of
+    a put, as some that call themselves S3-compatible do: two drivers could then overwrite each
+    other's records.
     """
     address = address_of_bucket(uri)
     try:
         store = from_url(uri, retry_config={"max_retries": 0})
     except (BaseError, ValueError) as error:
         text = str(error)
-        raise StorageError(uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or _form(uri)) from error
+        raise StorageError(
+            uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or _form(uri)
+        ) from error
     storage = ObjectStorage(address, store, retry_seconds=retry_seconds)
     if make:
         storage._prove()
@@ -183,25 +226,39 @@ def address_of_bucket(uri: str) -> str:
     """Return the URI of the storage. Raises StorageError for what does not belong into it."""
     parts = urlsplit(uri)
     if "@" in uri or parts.query or parts.fragment:  # repeats nothing: it may hold a secret
-        raise StorageError(f"{parts.scheme}://...", "", "a user, a '?' or a '#' is not allowed in the URI", _form(uri))
+        raise StorageError(
+            f"{parts.scheme}://...",
+            "",
+            "a user, a '?' or a '#' is not allowed in the URI",
+            _form(uri),
+        )
     return uri.rstrip("/")
 
 
 def _form(uri: str) -> str:
     scheme = uri.partition(":")[0]
-    return f"Write {_FORMS[scheme]}; credentials, region and endpoint come from the variables {_VARIABLES[scheme]}"
+    return (
+        f"Write {_FORMS[scheme]}; credentials, region and endpoint come from the variables "
+        f"{_VARIABLES[scheme]}"
+    )
 
 
 def _reason(text: str) -> str:
-    """What obstore says, without its appendix, and of an XML or HTML answer only the code and the message."""
+    """What obstore says, without its appendix, and of an XML or HTML answer only the code and the
+    message."""
     text = text.partition("\n\nDebug source")[0]
     said, _, body = text.partition("<")
-    answer = [match[1] for tag in ("Code", "Message") if (match := re.search(rf"<{tag}>([^<\n]*)", body))]
+    answer = [
+        match[1] for tag in ("Code", "Message") if (match := re.search(rf"<{tag}>([^<\n]*)", body))
+    ]
     return " ".join((said + ": ".join(answer)).split())
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether to ask again. Also when the store says that there is a value, but it has none: S3 asks for it."""
+    """Whether to ask again.
+
+    Also when the store says that there is a value, but it has none: S3 asks for it.
+    """
     return isinstance(error, AlreadyExistsError) or (
         isinstance(error, BaseError) and re.search(_PASSING, _reason(str(error))) is not None
     )
@@ -209,5 +266,7 @@ def _may_pass(error: BaseException) -> bool:
 
 def _advice(uri: str, text: str) -> str:
     variables = _VARIABLES.get(uri.partition(":")[0])
-    advice = next((advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), "")
+    advice = next(
+        (advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), ""
+    )
     return advice.format(variables)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from sinks._util.log import get_logger
 
@@ -12,9 +18,13 @@ logger = get_logger(__name__)
 
 
 def retries(
-    uri: str, seconds: float, may_pass: Callable[[BaseException], bool], reason: Callable[[BaseException], str]
+    uri: str,
+    seconds: float,
+    may_pass: Callable[[BaseException], bool],
+    reason: Callable[[BaseException], str],
 ) -> Retrying:
-    """`may_pass`: whether to try again after an error, for up to so many seconds; `reason`: what the log says of it."""
+    """`may_pass`: whether to try again after an error, for up to so many seconds; `reason`: what
+    the log says of it."""
 
     def tell(state: RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()

@@ -50,22 +50,35 @@ from sinks.sql.databases import weaknesses
 from sinks.sql.server import Row
 from sinks.sqlalchemy.engine import file_readers, make_engine, parse
 
-_SILENCE, _ANSWER_SECONDS = 30, 10
-_DURABLE = "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'"
+_SILENCE = 30
+_ANSWER_SECONDS = 10
+_DURABLE = (
+    "SELECT set_config('synchronous_commit', 'local', false) WHERE"
+    " current_setting('synchronous_commit') = 'off'"
+)
 
 # Seconds since the epoch, by dialect.
 _CLOCK = {"postgresql": "extract(epoch FROM clock_timestamp())"}
 _CLOCK |= dict.fromkeys(("mysql", "mariadb"), "UNIX_TIMESTAMP(NOW(6))")
 
 _URL_ADVICE = (
-    "Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, with '@', ':', '/', '?', '#' and '%' in the password as "
-    "%40, %3A, %2F, %3F, %23 and %25"
+    "Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, with '@', ':', '/', '?', '#' and '%' in the "
+    "password as %40, %3A, %2F, %3F, %23 and %25"
 )
 
 _ADVICE = (
-    ("disk is full|No space left", "Free space there; the query can then be restarted, nothing torn was left"),
-    ("permission denied|read-?only|unable to open", "Let this user create and write the table, or the file"),
-    ("is locked", "Another process keeps the sqlite file locked; stop it, or use a server database"),
+    (
+        "disk is full|No space left",
+        "Free space there; the query can then be restarted, nothing torn was left",
+    ),
+    (
+        "permission denied|read-?only|unable to open",
+        "Let this user create and write the table, or the file",
+    ),
+    (
+        "is locked",
+        "Another process keeps the sqlite file locked; stop it, or use a server database",
+    ),
     ("password|authentication", "Check user and password"),
     ("connection|connect|resolve", "Check that the server runs and can be reached from the driver"),
 )
@@ -88,20 +101,23 @@ _TABLE = Table(
 
 
 class SQLStorage(CheckpointStorage):
-    """`sqlite:////FILE`, `postgresql://...`, `mysql://...`: the rows of the table `checkpoint_storage`, which is made
-    if it is missing, unless `make` is False.
+    """`sqlite:////FILE`, `postgresql://...`, `mysql://...`: the rows of the table
+    `checkpoint_storage`, which is made if it is missing, unless `make` is False.
 
-    Every call is one autocommitted statement, so none can be left half done or hold a lock that others wait for. A lost
-    connection is made anew for up to `retry_seconds`. If it was lost during a put, the put is done again; when that
-    meets a value, the two are compared, so that a put whose answer got lost is told from one that came second.
+    Every call is one autocommitted statement, so none can be left half done or hold a lock that
+    others wait for. A lost connection is made anew for up to `retry_seconds`. If it was lost during
+    a put, the put is done again; when that meets a value, the two are compared, so that a put whose
+    answer got lost is told from one that came second.
 
-    Durable when answered: sqlite runs with synchronous=EXTRA (FULL may undo a commit on a power loss, as it does not
-    sync the removal of the journal: https://sqlite.org/pragma.html#pragma_synchronous) and PostgreSQL sessions with
+    Durable when answered: sqlite runs with synchronous=EXTRA (FULL may undo a commit on a power
+    loss, as it does not sync the removal of the journal:
+    https://sqlite.org/pragma.html#pragma_synchronous) and PostgreSQL sessions with
     synchronous_commit at least local. A pooler in front of PostgreSQL must not undo that setting.
     """
 
     def __init__(self, uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> None:
-        """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
+        """Connects, and raises StorageError at once if that fails: retries are for connections that
+        worked before."""
         url = _parse(uri)
         self.uri = _shown(url)
         if url.get_backend_name() == "sqlite" and is_missing(str(url.database)):
@@ -112,7 +128,8 @@ class SQLStorage(CheckpointStorage):
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
         session = [_DURABLE] if url.get_backend_name() == "postgresql" else []
         bounds: dict[str, Any] = {"silence": _SILENCE, "answer": _ANSWER_SECONDS, "short": True}
-        if url.get_backend_name() == "sqlite":  # a connection that stays would not see that the file is another one
+        # a connection that stays would not see that the file is another one
+        if url.get_backend_name() == "sqlite":
             bounds["poolclass"] = NullPool
         with self._errors("cannot load the driver"):
             self._engine = make_engine(url, **bounds, session=session, isolation_level="AUTOCOMMIT")
@@ -138,7 +155,9 @@ class SQLStorage(CheckpointStorage):
 
     def get(self, key: str) -> bytes | None:
         with self._errors("cannot read", check_key(key)):
-            rows = self._retrying()(self._execute, select(_TABLE.c.value).where(_TABLE.c.key == key))
+            rows = self._retrying()(
+                self._execute, select(_TABLE.c.value).where(_TABLE.c.key == key)
+            )
             return bytes(rows[0]) if rows else None
 
     def list(self, prefix: str) -> list[str]:
@@ -163,7 +182,9 @@ class SQLStorage(CheckpointStorage):
 
     def weaknesses(self) -> Sequence[str]:
         with self._errors("cannot read the server's settings"):
-            return weaknesses(self._engine.dialect.name, partial(self._retrying(), self._ask), "", _TABLE.name)
+            return weaknesses(
+                self._engine.dialect.name, partial(self._retrying(), self._ask), "", _TABLE.name
+            )
 
     def _connect(self) -> Connection:
         if self._engine.dialect.name == "sqlite" and is_missing(str(self._engine.url.database)):
@@ -184,7 +205,9 @@ class SQLStorage(CheckpointStorage):
             return result.scalars().all() if result.returns_rows else ()
 
     def _retrying(self) -> Retrying:
-        return retries(self.uri, self._retry_seconds, _connection_failed, lambda _: "the connection failed")
+        return retries(
+            self.uri, self._retry_seconds, _connection_failed, lambda _: "the connection failed"
+        )
 
     def _make_table(self) -> None:
         with self._errors(f"cannot make the table {_TABLE.name}"):
@@ -194,15 +217,18 @@ class SQLStorage(CheckpointStorage):
                 if not inspect(self._engine).has_table(_TABLE.name):
                     raise
             columns = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
-            primary_key = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
+            primary_key = inspect(self._engine).get_pk_constraint(_TABLE.name)[
+                "constrained_columns"
+            ]
         wanted = set(_TABLE.columns.keys()), ["key"]
         if (columns, primary_key) != wanted:  # without that key a second put would be taken
             raise StorageError(
                 self.uri,
                 "",
-                f"the table {_TABLE.name} has the columns {sorted(columns)} and the primary key {primary_key}, not "
-                f"{sorted(_TABLE.columns.keys())} and ['key']",
-                "It belongs to something else: use another database or schema, or give it that primary key",
+                f"the table {_TABLE.name} has the columns {sorted(columns)} and the primary key "
+                f"{primary_key}, not {sorted(_TABLE.columns.keys())} and ['key']",
+                "It belongs to something else: use another database or schema, or give it that "
+                "primary key",
             )
 
     @contextmanager
@@ -214,12 +240,20 @@ class SQLStorage(CheckpointStorage):
             reason = text
             for secret in self._secrets:
                 reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", reason)
-            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text, re.IGNORECASE)), "")
-            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == text else None)
+            advice = next(
+                (advice for pattern, advice in _ADVICE if re.search(pattern, text, re.IGNORECASE)),
+                "",
+            )
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (
+                error if reason == text else None
+            )
 
 
 def _parse(uri: str) -> URL:
-    """The URL with its driver. Nothing of a URL that cannot be parsed is repeated: it may hold a password."""
+    """The URL with its driver.
+
+    Nothing of a URL that cannot be parsed is repeated: it may hold a password.
+    """
     scheme = uri.partition(":")[0]
     try:
         url = parse(uri)
@@ -228,14 +262,22 @@ def _parse(uri: str) -> URL:
     except (ArgumentError, ValueError):
         raise StorageError(f"{scheme}:...", "", "this is no database URL", _URL_ADVICE) from None
     if url.host and "@" in url.host:
-        raise StorageError(f"{scheme}:...", "", "the host of the database URL holds an '@'", _URL_ADVICE)
+        raise StorageError(
+            f"{scheme}:...", "", "the host of the database URL holds an '@'", _URL_ADVICE
+        )
     if readers := file_readers(url):
         raise StorageError(
-            redacted(uri), "", f"{', '.join(readers)} would let the server read files of this machine", "Leave it out"
+            redacted(uri),
+            "",
+            f"{', '.join(readers)} would let the server read files of this machine",
+            "Leave it out",
         )
     if url.get_backend_name() == "sqlite" and not (url.database and url.database.startswith("/")):
         raise StorageError(
-            redacted(uri), "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
+            redacted(uri),
+            "",
+            "no absolute path",
+            "Write sqlite:////PATH with four slashes, or memory:NAME for a test",
         )
     return url
 
@@ -245,17 +287,24 @@ def _shown(url: URL) -> str:
 
 
 def address_of_database(uri: str) -> str:
-    """Return the URI of the storage, without passwords. Raises StorageError for a URL that is none."""
+    """Return the URI of the storage, without passwords.
+
+    Raises StorageError for a URL that is none.
+    """
     return _shown(_parse(uri))
 
 
 def _secrets(url: URL) -> list[str]:
     """What of the URL may not be shown."""
-    return [str(url.query[name]) for name in secret_parameters(url)] + ([str(url.password)] if url.password else [])
+    return [str(url.query[name]) for name in secret_parameters(url)] + (
+        [str(url.password)] if url.password else []
+    )
 
 
 def _connection_failed(error: BaseException) -> bool:
-    """Whether the connection could not be made (then there is no statement yet), or was lost in the middle."""
+    """Whether the connection could not be made (then there is no statement yet), or was lost in the
+    middle."""
     return isinstance(error, DBAPIError) and (
-        error.connection_invalidated or (isinstance(error, OperationalError) and error.statement is None)
+        error.connection_invalidated
+        or (isinstance(error, OperationalError) and error.statement is None)
     )

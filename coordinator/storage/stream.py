@@ -1,4 +1,5 @@
-"""A stream of bytes as values, since storage takes neither very large ones nor very many small ones well."""
+"""A stream of bytes as values, since storage takes neither very large ones nor very many small ones
+well."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ VALUE_BYTES = 4 * 2**20
 
 
 class Cut(io.RawIOBase):
-    """A file whose content goes to `put`, a value at a time. `rest` is what is left for a last one."""
+    """A file whose content goes to `put`, a value at a time.
+
+    `rest` is what is left for a last one.
+    """
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
-        self._put, self._buffer = put, bytearray()
+        self._put = put
+        self._buffer = bytearray()
 
     def writable(self) -> bool:
         return True
@@ -35,7 +40,8 @@ class Joined(io.RawIOBase):
     """The file again."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        self._values, self._rest = iter(values), memoryview(b"")
+        self._values = iter(values)
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True

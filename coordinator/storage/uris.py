@@ -10,11 +10,16 @@ if TYPE_CHECKING:  # 0.3 s of processor time to import, which a folder as storag
     from sqlalchemy.engine import URL
 
 _FOLDERS = ("file", "s3", "gs", "az", "hdfs", "viewfs", "memory")
-_SECRET = re.compile(r"pass|pwd|secret|token|credential|odbc_connect|api_?key|access_?key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"pass|pwd|secret|token|credential|odbc_connect|api_?key|access_?key", re.IGNORECASE
+)
 
 
 def redacted(uri: str) -> str:
-    """The URI as it may be shown. Of what cannot be read only the scheme is: a password may be anywhere."""
+    """The URI as it may be shown.
+
+    Of what cannot be read only the scheme is: a password may be anywhere.
+    """
     scheme = uri.partition(":")[0]
     if uri.startswith("/") or scheme in _FOLDERS:
         return f"{scheme}://..." if re.search("[@?#]", uri) and not uri.startswith("/") else uri
@@ -25,7 +30,11 @@ def redacted(uri: str) -> str:
         url = make_url(uri)
         if not (url.host and "@" in url.host):
             return url.difference_update_query(secret_parameters(url)).render_as_string()
-    return f"{scheme}:..." if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and ":" in uri else "..."
+    return (
+        f"{scheme}:..."
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and ":" in uri
+        else "..."
+    )
 
 
 def secret_parameters(url: URL) -> list[str]:
