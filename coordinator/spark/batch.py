@@ -1,4 +1,5 @@
-"""One micro-batch as Spark hands it to foreachBatch in a classic session, and how sinks are run over its rows."""
+"""One micro-batch as Spark hands it to foreachBatch in a classic session, and how sinks are run
+over its rows."""
 
 from __future__ import annotations
 
@@ -16,9 +17,23 @@ import pyarrow as pa
 
 from coordinator.errors import CheckpointError, Superseded
 from coordinator.protocol import guarantee
-from coordinator.protocol.ports import Acks, BatchFacts, BatchLeft, MicroBatch, Query, Sink, TopicIds
+from coordinator.protocol.ports import (
+    Acks,
+    BatchFacts,
+    BatchLeft,
+    MicroBatch,
+    Query,
+    Sink,
+    TopicIds,
+)
 from coordinator.spark.checkpoint_location import facts_in, open_location
-from coordinator.spark.internals import INTERRUPTED, StreamExecution, arrow_schema, executed_plan, partition_count
+from coordinator.spark.internals import (
+    INTERRUPTED,
+    StreamExecution,
+    arrow_schema,
+    executed_plan,
+    partition_count,
+)
 from coordinator.task.row_hash import ROW_HASH, with_row_hash
 from coordinator.task.task import Ack, SinkTask
 from sinks._util.column_names import map_in_arrow
@@ -32,11 +47,12 @@ if TYPE_CHECKING:
 MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = "2147483647"
-"""With this limit, and no other, Spark does not sum up the size of the record batch before each row, which takes longer
-than all else on the way into Python (`BatchedPythonArrowInput.writeSizedBatch`, 4.0 to 4.3)."""
+"""With this limit, and no other, Spark does not sum up the size of the record batch before each
+row, which takes longer than all else on the way into Python
+(`BatchedPythonArrowInput.writeSizedBatch`, 4.0 to 4.3)."""
 SMALL_BATCH = 16 * 2**20
-"""Spark's limit is lifted if a record batch of its largest number of rows has at most so many bytes: a quarter of the
-limit, since rows may grow."""
+"""Spark's limit is lifted if a record batch of its largest number of rows has at most so many
+bytes: a quarter of the limit, since rows may grow."""
 FEW_ROWS = 10_000
 """After a batch of fewer rows the limit stays: to lift it would cost more than it saves."""
 
@@ -47,11 +63,13 @@ _NO_ID = "A" * 22
 
 
 def filter_py4j_log() -> None:
-    """Keep the stacks of this library's errors out of the logger `py4j.clientserver`. To call it again changes nothing.
+    """Keep the stacks of this library's errors out of the logger `py4j.clientserver`.
 
-    Py4J logs the stack of everything that leaves foreachBatch, even if that only tells Spark of a clean stop. Errors of
-    this library stop the query with their text, which Spark logs and raises. The coordinator calls this with the first
-    batch, and no import does it.
+    To call it again changes nothing.
+
+    Py4J logs the stack of everything that leaves foreachBatch, even if that only tells Spark of a
+    clean stop. Errors of this library stop the query with their text, which Spark logs and raises.
+    The coordinator calls this with the first batch, and no import does it.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
 
@@ -61,18 +79,20 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class RowTransfer:
-    """The way of one query's rows into Python: without Spark's limit of bytes where the batch before had small rows."""
+    """The way of one query's rows into Python: without Spark's limit of bytes where the batch
+    before had small rows."""
 
     def __init__(self) -> None:
         self.execution: StreamExecution | None = None
         """That of the batch before, in a classic session."""
         self.row_size: float | None = None
-        """Bytes of a row of the batch before, on average, in the sink with the largest; None if it had few rows, or
-        failed."""
+        """Bytes of a row of the batch before, on average, in the sink with the largest; None if it
+        had few rows, or failed."""
 
     @contextmanager
     def limited(self, session: SparkSession, may_lift: Callable[[], bool]) -> Iterator[None]:
-        row_size, self.row_size = self.row_size, None
+        row_size = self.row_size
+        self.row_size = None
         if row_size is not None and _are_small(session, row_size) and may_lift():
             with setting(session, MAX_BYTES, UNLIMITED):
                 yield
@@ -82,7 +102,8 @@ class RowTransfer:
     def note(self, acks: Sequence[Ack]) -> None:
         """What its tasks have written."""
         written = Acks(acks)
-        bytes, rows = written.bytes, written.rows
+        bytes = written.bytes
+        rows = written.rows
         sizes = [bytes[sink] / count for sink, count in rows.items() if count]
         self.row_size = max(sizes) if sum(rows.values()) > FEW_ROWS else None
 
@@ -90,23 +111,35 @@ class RowTransfer:
 def _are_small(session: SparkSession, row_size: float) -> bool:
     """Whether a record batch stays small without the limit. Never where users have set it."""
     records = int(session.conf.get(MAX_RECORDS) or 0)
-    return records > 0 and row_size * records <= SMALL_BATCH and session.conf.get(MAX_BYTES, None) is None
+    return (
+        records > 0
+        and row_size * records <= SMALL_BATCH
+        and session.conf.get(MAX_BYTES, None) is None
+    )
 
 
 class SparkBatch(MicroBatch):
-    """A batch of a streaming query. A sink is run over its DataFrame by `map_in_arrow`.
+    """A batch of a streaming query.
 
-    The query is found through the local properties that Spark's stream execution sets on its thread; offsets are read
-    from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
+    A sink is run over its DataFrame by `map_in_arrow`.
+
+    The query is found through the local properties that Spark's stream execution sets on its
+    thread; offsets are read from its offset log in the checkpointLocation, where Spark has written
+    them before it calls foreachBatch.
     """
 
     row_hash = ROW_HASH
     rows: int | None = None
 
-    def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
-        """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a cache can change the
-        number of partitions. `transfer`: the same object for all batches of the run."""
-        self._df, self._transfer, self._shared = df, transfer, shared
+    def __init__(
+        self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False
+    ) -> None:
+        """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a
+        cache can change the number of partitions. `transfer`: the same object for all batches of
+        the run."""
+        self._df = df
+        self._transfer = transfer
+        self._shared = shared
         self._find_query(batch_id)
 
     def _find_query(self, batch_id: int) -> None:
@@ -115,22 +148,27 @@ class SparkBatch(MicroBatch):
         if execution is None:
             raise CheckpointError(
                 "the coordinator has to be called by a running streaming query: "
-                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start() [EO-CALL-OUTSIDE]"
+                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start() "
+                "[EO-CALL-OUTSIDE]"
             )
         if execution is not self._transfer.execution:
-            self._transfer.execution, self._transfer.row_size = execution, None
-        self._execution, self._job_tag = execution, f"checkpoint-{batch_id}-{uuid.uuid4()}"
-        self.run_id, self.location = execution.run_id, execution.location
+            self._transfer.execution = execution
+            self._transfer.row_size = None
+        self._execution = execution
+        self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
+        self.run_id = execution.run_id
+        self.location = execution.location
         try:
             self.facts = self.facts_of(batch_id)
         except Exception:
             if self.active:
                 raise
             self.raise_stopped()
-        if self.facts.planned_at not in (0, execution.planned_at):  # a rename without overwrite may not be atomic
+        # a rename without overwrite may not be atomic
+        if self.facts.planned_at not in (0, execution.planned_at):
             raise Superseded(
-                f"offsets/{batch_id} in {self.location} is of another driver, which has planned this batch at the same "
-                "time; this one stops. Two drivers of one job were running."
+                f"offsets/{batch_id} in {self.location} is of another driver, which has planned "
+                "this batch at the same time; this one stops. Two drivers of one job were running."
             )
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
@@ -166,15 +204,26 @@ class SparkBatch(MicroBatch):
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if any(task.replay and task.replay.spooled for task in tasks.values()):
-                return self._side_by_side([partial(_collect, self._df, task, ended) for task in tasks.values()])
-            if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
+                return self._side_by_side(
+                    [partial(_collect, self._df, task, ended) for task in tasks.values()]
+                )
+            # otherwise two executors may compute a partition, each for a sink, with other rows
+            if len(tasks) > 1:
                 self.rows = self._df.count()
-            hashed = {name: with_row_hash(self._rows_for(task.sink)) for name, task in tasks.items()}
-            with self._transfer.limited(self._df.sparkSession, partial(self._may_lift_limit, tasks)):
-                calls = [partial(_collect, hashed[name], task, ended) for name, task in tasks.items()]
+            hashed = {
+                name: with_row_hash(self._rows_for(task.sink)) for name, task in tasks.items()
+            }
+            with self._transfer.limited(
+                self._df.sparkSession, partial(self._may_lift_limit, tasks)
+            ):
+                calls = [
+                    partial(_collect, hashed[name], task, ended) for name, task in tasks.items()
+                ]
                 acks = self._side_by_side(calls)
             self._transfer.note(acks)
-            if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
+            if len(tasks) == 1 and not any(
+                task.sink.transform or task.replay for task in tasks.values()
+            ):
                 self.rows = sum(ack.fingerprint.rows for ack in acks)
             return acks
 
@@ -191,8 +240,9 @@ class SparkBatch(MicroBatch):
         return _persisted(self._df) if self._shared else nullcontext()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        """Whether nobody else's rows go into Python in these jobs, in record batches under the same limit
-        (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …)."""
+        """Whether nobody else's rows go into Python in these jobs, in record batches under the same
+        limit (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …).
+        """
         if self._execution.runs_python is None:
             plans = [self._execution.executed_plan]
             plans += [executed_plan(self._rows_for(task.sink)) for task in tasks.values()]
@@ -200,7 +250,11 @@ class SparkBatch(MicroBatch):
         return not self._execution.runs_python
 
     def _side_by_side(self, calls: Sequence[Callable[[], list[Ack]]]) -> list[Ack]:
-        return [ack for acks in side_by_side(lambda call: call(), calls, len(calls), self._thread) for ack in acks]
+        return [
+            ack
+            for acks in side_by_side(lambda call: call(), calls, len(calls), self._thread)
+            for ack in acks
+        ]
 
     def _thread(self, **options: Any) -> Thread:
         """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
@@ -214,7 +268,9 @@ class SparkBatch(MicroBatch):
         context = self._df.sparkSession.sparkContext
         of_batch = context.getLocalProperty(_DESCRIPTION) or ""
         context.addJobTag(self._job_tag)
-        context.setLocalProperty(_DESCRIPTION, f"{of_batch}<br/>checkpoint {self.facts.checkpoint_id}: {doing}")
+        context.setLocalProperty(
+            _DESCRIPTION, f"{of_batch}<br/>checkpoint {self.facts.checkpoint_id}: {doing}"
+        )
         try:
             yield
         finally:
@@ -238,7 +294,9 @@ class SparkBatch(MicroBatch):
 
     def _shuffles_are_checked(self) -> bool:
         try:
-            return all(self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES)
+            return all(
+                self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES
+            )
         except Exception:  # this Spark does not know them
             return False
 
@@ -246,11 +304,13 @@ class SparkBatch(MicroBatch):
         kinds = [kind for kind, _ in self._execution.sources]
         sources = zip(kinds, self.facts.offsets, strict=True)
         return [
-            self._ids(at, offsets) if kind.startswith("Kafka") else {} for at, (kind, offsets) in enumerate(sources)
+            self._ids(at, offsets) if kind.startswith("Kafka") else {}
+            for at, (kind, offsets) in enumerate(sources)
         ]
 
     def _ids(self, source: int, offsets: str) -> dict[str, str]:
-        _, brace, topics = offsets.partition("{")  # Spark's second format, since 4.2, has the source's name before it
+        # Spark's second format, since 4.2, has the source's name before it
+        _, brace, topics = offsets.partition("{")
         ids = self._execution.topic_ids(source, json.loads(brace + topics or "{}"))
         if _NO_ID in ids.values():
             raise CheckpointError("Kafka before 2.8 has no such ids")
@@ -263,7 +323,8 @@ def runs_python(plan: str) -> bool:
 
 
 def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    rows, replay = hashed, task.replay
+    rows = hashed
+    replay = task.replay
     if replay and replay.spooled:
         subtasks = 1 + max(replay.lost)
         rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
@@ -284,10 +345,11 @@ def _ack_schema() -> StructType:
 
 @contextmanager
 def _persisted(df: DataFrame) -> Iterator[None]:
-    """In the block `df` is cached, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF
-    reads columns from there."""
+    """In the block `df` is cached, and read from the cache as rows: Spark 4.2.0 was reported to
+    hang where a Python UDF reads columns from there."""
     with setting(df.sparkSession, _COLUMNAR, "false"):
-        if df.storageLevel.useMemory or df.storageLevel.useDisk:  # by the user, who may want to read it afterwards
+        # by the user, who may want to read it afterwards
+        if df.storageLevel.useMemory or df.storageLevel.useDisk:
             yield
             return
         df.persist()
@@ -299,9 +361,13 @@ def _persisted(df: DataFrame) -> Iterator[None]:
 
 @contextmanager
 def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
-    """`value` in the block, then what was there before. The session keeps that too: with Spark Connect (up to 4.2) it
-    is the user's own, and outlives a worker that is killed in the block."""
-    conf, saved = session.conf, f"spark.coordinator.before.{key}"
+    """`value` in the block, then what was there before.
+
+    The session keeps that too: with Spark Connect (up to 4.2) it is the user's own, and outlives a
+    worker that is killed in the block.
+    """
+    conf = session.conf
+    saved = f"spark.coordinator.before.{key}"
     before = conf.get(saved, None)
     if before is None:
         before = conf.get(key, None) or ""

@@ -1,4 +1,5 @@
-"""Spark's checkpointLocation, file by file: in a local directory, or in any file system that Hadoop knows."""
+"""Spark's checkpointLocation, file by file: in a local directory, or in any file system that Hadoop
+knows."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _PIECE = 1 << 20
 
 
 def open_location(uri: str) -> CheckpointLocation:
-    """A path or `file:` URI is read and written here, any other through the JVM of the Spark session. As in Spark,
-    nothing in a URI is escaped: `%20` is no space."""
+    """A path or `file:` URI is read and written here, any other through the JVM of the Spark
+    session. As in Spark, nothing in a URI is escaped: `%20` is no space."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", uri)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
         return _HadoopDirectory(uri)
@@ -28,15 +29,21 @@ def open_location(uri: str) -> CheckpointLocation:
 
 
 class _Directory:
-    """Paths are relative to it, with '/' between their parts. What is hidden (a dot before the name: temporary files,
-    the checksums of Hadoop's local file system, folders of other programs) is passed over."""
+    """Paths are relative to it, with '/' between their parts.
+
+    What is hidden (a dot before the name: temporary files, the checksums of Hadoop's local file
+    system, folders of other programs) is passed over.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
-        """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
+        """The paths of all files, sorted; none if there is no such directory.
+
+        May miss what vanishes meanwhile.
+        """
         paths = []
         for folder, inner, names in os.walk(self._root, onerror=_require_listed):
             for name in (*inner, *names):
@@ -54,8 +61,10 @@ class _Directory:
                 yield piece
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Put a file there, durably and as a whole, in place of one of that name. One writer at a time; what it leaves
-        when it is killed goes with the next write."""
+        """Put a file there, durably and as a whole, in place of one of that name.
+
+        One writer at a time; what it leaves when it is killed goes with the next write.
+        """
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         for folder in Path(path).parents:
@@ -75,8 +84,8 @@ class _Directory:
     def _require_no_link(self, path: Path) -> None:
         if path != self._root and path.is_symlink():
             raise SavepointError(
-                f"{path} is a symbolic link: savepoints neither follow it nor write through it. Put what it leads to "
-                "in its place, or take another checkpointLocation"
+                f"{path} is a symbolic link: savepoints neither follow it nor write through it. "
+                "Put what it leads to in its place, or take another checkpointLocation"
             )
 
 
@@ -89,7 +98,11 @@ def _os_errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         java = error.java_exception
-        kind = FileNotFoundError if java.getClass().getSimpleName() == "FileNotFoundException" else OSError
+        kind = (
+            FileNotFoundError
+            if java.getClass().getSimpleName() == "FileNotFoundException"
+            else OSError
+        )
         raise kind(str(java.toString())) from error
 
 
@@ -110,7 +123,9 @@ class _HadoopDirectory:
             session = SparkSession.active()
             self._path: Any = gateway(session).jvm.org.apache.hadoop.fs.Path
         except PySparkException as error:
-            raise SavepointError(f"{uri} takes a Spark session in this process: let a job FILE.py start it") from error
+            raise SavepointError(
+                f"{uri} takes a Spark session in this process: let a job FILE.py start it"
+            ) from error
         self.uri = uri.rstrip("/")
         with _os_errors():
             self._fs: Any = self._path(self.uri).getFileSystem(hadoop_conf(session))
@@ -157,14 +172,15 @@ CheckpointLocation: TypeAlias = _Directory | _HadoopDirectory
 
 
 def newest_commit(files: Iterable[str]) -> int:
-    """The newest batch that Spark takes for done, -1 if there is none, by the `files` of a checkpointLocation."""
+    """The newest batch that Spark takes for done, -1 if there is none, by the `files` of a
+    checkpointLocation."""
     commits = (file.removeprefix("commits/") for file in files)
     return max((int(number) for number in commits if number.isdecimal()), default=-1)
 
 
 def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
-    """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
-    each."""
+    """From a file of Spark's offset log: its version, the batch's time and settings, and the
+    sources' offsets, a line each."""
     _, settings, *offsets = log.split("\n")
     planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0)
     return BatchFacts(batch_id, query_id, tuple(offsets), planned_at)

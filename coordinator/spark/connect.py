@@ -1,8 +1,9 @@
 """Spark Connect: the coordinator travels to the server, and there finds out about its batches.
 
-The server starts a Python worker for each start of a query, unpickles the coordinator in it, and calls it there. The
-worker has a Connect session to its own server, and no JVM, no SparkContext, no local properties. Sources:
-pyspark/sql/connect/streaming/worker/foreach_batch_worker.py, and StreamingForeachBatchHelper.scala of the server.
+The server starts a Python worker for each start of a query, unpickles the coordinator in it, and
+calls it there. The worker has a Connect session to its own server, and no JVM, no SparkContext, no
+local properties. Sources: pyspark/sql/connect/streaming/worker/foreach_batch_worker.py, and
+StreamingForeachBatchHelper.scala of the server.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ Coordinator = TypeVar("Coordinator")
 
 
 _home: SparkSession | None = None
-"""In the server's worker: the session that started the query. Since Spark 4.3 batches belong to a copy of it, which
-knows of no query."""
+"""In the server's worker: the session that started the query. Since Spark 4.3 batches belong to a
+copy of it, which knows of no query."""
 
 
-def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool) -> SparkBatch:
-    """The batch, in the kind of session that this process has. `location`: the query's checkpointLocation."""
+def batch_of(
+    df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool
+) -> SparkBatch:
+    """The batch, in the kind of session that this process has.
+
+    `location`: the query's checkpointLocation.
+    """
     from pyspark.sql import is_remote
 
     if is_remote() and location:
@@ -47,15 +53,22 @@ def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTr
 
 
 class ConnectBatch(SparkBatch):
-    """A batch of a streaming query of a Spark Connect session, in the server's worker for foreachBatch.
+    """A batch of a streaming query of a Spark Connect session, in the server's worker for
+    foreachBatch.
 
-    The query is the one whose id is in the checkpointLocation's `metadata`; offsets are read from its offset log, where
-    Spark has written them before it calls foreachBatch. Spark reads both, so any file system of the server will do. Its
-    jobs carry the query's run id as a tag.
+    The query is the one whose id is in the checkpointLocation's `metadata`; offsets are read from
+    its offset log, where Spark has written them before it calls foreachBatch. Spark reads both, so
+    any file system of the server will do. Its jobs carry the query's run id as a tag.
     """
 
     def __init__(
-        self, df: DataFrame, batch_id: int, location: str, transfer: RowTransfer, *, shared: bool = False
+        self,
+        df: DataFrame,
+        batch_id: int,
+        location: str,
+        transfer: RowTransfer,
+        *,
+        shared: bool = False,
     ) -> None:
         self.location = location
         super().__init__(df, batch_id, transfer, shared=shared)
@@ -63,7 +76,8 @@ class ConnectBatch(SparkBatch):
     def _find_query(self, batch_id: int) -> None:
         from pyspark.errors import AnalysisException
 
-        location, session = self.location, self._df.sparkSession
+        location = self.location
+        session = self._df.sparkSession
         try:
             metadata, log = _read(session, location, "metadata", f"offsets/{batch_id}")
         except AnalysisException as error:
@@ -74,7 +88,8 @@ class ConnectBatch(SparkBatch):
         if query is None:
             why = f"it belongs to query {query_id}, which does not run in this session"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
-        self.run_id, self._query = query.runId, query
+        self.run_id = query.runId
+        self._query = query
         self.facts = facts_in(log, batch_id, query_id)
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
@@ -98,7 +113,9 @@ class ConnectBatch(SparkBatch):
         return self._query
 
     def raise_stopped(self) -> NoReturn:
-        raise BatchLeft(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
+        raise BatchLeft(
+            f"batch {self.facts.checkpoint_id} was left, since the query is being stopped"
+        )
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
@@ -112,14 +129,19 @@ class ConnectBatch(SparkBatch):
         plan = io.StringIO()
         with redirect_stdout(plan):
             self._query.explain(extended=True)
-        socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
-        return guarantee.source_weaknesses("TextSocketMicroBatchStream", socket[1]) if socket else []
+        socket = re.search(
+            r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue()
+        )
+        return (
+            guarantee.source_weaknesses("TextSocketMicroBatchStream", socket[1]) if socket else []
+        )
 
     def topic_ids(self) -> TopicIds:
         return ()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        return False  # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
+        # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
+        return False
 
     @contextmanager
     def _tagged(self, doing: str) -> Iterator[None]:
@@ -137,13 +159,15 @@ class ConnectBatch(SparkBatch):
 
 
 _NOT_THE_LOCATION = (
-    "CheckpointConfig.checkpoint_location is {location!r}, but the running query has another one: {why}. "
-    "Start the query with coordinator.write_stream(df).start(), which sets it from there. [EO-CONNECT]"
+    "CheckpointConfig.checkpoint_location is {location!r}, but the running query has another one: "
+    "{why}. Start the query with coordinator.write_stream(df).start(), which sets it from there. "
+    "[EO-CONNECT]"
 )
 
 
 def _read(session: SparkSession, location: str, *files: str) -> list[str]:
-    """The texts of files in a folder that the server can reach; its name may hold what Spark takes for a pattern."""
+    """The texts of files in a folder that the server can reach; its name may hold what Spark takes
+    for a pattern."""
     folder = re.sub(r"([\\*?\[\]{}])", r"\\\1", location.rstrip("/"))
     paths = [f"{folder}/{file}" for file in files]
     rows = session.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
@@ -158,28 +182,32 @@ def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 # ---------------------------------------------------------------------- the way to the server
 def reduced(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments. Transforms travel beside
-    their sinks, whose own pickle leaves them out, since tasks do without."""
+    """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments.
+
+    Transforms travel beside their sinks, whose own pickle leaves them out, since tasks do without.
+    """
     return _rebuilt, (kind, arguments, [sink.transform for sink in arguments[1]])
 
 
-def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]) -> Coordinator:
+def _rebuilt(
+    kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]
+) -> Coordinator:
     from pyspark.sql import SparkSession
 
     global _home
     _, sinks, storage, config, _ = arguments
     if config is None or config.checkpoint_location is None:
         raise CheckpointError(
-            "with Spark Connect the coordinator cannot ask Spark for the query's checkpointLocation: name it in "
-            "CheckpointConfig(checkpoint_location='…') and start with coordinator.write_stream(df).start() "
-            "[EO-CONNECT]"
+            "with Spark Connect the coordinator cannot ask Spark for the query's "
+            "checkpointLocation: name it in CheckpointConfig(checkpoint_location='…') and start "
+            "with coordinator.write_stream(df).start() [EO-CONNECT]"
         )
     storage = storage or config.storage
     if (storage if isinstance(storage, str) else storage.uri).startswith("memory:"):
         raise CheckpointError(
-            "with Spark Connect checkpoints cannot be recorded in memory:, which is gone with the worker that the "
-            "server starts for each run of the query; use a file:///… that the server can reach, or a database "
-            "[EO-CONNECT]"
+            "with Spark Connect checkpoints cannot be recorded in memory:, which is gone with the "
+            "worker that the server starts for each run of the query; use a file:///… that the "
+            "server can reach, or a database [EO-CONNECT]"
         )
     for sink, transform in zip(sinks, transforms, strict=True):
         sink.transform = transform

@@ -1,8 +1,10 @@
-"""What is used of Spark without being its public API, all of it here, with the versions it was read in.
+"""What is used of Spark without being its public API, all of it here, with the versions it was read
+in.
 
-Where Spark has changed it, `UnsupportedSpark` says what, in place of an AttributeError. `tests/spark/test_internals.py`
-asks each version of `make test-matrix` for every part, and sees that no other module uses such a part: but for
-`sinks.testing`, which sends jobs to processes by `pyspark.cloudpickle`, a copy of the package of that name.
+Where Spark has changed it, `UnsupportedSpark` says what, in place of an AttributeError.
+`tests/spark/test_internals.py` asks each version of `make test-matrix` for every part, and sees
+that no other module uses such a part: but for `sinks.testing`, which sends jobs to processes by
+`pyspark.cloudpickle`, a copy of the package of that name.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
                 without_stack = " ".join(str(error).partition("\n\tat ")[0].split())
                 raise UnsupportedSpark(
-                    f"Spark {__version__} is not supported here: {what} is gone or is another one there "
-                    f"({without_stack}). It was read in Spark {READ_IN}; use one of these, or a newer "
-                    "release of this library."
+                    f"Spark {__version__} is not supported here: {what} is gone or is another one "
+                    f"there ({without_stack}). It was read in Spark {READ_IN}; use one of these, "
+                    "or a newer release of this library."
                 ) from error
 
         return call
@@ -53,8 +55,10 @@ def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _says_gone(error: Exception) -> bool:
-    """Python, or Py4J for the JVM, knows no such name, or no such parameter. A package of Py4J's is whatever is no
-    class: calling it is a TypeError."""
+    """Python, or Py4J for the JVM, knows no such name, or no such parameter.
+
+    A package of Py4J's is whatever is no class: calling it is a TypeError.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
@@ -65,10 +69,13 @@ def _says_gone(error: Exception) -> bool:
     return isinstance(error, (AttributeError, ImportError, TypeError))
 
 
-# ---------------------------------------------------------------------- the JVM of a classic session
+# --------------------------------------------------------------------- the JVM of a classic session
 @_internal("SparkContext._gateway")
 def gateway(session: SparkSession) -> Any:
-    """Py4J's gateway into the JVM. Raises PySparkException if the session has none, as with Spark Connect."""
+    """Py4J's gateway into the JVM.
+
+    Raises PySparkException if the session has none, as with Spark Connect.
+    """
     java = session.sparkContext._gateway
     if java is None:
         raise AttributeError("it is None")
@@ -81,7 +88,7 @@ def hadoop_conf(session: SparkSession) -> Any:
     return session._jsparkSession.sessionState().newHadoopConf()
 
 
-# ---------------------------------------------------------------------- the streaming query of a classic session
+# --------------------------------------------------------- the streaming query of a classic session
 QUERY_ID = "sql.streaming.queryId"
 """A local property that StreamExecution sets on the thread that calls foreachBatch."""
 
@@ -97,9 +104,14 @@ class StreamExecution:
 
     @classmethod
     @_internal("SparkSession._jsparkSession.sharedState().activeStreamingQueries()")
-    def calling(cls, session: SparkSession, last: StreamExecution | None = None) -> StreamExecution | None:
-        """The one that calls on this thread; None if there is none. `last`: the one of the batch before, which is
-        answered again as long as it runs: a query has one run at a time."""
+    def calling(
+        cls, session: SparkSession, last: StreamExecution | None = None
+    ) -> StreamExecution | None:
+        """The one that calls on this thread; None if there is none.
+
+        `last`: the one of the batch before, which is answered again as long as it runs: a query has
+        one run at a time.
+        """
         query_id = session.sparkContext.getLocalProperty(QUERY_ID)
         if not query_id:
             return None
@@ -149,25 +161,37 @@ class StreamExecution:
         """The class of each, without its package, and what it says of itself."""
         sources = self._execution.sources()
         streams = [sources.apply(i) for i in range(sources.size())]
-        return [(str(source.getClass().getSimpleName()), str(source.toString())) for source in streams]
+        return [
+            (str(source.getClass().getSimpleName()), str(source.toString())) for source in streams
+        ]
 
     @_internal("KafkaMicroBatchStream.kafkaOffsetReader().admin()")
     def topic_ids(self, source: int, topics: Collection[str]) -> dict[str, str]:
-        """As the brokers of a Kafka source, by its place among all, tell them. Raises Py4JJavaError as Kafka does, as
-        late as for any question of Spark's (`kafka.default.api.timeout.ms`). Read in 4.2.0."""
+        """As the brokers of a Kafka source, by its place among all, tell them.
+
+        Raises Py4JJavaError as Kafka does, as late as for any question of Spark's
+        (`kafka.default.api.timeout.ms`). Read in 4.2.0.
+        """
         admin = self._execution.sources().apply(source).kafkaOffsetReader().admin()
         descriptions = admin.describeTopics(list(topics)).allTopicNames().get()
         return {topic: str(descriptions[topic].topicId().toString()) for topic in topics}
 
-    @_internal("StreamExecution.logicalPlan() and Dataset.queryExecution().analyzed(), with deterministic()")
+    @_internal(
+        "StreamExecution.logicalPlan() and Dataset.queryExecution().analyzed(), with "
+        "deterministic()"
+    )
     def is_deterministic(self, df: DataFrame) -> bool:
         """The query's own plan, and what foreachBatch made of the batch: `df`."""
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         return all(bool(plan.deterministic()) for plan in plans)
 
-    @_internal("LogicalPlan.children(), nodeName() and output(), Deduplicate.keys(), Aggregate.aggregateExpressions()")
+    @_internal(
+        "LogicalPlan.children(), nodeName() and output(), Deduplicate.keys(), "
+        "Aggregate.aggregateExpressions()"
+    )
     def order_dependent(self, df: DataFrame) -> list[str]:
-        """What takes the rows that come first, in the query's own plan and in what foreachBatch made of the batch."""
+        """What takes the rows that come first, in the query's own plan and in what foreachBatch
+        made of the batch."""
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         nodes = [node for plan in plans for node in _nodes(plan)]
         functions = set()
@@ -196,17 +220,23 @@ INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
     "java.lang.InterruptedException: the query is being stopped"
 )
-"""Spark knows by its text that an error of foreachBatch comes of a stop, with a regular expression that overflows the
-stack on a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
+"""Spark knows by its text that an error of foreachBatch comes of a stop, with a regular expression
+that overflows the stack on a long one, such as a stack trace of the JVM
+(StreamExecution.isInterruptionException, PROXY_ERROR)."""
 
 
 # ---------------------------------------------------------------------- Python packages
-@_internal("pyspark.sql.pandas.utils.require_minimum_pandas_version, or require_minimum_pyarrow_version")
+@_internal(
+    "pyspark.sql.pandas.utils.require_minimum_pandas_version, or require_minimum_pyarrow_version"
+)
 def minimum_versions() -> dict[str, Callable[[], None]]:
     """By package, what raises ImportError where it is missing, or too old for this Spark."""
     from pyspark.sql.pandas import utils
 
-    return {"pandas": utils.require_minimum_pandas_version, "pyarrow": utils.require_minimum_pyarrow_version}
+    return {
+        "pandas": utils.require_minimum_pandas_version,
+        "pyarrow": utils.require_minimum_pyarrow_version,
+    }
 
 
 @_internal("pyspark.cloudpickle")
@@ -236,6 +266,7 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options: Any = {}
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # read in 4.2.0, 4.2.1 and 4.3.0
+    # read in 4.2.0, 4.2.1 and 4.3.0
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
         options["timezone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
     return to_arrow_schema(df.schema, **options)

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WORKER_GRACE_PERIOD = 2.0
-"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
+"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still
+pre-commit."""
 _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 _IDLE_LOOKS = 3
-"""A stop goes ahead when it has seen no batch so many times in a row: once may be the gap between two batches."""
+"""A stop goes ahead when it has seen no batch so many times in a row: once may be the gap between
+two batches."""
 
 
 @dataclass
@@ -33,8 +35,8 @@ class _Calls:
 
     batch: MicroBatch
     failed: Exception | None
-    """Of the last call with these rows. Unless the calling function catches it, Spark fails the query with it, and no
-    other call comes."""
+    """Of the last call with these rows. Unless the calling function catches it, Spark fails the
+    query with it, and no other call comes."""
     refused: Exception | None = None
     """Of a call with other rows."""
 
@@ -43,17 +45,20 @@ class _Calls:
         return self.failed or self.refused
 
     def are_for(self, batch: MicroBatch) -> bool:
-        return self.batch.run_id == batch.run_id and self.batch.facts.checkpoint_id == batch.facts.checkpoint_id
+        return (
+            self.batch.run_id == batch.run_id
+            and self.batch.facts.checkpoint_id == batch.facts.checkpoint_id
+        )
 
 
 _CALLS: dict[tuple[str, str], _Calls] = {}
-"""By job and storage, the calls for the newest batch that have ended, of whichever coordinator of this process: a
-function may make another one for each part of a batch."""
+"""By job and storage, the calls for the newest batch that have ended, of whichever coordinator of
+this process: a function may make another one for each part of a batch."""
 
 
 class FairLock:
-    """Goes to the thread that has waited longest: what is asked for during a batch comes before the next one, however
-    soon that follows. A thread that has it may take it again."""
+    """Goes to the thread that has waited longest: what is asked for during a batch comes before the
+    next one, however soon that follows. A thread that has it may take it again."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -83,7 +88,10 @@ class FairLock:
 
 
 class QueryLifecycle:
-    """Stops and starts of one query at a time. A stop holds the next batch back, and waits for the one under way."""
+    """Stops and starts of one query at a time.
+
+    A stop holds the next batch back, and waits for the one under way.
+    """
 
     def __init__(self, job: str, storage_uri: str, clock: Clock, min_pause: float) -> None:
         """`min_pause`: seconds from the end of a batch to the begin of the next."""
@@ -94,7 +102,9 @@ class QueryLifecycle:
         self.run_id: str | None = None
         """Spark's id of its run: each batch brings another object for the query."""
         self.location: str | None = None
-        self._job, self._clock, self._min_pause = job, clock, min_pause
+        self._job = job
+        self._clock = clock
+        self._min_pause = min_pause
         self._key = job, storage_uri
         self._thread: threading.Thread | None = None
         """That of the last batch. Spark has one for each run of a query."""
@@ -105,7 +115,9 @@ class QueryLifecycle:
     @property
     def query(self) -> Query:
         if self.calling is None:
-            raise SavepointError("the query has not had a batch since it was started; try again when it has")
+            raise SavepointError(
+                "the query has not had a batch since it was started; try again when it has"
+            )
         return self.calling
 
     @property
@@ -133,23 +145,33 @@ class QueryLifecycle:
     def pause(self, batch: MicroBatch) -> None:
         """Wait until `min_pause` has passed since the last batch."""
         not_before = self._finished_at + self._min_pause
-        while batch.active and not self._stopping and (left := not_before - self._clock.monotonic()) > 0:
+        while (
+            batch.active
+            and not self._stopping
+            and (left := not_before - self._clock.monotonic()) > 0
+        ):
             self._clock.sleep(min(left, 0.2))
 
     def admit(self, batch: MicroBatch) -> None:
-        """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
-        self.calling, self.run_id, self.location, self._idle = batch.query, batch.run_id, batch.location, False
+        """Returns when the batch may begin; raises what counts as a clean stop if its query is
+        being stopped."""
+        self.calling = batch.query
+        self.run_id = batch.run_id
+        self.location = batch.location
+        self._idle = False
         self._query_id = batch.facts.query_id
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)
-        self._held_back, self._thread = False, threading.current_thread()
+        self._held_back = False
+        self._thread = threading.current_thread()
         if not batch.active:
             batch.raise_stopped()
         self._require_called_once(batch)
 
     def finished(self, batch: MicroBatch) -> None:
-        self._finished_at, self._idle = self._clock.monotonic(), True
+        self._finished_at = self._clock.monotonic()
+        self._idle = True
         self._ended(batch, None)
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
@@ -172,38 +194,46 @@ class QueryLifecycle:
         else:
             calls.refused = calls.refused or error
 
-    # ------------------------------------------------------------------ the function that calls the coordinator
+    # ------------------------------------------------------ the function that calls the coordinator
     def require_one_query(self, batch: MicroBatch) -> None:
-        """Raise if another query runs that this object serves: the two would end each other's signs of life."""
+        """Raise if another query runs that this object serves: the two would end each other's signs
+        of life."""
         if self.calling and self._query_id != batch.facts.query_id and self.calling.isActive:
             raise CheckpointError(
-                f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, and was called by "
-                f"query {batch.facts.query_id}. Give that one a coordinator of its own, with another job name. "
-                "Nothing of it was written. [EO-CALL-QUERY]"
+                f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, "
+                f"and was called by query {batch.facts.query_id}. Give that one a coordinator of "
+                "its own, with another job name. Nothing of it was written. [EO-CALL-QUERY]"
             )
 
     def _require_called_once(self, batch: MicroBatch) -> None:
-        """A second call for a batch does no harm if it has the same rows: it finds the checkpoint complete, or tries
-        again. Of other rows, either they or those of the first call would be missing."""
-        calls, n = _CALLS.get(self._key), batch.facts.checkpoint_id
+        """A second call for a batch does no harm if it has the same rows: it finds the checkpoint
+        complete, or tries again. Of other rows, either they or those of the first call would be
+        missing."""
+        calls = _CALLS.get(self._key)
+        n = batch.facts.checkpoint_id
         if not calls or not calls.are_for(batch):
-            _CALLS.pop(self._key, None)  # the DataFrame would keep Spark from freeing what it was computed from
+            # the DataFrame would keep Spark from freeing what it was computed from
+            _CALLS.pop(self._key, None)
         elif not batch.same_rows(calls.batch):
-            twice = f"the coordinator of job {self._job!r} was called twice for batch {n}, with different DataFrames. "
+            twice = (
+                f"the coordinator of job {self._job!r} was called twice for batch {n}, with "
+                "different DataFrames. "
+            )
             if error := calls.failed:
                 raise CheckpointError(
-                    f"{twice}A call with the first one failed: {type(error).__name__}: {error}. Nothing of the second "
-                    "was written. Do not catch errors of the coordinator, and call it once for each batch. "
-                    "[EO-CALL-TWICE]"
+                    f"{twice}A call with the first one failed: {type(error).__name__}: {error}. "
+                    "Nothing of the second was written. Do not catch errors of the coordinator, "
+                    "and call it once for each batch. [EO-CALL-TWICE]"
                 ) from error
             raise CheckpointError(
-                f"{twice}The checkpoint is complete with the rows of the first call, and the rows of the other ARE "
-                "MISSING in the targets. To write them, use a second coordinator with another job name. "
-                "[EO-CALL-TWICE]"
+                f"{twice}The checkpoint is complete with the rows of the first call, and the rows "
+                "of the other ARE MISSING in the targets. To write them, use a second coordinator "
+                "with another job name. [EO-CALL-TWICE]"
             )
 
     def close(self) -> None:
-        """Forget the calls of the last batch, unless its query runs: the function around may call another object."""
+        """Forget the calls of the last batch, unless its query runs: the function around may call
+        another object."""
         with suppress(Exception):  # Spark is gone
             if self.calling and self.calling.isActive:
                 return
@@ -211,9 +241,15 @@ class QueryLifecycle:
             _CALLS.pop(self._key, None)
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
-        """Raise if a call failed, and Spark goes on to another batch in the same run: somebody caught the error."""
+        """Raise if a call failed, and Spark goes on to another batch in the same run: somebody
+        caught the error."""
         calls = _CALLS.get(self._key)
-        if calls and calls.error and calls.batch.run_id == batch.run_id and not calls.are_for(batch):
+        if (
+            calls
+            and calls.error
+            and calls.batch.run_id == batch.run_id
+            and not calls.are_for(batch)
+        ):
             raise self._swallowed(calls.batch, calls.error)
 
     @property
@@ -227,9 +263,10 @@ class QueryLifecycle:
     def _swallowed(self, batch: MicroBatch, error: Exception) -> CheckpointError:
         n = batch.facts.checkpoint_id
         swallowed = CheckpointError(
-            f"batch {n} failed, but Spark considers it finished, because the function that calls the coordinator of "
-            f"job {self._job!r} caught the error: {type(error).__name__}: {error}. To make Spark hand the batch over "
-            f"again, {hand_over_again(n)}. [EO-CALL-CAUGHT]"
+            f"batch {n} failed, but Spark considers it finished, because the function that calls "
+            f"the coordinator of job {self._job!r} caught the error: {type(error).__name__}: "
+            f"{error}. To make Spark hand the batch over again, {hand_over_again(n)}. "
+            "[EO-CALL-CAUGHT]"
         )
         swallowed.__cause__ = error
         return swallowed
@@ -239,8 +276,8 @@ class QueryLifecycle:
         """Raise if `query` has ended, and was started again: to stop it would stop nothing."""
         if not query.isActive and any(other.isActive for other in self.queries):
             raise CheckpointError(
-                f"this query of job {self._job!r} has ended, and another run of it is active, which was not stopped: "
-                "pass the query that runs"
+                f"this query of job {self._job!r} has ended, and another run of it is active, "
+                "which was not stopped: pass the query that runs"
             )
 
     def wait_for_workers(self) -> None:
@@ -256,11 +293,12 @@ class QueryLifecycle:
         try:
             if self._thread is threading.current_thread() and self._is_busy(query):
                 raise CheckpointError(
-                    f"a batch of job {self._job!r} cannot stop its own query: Spark would hand the batch over again "
-                    "at each start. Stop the query, and end the with block, outside of the function for foreachBatch "
-                    "[EO-STOP-INSIDE]"
+                    f"a batch of job {self._job!r} cannot stop its own query: Spark would hand the "
+                    "batch over again at each start. Stop the query, and end the with block, "
+                    "outside of the function for foreachBatch [EO-STOP-INSIDE]"
                 )
-            end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
+            end = self._clock.monotonic() + _BATCH_GRACE_PERIOD
+            idle = 0
             while query.isActive and idle < _IDLE_LOOKS and self._clock.monotonic() < end:
                 idle = 0 if self._is_busy(query) else idle + 1
                 self._clock.sleep(0.02)

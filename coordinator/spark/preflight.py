@@ -1,4 +1,5 @@
-"""What has to be there before a query starts: Spark's packages on the driver, the sinks in its Python workers."""
+"""What has to be there before a query starts: Spark's packages on the driver, the sinks in its
+Python workers."""
 
 from __future__ import annotations
 
@@ -25,15 +26,23 @@ UNIX_SOCKETS_SINCE = (4, 1)
 
 
 def package_problems() -> Iterator[tuple[str, str]]:
-    """What is wrong with the packages that Spark needs in this process, and what fixes it. Which versions of pandas and
-    pyarrow a Spark takes, it knows itself."""
+    """What is wrong with the packages that Spark needs in this process, and what fixes it.
+
+    Which versions of pandas and pyarrow a Spark takes, it knows itself.
+    """
     try:
         from pyspark import __version__ as spark
     except ImportError as error:
-        yield f"pyspark cannot be imported: {error}", "pip install 'pyspark>=4.0,<5', in the cluster's version"
+        yield (
+            f"pyspark cannot be imported: {error}",
+            "pip install 'pyspark>=4.0,<5', in the cluster's version",
+        )
         return
     if _release(spark) < OLDEST_SPARK:
-        yield f"pyspark {spark} is too old: this library needs 4.0 or newer", "pip install 'pyspark>=4.0,<5'"
+        yield (
+            f"pyspark {spark} is too old: this library needs 4.0 or newer",
+            "pip install 'pyspark>=4.0,<5'",
+        )
         return
     minimum = minimum_versions()
     for package, wanted in (("pandas", "pandas>=2.2,<3"), ("pyarrow", "pyarrow>=18")):
@@ -42,7 +51,10 @@ def package_problems() -> Iterator[tuple[str, str]]:
                 warnings.simplefilter("ignore")  # of a pandas newer than this Spark knows
                 minimum[package]()
         except ImportError as error:
-            yield f"pyspark {spark} cannot run a sink's tasks without {package}: {error}", f"pip install '{wanted}'"
+            yield (
+                f"pyspark {spark} cannot run a sink's tasks without {package}: {error}",
+                f"pip install '{wanted}'",
+            )
 
 
 def _release(spark: str) -> tuple[int, ...]:
@@ -50,14 +62,17 @@ def _release(spark: str) -> tuple[int, ...]:
 
 
 def advice_on_sockets() -> str:
-    """What makes checkpoints shorter, if this Spark can; it is read when the first session is made. Else ""."""
+    """What makes checkpoints shorter, if this Spark can; it is read when the first session is made.
+
+    Else "".
+    """
     from pyspark import __version__
 
     if _release(__version__) < UNIX_SOCKETS_SINCE:
         return ""
     return (
-        f"Spark reaches its Python workers by TCP unless {UNIX_SOCKETS}=true is set before the session is made, which "
-        "takes some 40 ms off each checkpoint"
+        f"Spark reaches its Python workers by TCP unless {UNIX_SOCKETS}=true is set before the "
+        "session is made, which takes some 40 ms off each checkpoint"
     )
 
 
@@ -68,7 +83,10 @@ def require_packages() -> None:
 
 
 def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
-    """Let one of Spark's Python workers load the sinks, as each task of a batch will. Raises `WorkersNotReady`."""
+    """Let one of Spark's Python workers load the sinks, as each task of a batch will.
+
+    Raises `WorkersNotReady`.
+    """
     from pyspark.sql import functions
 
     try:
@@ -81,15 +99,16 @@ def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
             return
     if problem:
         raise WorkersNotReady(
-            f"Spark's Python workers cannot load the sinks: {problem.rstrip('.')}. They need the driver's Python "
-            f"({sys.version_info[0]}.{sys.version_info[1]}) and packages. On one machine, set "
-            f"PYSPARK_PYTHON={sys.executable} before the session is made. On a cluster, install this library on its "
-            "nodes, or use spark.archives"
+            f"Spark's Python workers cannot load the sinks: {problem.rstrip('.')}. They need the "
+            f"driver's Python ({sys.version_info[0]}.{sys.version_info[1]}) and packages. On one "
+            f"machine, set PYSPARK_PYTHON={sys.executable} before the session is made. On a "
+            "cluster, install this library on its nodes, or use spark.archives"
         )
 
 
 def _loading(task: bytes) -> Callable[[object], str]:
-    def load(_: object) -> str:  # nested, so that it travels by value, also to workers without this library
+    # nested, so that it travels by value, also to workers without this library
+    def load(_: object) -> str:
         import pickle
         import sys
 
