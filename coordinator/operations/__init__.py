@@ -1,1 +1,4 @@
-"""What accompanies a query and serves its operators. The protocol, its store and Spark's part import nothing of it."""
+"""What accompanies a query and serves its operators.
+
+The protocol, its store and Spark's part import nothing of it.
+"""

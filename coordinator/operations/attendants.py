@@ -1,4 +1,5 @@
-"""All that accompanies a query on its driver, and decides nothing: `CheckpointCoordinator` knows this one object."""
+"""All that accompanies a query on its driver, and decides nothing: `CheckpointCoordinator` knows
+this one object."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ logger = get_logger("coordinator.coordinator")
 
 
 class Attendants:
-    """The heartbeat, what operators request, the row-count check, the history of checkpoints, and the metrics."""
+    """The heartbeat, what operators request, the row-count check, the history of checkpoints, and
+    the metrics."""
 
     def __init__(
         self,
@@ -34,8 +36,8 @@ class Attendants:
         do_request: Callable[[str, Callable[[], None]], dict[str, Any]],
         require_newest: Callable[[], None],
     ) -> None:
-        """`do_request` does what an operator requests, and `require_newest` raises if another driver has taken the job
-        over."""
+        """`do_request` does what an operator requests, and `require_newest` raises if another
+        driver has taken the job over."""
         self._job = store.job
         self._metrics_address = config.metrics_address
         self._statistics = statistics
@@ -69,22 +71,27 @@ class Attendants:
         return self.heartbeat.begun
 
     def end(self, reason: str) -> None:
-        """Give the last heartbeat of a query, which says why it has ended. Only the first reason counts."""
+        """Give the last heartbeat of a query, which says why it has ended.
+
+        Only the first reason counts.
+        """
         self.heartbeat.end(reason)
 
     def close(self) -> None:
         self._verifier.end()
         self.end("the coordinator was closed")
         self._requests.end()
-        stop_metrics, self._stop_metrics = self._stop_metrics, None
+        stop_metrics = self._stop_metrics
+        self._stop_metrics = None
         if stop_metrics:
             stop_metrics()
 
     def _open_metrics(self) -> None:
-        """Open the metrics once, because what is opened for OpenTelemetry stays as long as the process.
+        """Open the metrics once, because what is opened for OpenTelemetry stays as long as the
+        process.
 
-        If metrics cannot be served at the address of the config, which an earlier driver may still hold, the job runs
-        without.
+        If metrics cannot be served at the address of the config, which an earlier driver may still
+        hold, the job runs without.
         """
         if not self._opened_telemetry:
             open_telemetry(self._statistics)
@@ -94,5 +101,6 @@ class Attendants:
             self._registry = self._registry or registry_of(self._statistics)
             try:
                 self._stop_metrics = serve(self._registry, address)
-            except (OSError, ValueError, OverflowError) as error:  # taken, or no name and port of this machine
+            except (OSError, ValueError, OverflowError) as error:
+                # taken, or no name and port of this machine
                 logger.warning("job %s: cannot serve metrics at %s: %s", self._job, address, error)

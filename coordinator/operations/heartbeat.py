@@ -1,4 +1,7 @@
-"""Signs of life: by them an operator tells a driver that works from one that died. No decision depends on them."""
+"""Signs of life: by them an operator tells a driver that works from one that died.
+
+No decision depends on them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,11 @@ _LAST_WORD = 5.0
 
 
 class Heartbeat:
-    """Gives signs in its own thread, also while a batch takes long or waits for a database. Every
-    `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more sign if `now()`, what
-    the driver does, has changed. `flush` is called each time, and at the end."""
+    """Gives signs in its own thread, also while a batch takes long or waits for a database.
+
+    Every `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more
+    sign if `now()`, what the driver does, has changed. `flush` is called each time, and at the end.
+    """
 
     def __init__(
         self,
@@ -46,8 +51,11 @@ class Heartbeat:
         look: Callable[[], None],
     ) -> None:
         self._store = store
-        self._interval, self._request_poll_interval = interval, request_poll_interval
-        self._now, self._flush, self._look = now, flush, look
+        self._interval = interval
+        self._request_poll_interval = request_poll_interval
+        self._now = now
+        self._flush = flush
+        self._look = look
         self._ended = threading.Event()
         self._reason = ""
         self._thread: threading.Thread | None = None
@@ -62,25 +70,34 @@ class Heartbeat:
     def begin(self, generation: int, query: Query) -> None:
         """The query runs under this generation from now on."""
         self.end("the query was started again")
-        self._ended, self._reason, self._query = threading.Event(), "", query
+        self._ended = threading.Event()
+        self._reason = ""
+        self._query = query
         self._thread = threading.Thread(
-            target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
+            target=self._beat,
+            args=(generation, query, self._ended),
+            name="checkpoint-heartbeat",
+            daemon=True,
         )
         self._thread.start()
 
     def end(self, reason: str) -> None:
         """The query has ended; its last sign says why. Only the first reason counts."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread:
             self._reason = (self._failure() or reason)[:_LONGEST]
             self._ended.set()
             thread.join(_LAST_WORD)
 
     def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
-        over, due = False, time.monotonic() + self._interval
+        over = False
+        due = time.monotonic() + self._interval
         signed: Mapping[str, Any] = {}
         while not over:
-            over = ended.wait(min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic())))
+            over = ended.wait(
+                min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic()))
+            )
             is_due = over or time.monotonic() >= due
             if is_due:
                 due = time.monotonic() + self._interval
@@ -88,7 +105,10 @@ class Heartbeat:
             with self._tried("a sign of life could not be given", level):
                 if not over and not query.isActive:
                     over = is_due = True
-                    self._reason = self._failure() or "the query was stopped, or failed outside of the coordinator"
+                    self._reason = (
+                        self._failure()
+                        or "the query was stopped, or failed outside of the coordinator"
+                    )
                 now = {} if over else self._now()
                 if is_due or now != signed:
                     self._signs[generation] += 1
@@ -129,8 +149,11 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """The driver of the newest generation, as far as storage tells. `age`: seconds since its last sign, by the
-    storage's clock, or from the driver's to the one of this machine (`clock`: whose it is)."""
+    """The driver of the newest generation, as far as storage tells.
+
+    `age`: seconds since its last sign, by the storage's clock, or from the driver's to the one of
+    this machine (`clock`: whose it is).
+    """
 
     state: State
     generation: int
@@ -157,9 +180,11 @@ class DriverStatus:
 def look_for_driver(
     store: JobStore, bad: list[str] | None = None, newest: CompletedCheckpoint | None = None
 ) -> DriverStatus | None:
-    """The driver that storage shows; None if nobody has ever started the job there. `bad` gets a sentence where its
-    last sign cannot be read: the claim tells then; without it, that raises. `newest`: the newest checkpoint, whose end
-    is a sign of its driver, too."""
+    """The driver that storage shows; None if nobody has ever started the job there.
+
+    `bad` gets a sentence where its last sign cannot be read: the claim tells then; without it, that
+    raises. `newest`: the newest checkpoint, whose end is a sign of its driver, too.
+    """
     claim = store.newest_claim()
     if not claim.generation:
         return None
@@ -171,11 +196,16 @@ def look_for_driver(
         bad.append(str(error))
         sign = claim.sign
     now = store.storage.clock() if sign.storage_at is not None else None
-    age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
+    age = (
+        time.time() - sign.at / 1000
+        if now is None or sign.storage_at is None
+        else now - sign.storage_at
+    )
     record = newest.record if newest and newest.record.generation == claim.generation else None
     since = record.completed_at - sign.at if record else 0
     if 0 < since <= age * 1000 and not sign.ended:
-        sign, age = replace(sign, at=sign.at + since), age - since / 1000
+        sign = replace(sign, at=sign.at + since)
+        age = age - since / 1000
     if not sign.next:
         state = State.NONE
     elif sign.ended:

@@ -1,4 +1,5 @@
-"""Job files: a TOML or Python file that says which coordinator a job has, for the CLI and for programs."""
+"""Job files: a TOML or Python file that says which coordinator a job has, for the CLI and for
+programs."""
 
 from __future__ import annotations
 
@@ -45,15 +46,19 @@ _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
 
 class JobFileError(ExactlyOnceError):
-    """A job file cannot be read or understood. The message names file, place and fix, and no value of a variable."""
+    """A job file cannot be read or understood.
+
+    The message names file, place and fix, and no value of a variable.
+    """
 
     code = "EO-JOB-FILE"
 
 
 def load_job(place: str) -> CheckpointCoordinator:
-    """The coordinator of `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the attribute is a
-    coordinator or a function without arguments that returns one ("coordinator" if it is left out). Connects to nothing.
-    Raises JobFileError, and StorageError if `storage` is no address of a storage."""
+    """The coordinator of `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the
+    attribute is a coordinator or a function without arguments that returns one ("coordinator" if it
+    is left out). Connects to nothing. Raises JobFileError, and StorageError if `storage` is no
+    address of a storage."""
     if place.endswith(".toml"):
         return _from_toml(Path(place))
     if Path(place).exists() and not place.endswith(".py"):
@@ -67,7 +72,8 @@ def _from_toml(path: Path) -> CheckpointCoordinator:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(
-            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE or the variable COORDINATOR_JOB"
+            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE or the "
+            "variable COORDINATOR_JOB"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobFileError(f"{path} is not TOML: {error}") from None
@@ -77,10 +83,14 @@ def _from_toml(path: Path) -> CheckpointCoordinator:
         if key in document and not isinstance(document[key], kind):
             raise JobFileError(f"{path}: {key} has to be {_FORMS[key]}")
     if missing := [key for key in ("job", "sinks") if not document.get(key)]:
-        raise JobFileError(f"{path} lacks {' and '.join(f'{key} ({_FORMS[key]})' for key in missing)}")
+        raise JobFileError(
+            f"{path} lacks {' and '.join(f'{key} ({_FORMS[key]})' for key in missing)}"
+        )
     sys.path.insert(0, str(path.absolute().parent))
     try:
-        sinks = [_sink(section, f"{path}, sink {at}") for at, section in enumerate(document["sinks"], 1)]
+        sinks = [
+            _sink(section, f"{path}, sink {at}") for at, section in enumerate(document["sinks"], 1)
+        ]
         config = CheckpointConfig.from_dict(document.get("checkpointing", {}))
         return CheckpointCoordinator(document["job"], sinks, document.get("storage"), config)
     except (ValueError, TypeError) as error:
@@ -110,7 +120,9 @@ def _sink(section: Any, where: str) -> Sink:
             if type(arguments[parameter.name]) is not wanted:
                 raise JobFileError(f"{where}: {parameter.name} has to be {form}")
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        _require_known(arguments, [parameter.name for parameter in parameters], f"{where} ({section['type']})")
+        _require_known(
+            arguments, [parameter.name for parameter in parameters], f"{where} ({section['type']})"
+        )
     if "dead_letters" in arguments:
         arguments["dead_letters"] = _sink(arguments["dead_letters"], f"{where}, dead_letters")
     for name in _FUNCTIONS:
@@ -129,14 +141,19 @@ _OPTIONS: dict[str, tuple[type, str]] = {
     "Mapping[str, Any] | None": (dict, "a table, { key = value }"),
     "Mapping[str, str] | None": (dict, "a table, { key = value }"),
 }
-"""By the annotation of a sink's parameter: what its value has to be. Sinks judge the others themselves."""
+"""By the annotation of a sink's parameter: what its value has to be. Sinks judge the others
+themselves."""
 
 
 def _class(kind: str, where: str) -> type[Sink]:
     place = SINKS.get(kind, kind)
     if ":" not in place:
         near = get_close_matches(kind, SINKS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SINKS)} and package.module:Class"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"there are {', '.join(SINKS)} and package.module:Class"
+        )
         raise JobFileError(f"{where}: there is no type {kind!r}; {hint}")
     sink_class = _attribute(place, where)
     if not (isinstance(sink_class, type) and issubclass(sink_class, TwoPhaseCommitSink)):
@@ -145,7 +162,8 @@ def _class(kind: str, where: str) -> type[Sink]:
 
 
 def _filled_in(value: Any, where: str) -> Any:
-    """`${NAME}` in every text, at any depth, replaced by the environment variable; `$${` stands for `${`."""
+    """`${NAME}` in every text, at any depth, replaced by the environment variable; `$${` stands for
+    `${`."""
     if isinstance(value, dict):
         return {key: _filled_in(item, f"{where}, {key}") for key, item in value.items()}
     if isinstance(value, list):
@@ -157,7 +175,10 @@ def _filled_in(value: Any, where: str) -> Any:
         if match[1] not in os.environ:
             raise JobFileError(f"{where}: the environment variable {match[1]!r} is not set")
         if (key := where.rpartition(", ")[2]) in _SHOWN and is_secret(match[1]):
-            raise JobFileError(f"{where}: {match[1]!r} seems to be a secret, and {key} is shown in logs and records")
+            raise JobFileError(
+                f"{where}: {match[1]!r} seems to be a secret, and {key} is shown in logs and "
+                "records"
+            )
         return os.environ[match[1]]
 
     return "${".join(_VARIABLE.sub(variable, part) for part in value.split("$${"))
@@ -179,7 +200,9 @@ def _from_python(place: str) -> CheckpointCoordinator:
         with _failing(f"job: {place}"):
             job = job()
     if not isinstance(job, CheckpointCoordinator):
-        raise JobFileError(f"{place} is neither a CheckpointCoordinator nor a function that returns one: {job!r}")
+        raise JobFileError(
+            f"{place} is neither a CheckpointCoordinator nor a function that returns one: {job!r}"
+        )
     return job
 
 
@@ -192,8 +215,8 @@ def _attribute(place: str, where: str, default: str = "") -> Any:
     if module_name.endswith(".py") and not Path(module_name).is_file():
         raise JobFileError(f"{where}: there is no file {module_name}")
     starts = JobFileError(
-        f"{where}: {module_name} starts its query when it is imported: put what follows the coordinator below "
-        'if __name__ == "__main__":'
+        f"{where}: {module_name} starts its query when it is imported: put what follows the "
+        'coordinator below if __name__ == "__main__":'
     )
     token = refused_start.set(starts)
     try:
@@ -211,14 +234,19 @@ def _attribute(place: str, where: str, default: str = "") -> Any:
 
 @contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """The code of a job is the user's, and may raise anything: told in one line, with the place that is the user's."""
+    """The code of a job is the user's, and may raise anything: told in one line, with the place
+    that is the user's."""
     try:
         yield
     except (CheckpointError, StorageError, JobFileError):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [each for each in frames if each.filename != __file__ and not each.filename.startswith("<frozen")]
+        theirs = [
+            each
+            for each in frames
+            if each.filename != __file__ and not each.filename.startswith("<frozen")
+        ]
         place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
         raise JobFileError(f"{what}: {type(error).__name__}: {error}{place}") from error
 

@@ -1,4 +1,7 @@
-"""What an operator asks and decides of a job's newest checkpoint. Rules: docs/protocol.md#the-rules"""
+"""What an operator asks and decides of a job's newest checkpoint.
+
+Rules: docs/protocol.md#the-rules
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,23 @@ from sinks.transaction import CommitState
 logger = get_logger("coordinator.protocol")
 
 
-def protocol_of(store: JobStore, sinks: dict[str, Sink], config: CheckpointConfig) -> CheckpointProtocol:
-    """Return the protocol for one command of an operator. It serves no query, and no listener is told of its steps."""
+def protocol_of(
+    store: JobStore, sinks: dict[str, Sink], config: CheckpointConfig
+) -> CheckpointProtocol:
+    """Return the protocol for one command of an operator.
+
+    It serves no query, and no listener is told of its steps.
+    """
     return CheckpointProtocol(store.job, sinks, store, config, Listeners(store.job), Clock())
 
 
-def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:
-    """Ask once what became of each participant of the newest complete checkpoint, which commits what can be. Returns
-    the checkpoint, and an error for each participant that could not answer. Claims no generation, so a driver that runs
-    is not disturbed. Only in the middle of a restore it claims one: that has stopped all drivers, and may have read the
-    records already (R14)."""
+def ask(
+    protocol: CheckpointProtocol,
+) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:
+    """Ask once what became of each participant of the newest complete checkpoint, which commits
+    what can be. Returns the checkpoint, and an error for each participant that could not answer.
+    Claims no generation, so a driver that runs is not disturbed. Only in the middle of a restore it
+    claims one: that has stopped all drivers, and may have read the records already (R14)."""
     protocol.open_sinks()
     claim = protocol.store.follow_newest_claim()
     fence = Fence(protocol.store, claim)
@@ -45,7 +55,8 @@ def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mappi
         permit = fence.permit(newest)
     except Superseded as error:
         raise Superseded(
-            f"another driver, or a restore, of job {protocol.job!r} has started just now; look again"
+            f"another driver, or a restore, of job {protocol.job!r} has started just now; look "
+            "again"
         ) from error
     permit, errors = protocol.commit_once(permit)
     return permit.complete, errors
@@ -54,12 +65,13 @@ def ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint | None, Mappi
 def accept_loss(
     protocol: CheckpointProtocol, participants: Sequence[Participant], *, who: str, why: str
 ) -> CompletedCheckpoint:
-    """Give up participants of the newest complete checkpoint that are lost or unknown, so that the job goes on
-    without them: a replay record names them, who and why, and no replacement. Those that were held for them are
-    committed. Claims a generation, so a driver of this job that runs stops.
+    """Give up participants of the newest complete checkpoint that are lost or unknown, so that the
+    job goes on without them: a replay record names them, who and why, and no replacement. Those
+    that were held for them are committed. Claims a generation, so a driver of this job that runs
+    stops.
 
-    Raises CheckpointError for participants that are anything else, InDoubtError while somebody cannot answer (R3),
-    and Superseded if another driver has decided meanwhile.
+    Raises CheckpointError for participants that are anything else, InDoubtError while somebody
+    cannot answer (R3), and Superseded if another driver has decided meanwhile.
     """
     protocol.claim_generation()
     complete, errors = ask(protocol)
@@ -82,8 +94,13 @@ def accept_loss(
     permit = protocol.decide(record, complete)
     if permit.complete.rounds[-1] is not record:
         raise Superseded(f"another driver has decided round {record.round} meanwhile; look again")
-    lines = [f"{loss.sink}/{loss.subtask}, {loss.rows} rows, by {loss.who}: {loss.why}" for loss in accepted]
-    logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(lines))
+    lines = [
+        f"{loss.sink}/{loss.subtask}, {loss.rows} rows, by {loss.who}: {loss.why}"
+        for loss in accepted
+    ]
+    logger.warning(
+        "job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(lines)
+    )
     for loss in accepted:
         if loss.outcome == CommitState.UNKNOWN.value:
             abort_or_leave(protocol.sinks[loss.sink], [loss.transaction])

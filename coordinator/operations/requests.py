@@ -1,10 +1,12 @@
-"""What an operator asks of the driver that runs, by way of checkpoint storage: a savepoint, and perhaps to stop there.
+"""What an operator asks of the driver that runs, by way of checkpoint storage: a savepoint, and
+perhaps to stop there.
 
-The operator's command puts a request. The driver finds it, does it between two batches and puts the answer. A driver
-that is superseded does nothing, nor does one that finds the request withdrawn or too old. Before it does anything the
-driver puts that it has begun, then looks whether the request is still there; who withdraws the request deletes it, then
-looks whether it was begun. So one of the two sees the other. What a driver began before it died is not done again,
-but for a savepoint alone, which does no harm: the query was started again since, and is not meant to stop.
+The operator's command puts a request. The driver finds it, does it between two batches and puts the
+answer. A driver that is superseded does nothing, nor does one that finds the request withdrawn or
+too old. Before it does anything the driver puts that it has begun, then looks whether the request
+is still there; who withdraws the request deletes it, then looks whether it was begun. So one of the
+two sees the other. What a driver began before it died is not done again, but for a savepoint alone,
+which does no harm: the query was started again since, and is not meant to stop.
 """
 
 from __future__ import annotations
@@ -32,14 +34,20 @@ logger = get_logger("coordinator.requests")
 
 WAYS = ("trigger", "stop", "cancel")
 """What the query does after the savepoint: it goes on, stops there, or stops for good."""
-HOLDS, LONGEST = 600.0, 86400.0
-"""Seconds after which a driver that has not begun with a request refuses it, and the most that it may ask for."""
+HOLDS = 600.0
+LONGEST = 86400.0
+"""Seconds after which a driver that has not begun with a request refuses it, and the most that it
+may ask for."""
 
-_OLDEST_MS, _SWEEP = 86_400_000, 3600.0
-"""What nobody has fetched is deleted when it is so old, in milliseconds; and seconds between two looks for that."""
+_OLDEST_MS = 86_400_000
+_SWEEP = 3600.0
+"""What nobody has fetched is deleted when it is so old, in milliseconds; and seconds between two
+looks for that."""
 _INSIST = 60.0
-"""Seconds in which a driver tries to put an answer, and in which an operator waits for one of a driver that is gone."""
-_POLL, _LOOK = 0.3, 3.0
+"""Seconds in which a driver tries to put an answer, and in which an operator waits for one of a
+driver that is gone."""
+_POLL = 0.3
+_LOOK = 3.0
 """Seconds between two looks of an operator for an answer, and for the driver."""
 
 
@@ -57,25 +65,33 @@ class Request:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Request:
         with corrupt_if_malformed("the request"):
-            request = require_field_types(cls(body["how"], SignOfLife(**body["sign"]), body["holds"]))
+            request = require_field_types(
+                cls(body["how"], SignOfLife(**body["sign"]), body["holds"])
+            )
             if request.how not in WAYS or not 0 <= request.holds <= LONGEST:
                 raise ValueError(f"{request.how} within {request.holds} s")
             return request
 
     def require_fresh(self, now: float | None) -> None:
-        """`now`: by the storage's clock, if it has one; else the operator's clock is compared with this machine's."""
+        """`now`: by the storage's clock, if it has one; else the operator's clock is compared with
+        this machine's."""
         by_storage = now is not None and self.sign.storage_at is not None
         age = now - self.sign.storage_at if by_storage else time.time() - self.sign.at / 1000  # type: ignore[operator]
         if abs(age) <= self.holds:
             return
         clock = "the storage's clock" if by_storage else "the clocks of the driver and of who asked"
         how_old = f"{duration(age)} old" if age > 0 else f"{duration(-age)} ahead"
-        raise SavepointError(f"the request is {how_old} by {clock}, and holds for {duration(self.holds)}; ask again")
+        raise SavepointError(
+            f"the request is {how_old} by {clock}, and holds for {duration(self.holds)}; ask again"
+        )
 
 
 class Requests:
-    """The driver's side. `take(how, begin)` waits for the batch under way, calls `begin`, which may raise to refuse,
-    and takes the savepoint. `require_newest` raises if this driver is superseded."""
+    """The driver's side.
+
+    `take(how, begin)` waits for the batch under way, calls `begin`, which may raise to refuse, and
+    takes the savepoint. `require_newest` raises if this driver is superseded.
+    """
 
     def __init__(
         self,
@@ -88,12 +104,17 @@ class Requests:
         self._take = take
         self._require_newest = require_newest
         self._answers: dict[str, Mapping[str, Any]] = {}
-        """By request that this driver has begun, the answer that is not in storage yet; {} until there is one."""
+        """By request that this driver has begun, the answer that is not in storage yet; {} until
+        there is one."""
         self._worker = threading.Thread()
-        self._ended, self._sweep_at = False, 0.0
+        self._ended = False
+        self._sweep_at = 0.0
 
     def look(self) -> None:
-        """Begin with the oldest request that can be read, unless one is being done. Raises StorageError."""
+        """Begin with the oldest request that can be read, unless one is being done.
+
+        Raises StorageError.
+        """
         if self._worker.is_alive():
             return
         if time.monotonic() >= self._sweep_at:
@@ -102,13 +123,17 @@ class Requests:
         asked = self._journal.note_ids("request")
         if asked:
             self._ended = False
-            self._worker = threading.Thread(target=self._serve, args=asked, name="checkpoint-requests", daemon=True)
+            self._worker = threading.Thread(
+                target=self._serve, args=asked, name="checkpoint-requests", daemon=True
+            )
             self._worker.start()
             atexit.unregister(self._wait)
-            atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
+            # what stops the query lets the process end before the answer is there
+            atexit.register(self._wait)
 
     def end(self) -> None:
-        """Wait for the request that is being done, unless this is its thread, which closes the storage when it ends."""
+        """Wait for the request that is being done, unless this is its thread, which closes the
+        storage when it ends."""
         self._ended = True
         self._wait()
         if self._worker is not threading.current_thread():  # else the answer is yet to be put
@@ -126,9 +151,11 @@ class Requests:
                     if answer := self._answer(id):
                         self._tell(id, answer)
                     return
-                except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
+                except (Superseded, StorageBehind, StorageError) as error:
+                    # looked at again, perhaps by a newer driver
                     logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
-                    if self._ended or id in self._answers:  # begun: its answer comes before the next request
+                    # begun: its answer comes before the next request
+                    if self._ended or id in self._answers:
                         return
         finally:
             if self._ended:
@@ -139,15 +166,17 @@ class Requests:
         if answer := self._answers.get(id):
             return answer
         try:
-            body, before = self._journal.read_note("request", id), self._journal.read_note("answer", id)
+            body = self._journal.read_note("request", id)
+            before = self._journal.read_note("answer", id)
             if body is None or before is not None:
                 return before
             request = Request.from_json(body)
             stops = request.how != "trigger" and id not in self._answers
             if stops and self._journal.read_note("begun", id) is not None:
                 raise SavepointError(
-                    f"a driver before this one had begun to {request.how}, and ended. It is not done again, since the "
-                    "query was started anew. See coordinator savepoint list, and ask again if it is to stop"
+                    f"a driver before this one had begun to {request.how}, and ended. It is not "
+                    "done again, since the query was started anew. See coordinator savepoint "
+                    "list, and ask again if it is to stop"
                 )
         except CheckpointError as error:
             return {"error": reason(error)}
@@ -164,13 +193,19 @@ class Requests:
                 raise SavepointError("the request was withdrawn")
             begun = True
 
-        logger.info("job %s: %s asks for a savepoint (%s)", self._store.job, request.sign.who, request.how)
+        logger.info(
+            "job %s: %s asks for a savepoint (%s)", self._store.job, request.sign.who, request.how
+        )
         try:
             return {"savepoint": self._take(request.how, begin)}
         except (Superseded, StorageBehind):
             raise
         except Exception as error:
-            if isinstance(error, StorageError) and error.uri == self._store.storage.uri and not begun:
+            if (
+                isinstance(error, StorageError)
+                and error.uri == self._store.storage.uri
+                and not begun
+            ):
                 raise  # another driver may do it meanwhile, and its answer counts
             logger.warning("job %s: a request was not done: %s", self._store.job, reason(error))
             return {"error": reason(error)}
@@ -182,7 +217,9 @@ class Requests:
             self._journal.put_note("answer", id, answer)
             self._journal.delete_note("request", id)
 
-        retries(self._store.storage.uri, _INSIST, lambda error: isinstance(error, StorageError), reason)(put)
+        retries(
+            self._store.storage.uri, _INSIST, lambda error: isinstance(error, StorageError), reason
+        )(put)
         del self._answers[id]
 
     def _sweep(self) -> None:
@@ -195,15 +232,24 @@ class Requests:
 
 # ---------------------------------------------------------------------- the operator's side
 _INSTEAD = "For a job whose query is stopped say --checkpoint-location. [EO-SAVEPOINT-REQUEST]"
-_SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list [EO-SAVEPOINT-REQUEST]"
+_SEE = (
+    "See coordinator status, and which savepoints there are: coordinator savepoint list "
+    "[EO-SAVEPOINT-REQUEST]"
+)
 
 
 def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any]:
-    """Have the driver that runs take a savepoint, and wait for it: its summary. Raises SavepointError if no driver
-    runs, if it refuses, or if it is gone before it has answered: what was not begun is withdrawn then."""
+    """Have the driver that runs take a savepoint, and wait for it: its summary.
+
+    Raises SavepointError if no driver runs, if it refuses, or if it is gone before it has answered:
+    what was not begun is withdrawn then.
+    """
     driver = look_for_driver(store)
     if not _may_run(driver):
-        raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
+        raise SavepointError(
+            f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} "
+            f"{_INSTEAD}"
+        )
     id, sign = store.journal.new_note_id()
     try:
         store.journal.put_note("request", id, Request(how, sign, holds).to_json())
@@ -211,8 +257,8 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
             answer = _wait(store, id, holds)
     except StorageError as error:
         raise SavepointError(
-            f"Checkpoint storage failed: {error}. The request is withdrawn if storage takes that; else the driver may "
-            f"do it within {duration(holds)}. {_SEE}"
+            f"Checkpoint storage failed: {error}. The request is withdrawn if storage takes that; "
+            f"else the driver may do it within {duration(holds)}. {_SEE}"
         ) from error
     finally:
         with suppress(StorageError):  # a driver deletes what is left
@@ -224,23 +270,33 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
 
 
 def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
-    end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
-    gone, gone_at, patience, driver = "", 0.0, _INSIST, look_for_driver(store)
+    end = time.monotonic() + holds
+    look_at = time.monotonic() + _LOOK
+    begun = False
+    gone = ""
+    gone_at = 0.0
+    patience = _INSIST
+    driver = look_for_driver(store)
     while (answer := store.journal.read_note("answer", id)) is None:
         now = time.monotonic()
         if now >= look_at:
-            look_at, driver = now + _LOOK, look_for_driver(store)
+            look_at = now + _LOOK
+            driver = look_for_driver(store)
             gone_at = gone_at if gone else now
             gone = "" if _may_run(driver) else of_driver(driver)
-            settles = driver is not None and driver.state in (State.ENDED, State.NONE)  # what it has stopped, perhaps
+            # what it has stopped, perhaps
+            settles = driver is not None and driver.state in (State.ENDED, State.NONE)
             patience = max(holds, _INSIST) if settles else _INSIST
         begun = begun or store.journal.read_note("begun", id) is not None
         if not begun and (gone or now > end):
             store.journal.delete_note("request", id)
             begun = store.journal.read_note("begun", id) is not None
             if not begun:
-                why = gone or f"The driver has not come to it within {duration(holds)}. {of_driver(driver)}"
-                raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")
+                late = f"The driver has not come to it within {duration(holds)}."
+                why = gone or f"{late} {of_driver(driver)}"
+                raise SavepointError(
+                    f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}"
+                )
         if begun and gone and now - gone_at > patience:
             raise SavepointError(f"The driver had begun, and the outcome is unknown. {gone} {_SEE}")
         time.sleep(_POLL)

@@ -1,4 +1,5 @@
-"""Restarting a query that fails, from the last complete checkpoint, by one of Flink's strategies."""
+"""Restarting a query that fails, from the last complete checkpoint, by one of Flink's
+strategies."""
 
 from __future__ import annotations
 
@@ -41,15 +42,19 @@ FATAL = (
     errors.WorkersNotReady,
     errors.WrongJob,
 )
-"""What a restart cannot fix. After `Superseded` it would fence the driver that has taken over; after `TargetChanged`
-it would accept a change that nobody has looked at. A sink's other errors are not among them, as in Flink: a changed
-table is checked anew, and somebody may fix a row or a right meanwhile."""
+"""What a restart cannot fix. After `Superseded` it would fence the driver that has taken over;
+after `TargetChanged` it would accept a change that nobody has looked at. A sink's other errors are
+not among them, as in Flink: a changed table is checked anew, and somebody may fix a row or a right
+meanwhile."""
 _POLL = 0.1
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a job came to its end. `stopped_by`: "SIGTERM", "SIGINT" or "stop"; "" if the query ended by itself."""
+    """How a job came to its end.
+
+    `stopped_by`: "SIGTERM", "SIGINT" or "stop"; "" if the query ended by itself.
+    """
 
     attempts: tuple[Attempt, ...]
     stopped_by: str = ""
@@ -66,8 +71,11 @@ class NoRestart:
 
 @dataclass(frozen=True)
 class FixedDelay:
-    """`attempts` restarts at most, over all of the run, `delay` after each failure. Times of all strategies are
-    `sinks.options.Duration`: seconds, a timedelta, or a text such as "10 s"."""
+    """`attempts` restarts at most, over all of the run, `delay` after each failure.
+
+    Times of all strategies are `sinks.options.Duration`: seconds, a timedelta, or a text such as
+    "10 s".
+    """
 
     attempts: int = 3
     delay: float = 10.0
@@ -82,9 +90,9 @@ class FixedDelay:
 
 @dataclass(frozen=True)
 class ExponentialDelay:
-    """The delay grows from `initial` to `max` seconds, times `multiplier` with each failure, and by chance up to the
-    share `jitter` shorter or longer. A start that ran for `reset_after` seconds begins anew, also the count of
-    `attempts`; None: restart for ever."""
+    """The delay grows from `initial` to `max` seconds, times `multiplier` with each failure, and by
+    chance up to the share `jitter` shorter or longer. A start that ran for `reset_after` seconds
+    begins anew, also the count of `attempts`; None: restart for ever."""
 
     initial: float = 1.0
     max: float = 60.0
@@ -122,7 +130,8 @@ class ExponentialDelay:
 
 @dataclass(frozen=True)
 class FailureRate:
-    """More than `max_failures` failures within `interval` seconds end the job; else a restart `delay` seconds later."""
+    """More than `max_failures` failures within `interval` seconds end the job; else a restart
+    `delay` seconds later."""
 
     max_failures: int = 3
     interval: float = 60.0
@@ -163,15 +172,17 @@ def run(
     coordinator: CheckpointCoordinator | None = None,
     stop: threading.Event | None = None,
 ) -> RunSummary:
-    """Start the query, wait for its end, and start it again if it fails, as long as the strategy allows.
+    """Start the query, wait for its end, and start it again if it fails, as long as the strategy
+    allows.
 
-    `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`, so it goes on from
-    the last complete checkpoint. The coordinator knows which errors a restart cannot fix, and is closed at the end.
-    Without it each failure of the query leads to a restart.
+    `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`,
+    so it goes on from the last complete checkpoint. The coordinator knows which errors a restart
+    cannot fix, and is closed at the end. Without it each failure of the query leads to a restart.
 
-    SIGTERM and SIGINT (if called in the main thread), and setting `stop`, stop the job cleanly: a complete checkpoint
-    is committed, an incomplete one aborted. Returns when the query was stopped or has ended. Raises `JobFailed`, from
-    the last error, if it gives up."""
+    SIGTERM and SIGINT (if called in the main thread), and setting `stop`, stop the job cleanly: a
+    complete checkpoint is committed, an incomplete one aborted. Returns when the query was stopped
+    or has ended. Raises `JobFailed`, from the last error, if it gives up.
+    """
     if refusal := refused_start.get():
         raise refusal
     attempts: list[Attempt] = []
@@ -184,13 +195,16 @@ def run(
                     break
                 delay = None if fatal else restart.delay_after(attempts)
                 if delay is None:
-                    why = "a restart cannot fix it" if fatal else f"{restart} allows no other attempt"
+                    why = (
+                        "a restart cannot fix it" if fatal else f"{restart} allows no other attempt"
+                    )
                     raise JobFailed(
                         f"{_job(coordinator)} failed at attempt {len(attempts)}, and {why}: "
                         f"{type(error).__name__}: {error}",
                         attempts,
                     ) from error
-                error.__traceback__ = error.__cause__ = error.__context__ = None  # they keep the batch in memory
+                # they keep the batch in memory
+                error.__traceback__ = error.__cause__ = error.__context__ = None
                 logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delay)
                 stopping.sleep(delay)
         finally:
@@ -200,8 +214,10 @@ def run(
 
 
 class _Stopping:
-    """Whether the job is to end, and who asked for it first. A signal's handler sets no Event: it may interrupt the
-    main thread inside that very Event."""
+    """Whether the job is to end, and who asked for it first.
+
+    A signal's handler sets no Event: it may interrupt the main thread inside that very Event.
+    """
 
     def __init__(self, event: threading.Event | None) -> None:
         self._event = event
@@ -246,13 +262,19 @@ def _attempt(
     stopping: _Stopping,
     attempts: list[Attempt],
 ) -> tuple[Exception | None, bool]:
-    """One start of the query to its end. Answers what it failed with, and whether a restart cannot fix that."""
-    number, started, began = len(attempts) + 1, time.time(), time.monotonic()
+    """One start of the query to its end.
+
+    Answers what it failed with, and whether a restart cannot fix that.
+    """
+    number = len(attempts) + 1
+    started = time.time()
+    began = time.monotonic()
     before = _offsets(coordinator)
     logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)
     if coordinator:
         coordinator.last_error = None
-    refused, error = True, None
+    refused = True
+    error = None
     try:
         query = query_factory()
         refused = False
@@ -273,7 +295,9 @@ def _attempt(
     if stopped and (isinstance(error, BatchLeft) or not isinstance(error, CheckpointError)):
         error = None  # else of Spark's jobs that were cancelled
     after = _offsets(coordinator)
-    attempts.append(Attempt(number, started, time.time(), before, after, error, (began, time.monotonic())))
+    attempts.append(
+        Attempt(number, started, time.time(), before, after, error, (began, time.monotonic()))
+    )
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
     if error:
         logger.warning("%s: attempt %d failed: %s", _job(coordinator), number, reason(error))
@@ -284,7 +308,8 @@ def _is_fatal(error: Exception, *, refused: bool) -> bool:
     from py4j.protocol import Py4JNetworkError
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
-    gone = isinstance(error, (Py4JNetworkError, ConnectionRefusedError))  # Spark's JVM; it starts once in a process
+    # Spark's JVM; it starts once in a process
+    gone = isinstance(error, (Py4JNetworkError, ConnectionRefusedError))
     wrong = isinstance(error, (AnalysisException, IllegalArgumentException, TypeError, ValueError))
     return isinstance(error, FATAL) or gone or (refused and wrong)
 

@@ -1,4 +1,5 @@
-"""The driver compares its row counts, again and again while its query runs: as `coordinator verify --quick`."""
+"""The driver compares its row counts, again and again while its query runs: as `coordinator verify
+--quick`."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _LAST_LOOK = 2.0
 
 
 class Verifier:
-    """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that does not answer holds
-    nobody up. No decision depends on what is found."""
+    """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that
+    does not answer holds nobody up. No decision depends on what is found."""
 
     def __init__(
         self,
@@ -28,7 +29,10 @@ class Verifier:
         config: CheckpointConfig,
         tell: Callable[[Balance], None],
     ) -> None:
-        self._store, self._sinks, self._config, self._tell = store, sinks, config, tell
+        self._store = store
+        self._sinks = sinks
+        self._config = config
+        self._tell = tell
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,12 +41,16 @@ class Verifier:
         self._ended = threading.Event()
         if self._config.verify_interval:
             self._thread = threading.Thread(
-                target=self._verify, args=(query, self._ended), name="checkpoint-verifier", daemon=True
+                target=self._verify,
+                args=(query, self._ended),
+                name="checkpoint-verifier",
+                daemon=True,
             )
             self._thread.start()
 
     def end(self) -> None:
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         self._ended.set()
         if thread:
             thread.join(_LAST_LOOK)
@@ -50,11 +58,16 @@ class Verifier:
     def _verify(self, query: Query, ended: threading.Event) -> None:
         while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
-                store = JobStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
+                # the driver's follows its own lineage
+                store = JobStore(self._store.storage, self._store.job)
                 retained = self._config.retained_checkpoints
-                balance = take_balance(store, self._sinks, quick=True, retained=retained, last=LOOKED_AT)
+                balance = take_balance(
+                    store, self._sinks, quick=True, retained=retained, last=LOOKED_AT
+                )
                 if not ended.is_set():
                     self._tell(balance)
             except Exception:
                 if not ended.is_set():
-                    logger.info("job %s: row counts could not be compared", self._store.job, exc_info=True)
+                    logger.info(
+                        "job %s: row counts could not be compared", self._store.job, exc_info=True
+                    )

@@ -1,6 +1,8 @@
-"""Row counts that balance: records of visible checkpoints compared with the targets of the sinks.
+"""Row counts that balance: records of visible checkpoints compared with the targets of the
+sinks.
 
-`balance` is a pure function of facts; `take_balance` reads them. It proves what docs/verify.md says, and no more.
+`balance` is a pure function of facts; `take_balance` reads them. It proves what docs/verify.md
+says, and no more.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ COLUMNS = {
     "ledger": "ledger",
     "present": "present",
 }
-"""Counts of rows, and what people call them. `batch`: what Spark's batch had, `filtered` of it by the sink's transform
-(less than 0: it made rows); `read`: what came to the sink, `dead_lettered`: what it refused of that; `pre_committed`:
-what its transactions acknowledged, `given_up` of it by an operator; `ledger`: what the system's own ledger says;
-`present`: what is there now as it was written."""
+"""Counts of rows, and what people call them. `batch`: what Spark's batch had, `filtered` of it by
+the sink's transform (less than 0: it made rows); `read`: what came to the sink, `dead_lettered`:
+what it refused of that; `pre_committed`: what its transactions acknowledged, `given_up` of it by an
+operator; `ledger`: what the system's own ledger says; `present`: what is there now as it was
+written."""
 
 Counts = dict[str, int | None]
 """By the names of `COLUMNS`; None where that cannot be told."""
@@ -100,18 +103,28 @@ class Balance:
         )
 
     def by_sink(self) -> dict[str, tuple[int, int]]:
-        """How many differences there are, and how many checkpoints with only the record to go by."""
+        """How many differences there are, and how many checkpoints with only the record to go
+        by."""
         counts = {}
         for sink in dict.fromkeys((*self.differences, *(line.sink for line in self.lines))):
-            lines, cannot_tell = [line for line in self.lines if line.sink == sink], bool(self.unknown.get(sink))
-            differences = len(self.differences.get(sink, ())) + sum(len(line.differences) for line in lines)
-            counts[sink] = differences, sum(cannot_tell or line.verdict is Verdict.UNKNOWN for line in lines)
+            lines = [line for line in self.lines if line.sink == sink]
+            cannot_tell = bool(self.unknown.get(sink))
+            differences = len(self.differences.get(sink, ())) + sum(
+                len(line.differences) for line in lines
+            )
+            counts[sink] = (
+                differences,
+                sum(cannot_tell or line.verdict is Verdict.UNKNOWN for line in lines),
+            )
         return counts
 
     def totals(self) -> dict[str, Counts]:
         """By sink, over all checkpoints; None where a checkpoint has None."""
         return {
-            sink: {name: _total([line.counts[name] for line in self.lines if line.sink == sink]) for name in COLUMNS}
+            sink: {
+                name: _total([line.counts[name] for line in self.lines if line.sink == sink])
+                for name in COLUMNS
+            }
             for sink in dict.fromkeys(line.sink for line in self.lines)
         }
 
@@ -134,8 +147,8 @@ def _total(values: Sequence[int | None]) -> int | None:
 # ---------------------------------------------------------------------- facts
 @dataclass(frozen=True)
 class SinkHoldings:
-    """The answers of one sink: its `holdings` of the checkpoints that it was asked about, by checkpoint, and `why` it
-    was not asked about the others."""
+    """The answers of one sink: its `holdings` of the checkpoints that it was asked about, by
+    checkpoint, and `why` it was not asked about the others."""
 
     holdings: Mapping[int, Holding]
     why: Mapping[int, str]
@@ -146,7 +159,10 @@ class SinkHoldings:
     def with_memory_differences(self, sink: str, before: History, after: History) -> SinkHoldings:
         """With what it has that storage does not know, or lacks of what storage had."""
         memory = compare_sink(sink, self.memory, before, after)
-        differences = (*self.audit.differences, *(() if memory.agrees else (f"its {memory.difference}",)))
+        differences = (
+            *self.audit.differences,
+            *(() if memory.agrees else (f"its {memory.difference}",)),
+        )
         return replace(self, audit=replace(self.audit, differences=differences))
 
 
@@ -158,10 +174,13 @@ def take_balance(
     retained: int | None = None,
     last: int | None = None,
 ) -> Balance:
-    """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
-    at the same time is looked at again. `retained`: `retained_checkpoints` as far as known; what a zombie has put
-    before those is left out. `last`: at most so many of the newest checkpoints. None: all that storage has. Raises
-    `StorageError`, `CorruptRecord`."""
+    """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile.
+
+    A checkpoint that a driver ends at the same time is looked at again. `retained`:
+    `retained_checkpoints` as far as known; what a zombie has put before those is left out. `last`:
+    at most so many of the newest checkpoints. None: all that storage has. Raises `StorageError`,
+    `CorruptRecord`.
+    """
     keys = store.record_keys()
     oldest = _oldest_retained(keys, retained) if retained else 0
     if keys and last:
@@ -172,10 +191,16 @@ def take_balance(
 
     for _ in range(_TRIES):
         history = store.history(wanted)
-        answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        before, keys = keys, store.record_keys()
+        answers = {
+            name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()
+        }
+        before = keys
+        keys = store.record_keys()
         later = history if keys == before else store.history(wanted)
-        answers = {name: answer.with_memory_differences(name, history, later) for name, answer in answers.items()}
+        answers = {
+            name: answer.with_memory_differences(name, history, later)
+            for name, answer in answers.items()
+        }
         now = {complete.checkpoint_id: complete for complete in later}
         if all(now.get(complete.checkpoint_id, complete) == complete for complete in history):
             break
@@ -183,8 +208,10 @@ def take_balance(
 
 
 def _oldest_retained(keys: Sequence[RecordKey], retained: int) -> int:
-    """Where the unbroken row of checkpoints begins: the driver may retain more than is known here. Of a row that is
-    longer by one, retention has freed the first, and a zombie may have put it."""
+    """Where the unbroken row of checkpoints begins: the driver may retain more than is known here.
+
+    Of a row that is longer by one, retention has freed the first, and a zombie may have put it.
+    """
     ids = {key.checkpoint_id for key in keys}
     newest = oldest = max(ids, default=0)
     while oldest - 1 in ids:
@@ -193,13 +220,16 @@ def _oldest_retained(keys: Sequence[RecordKey], retained: int) -> int:
 
 
 def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> SinkHoldings:
-    parts, why = dict[int, Part](), dict[int, str]()
+    parts = dict[int, Part]()
+    why = dict[int, str]()
     try:
         with closing(copy.deepcopy(sink)) as asked:
             asked.open()
-            in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
+            in_doubt = list(asked.in_doubt(job))
+            memory = asked.committed_checkpoints(job)
             for complete in history:
-                number, part = complete.checkpoint_id, complete.audited_part(sink.name)
+                number = complete.checkpoint_id
+                part = complete.audited_part(sink.name)
                 named = [committable.transaction for committable in part.committables]
                 if len(not_among(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
@@ -219,7 +249,10 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> SinkHoldings
 def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Audit:
     if isinstance(sink, Auditable):
         return sink.audit(job, parts, quick=quick)
-    return Audit([Holding(remarks=(f"{type(sink).__name__} cannot ask {sink.system} for rows",))] * len(parts))
+    return Audit(
+        [Holding(remarks=(f"{type(sink).__name__} cannot ask {sink.system} for rows",))]
+        * len(parts)
+    )
 
 
 # ---------------------------------------------------------------------- the books
@@ -241,7 +274,8 @@ def balance(history: History, answers: Mapping[str, SinkHoldings]) -> Balance:
 
 
 def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None) -> Line:
-    record, part = complete.record, complete.audited_part(sink)
+    record = complete.record
+    part = complete.audited_part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered
@@ -256,7 +290,8 @@ def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None)
         remarks = holding.remarks
     differences = [*(holding.differences if holding else ())]
     differences += [
-        f"{name} was committed, and the record does not name it: its rows are there beside those of the record"
+        f"{name} was committed, and the record does not name it: its rows are there beside those "
+        "of the record"
         for name in (holding.unexpected if holding else ())
     ]
     if part.committables and read != written.rows + given_up + dead_lettered:
@@ -266,13 +301,20 @@ def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None)
         )
     ledger, present = (holding.fingerprint, holding.rows) if holding else (None, None)
     if ledger and ledger.rows != written.rows:
-        differences.append(f"the system's ledger has {ledger.rows:,} row(s), and the record {written.rows:,}")
+        differences.append(
+            f"the system's ledger has {ledger.rows:,} row(s), and the record {written.rows:,}"
+        )
     elif ledger and ledger.hash != written.hash:
-        differences.append("the system's ledger and the record have as many rows, but not the same: the hashes differ")
+        differences.append(
+            "the system's ledger and the record have as many rows, but not the same: the hashes "
+            "differ"
+        )
     committed = ledger.rows if ledger else written.rows
     if present is not None and present != committed:
         changed = "fewer: rows were deleted or changed" if present < committed else "more"
-        differences.append(f"{present:,} of {committed:,} row(s) are there as they were written, {changed}")
+        differences.append(
+            f"{present:,} of {committed:,} row(s) are there as they were written, {changed}"
+        )
     verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
     if not differences and ledger is None and present is None and (part.committables or read):
         verdict = Verdict.UNKNOWN
@@ -286,4 +328,6 @@ def _line(sink: str, complete: CompletedCheckpoint, answer: SinkHoldings | None)
         "ledger": ledger.rows if ledger else None,
         "present": present,
     }
-    return Line(record.checkpoint_id, record.lineage, sink, counts, verdict, tuple(differences), remarks)
+    return Line(
+        record.checkpoint_id, record.lineage, sink, counts, verdict, tuple(differences), remarks
+    )

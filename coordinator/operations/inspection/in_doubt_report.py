@@ -1,4 +1,5 @@
-"""The transactions in doubt in the external systems, what is decided about each, and what an operator does."""
+"""The transactions in doubt in the external systems, what is decided about each, and what an
+operator does."""
 
 from __future__ import annotations
 
@@ -33,13 +34,18 @@ _PAUSE = 0.1
 class Decision(str, Enum):
     COMMIT = "commit"  # a complete record names it
     ORPHAN = "orphan"  # no record names it, and none will
-    OPEN = "open"  # no record names it yet: of the newest driver, which runs by its last sign of life
-    STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
+    # no record names it yet: of the newest driver, which runs by its last sign of life
+    OPEN = "open"
+    # as open, but no driver gives signs of life that could still complete its checkpoint
+    STRANDED = "stranded"
 
 
 @dataclass(frozen=True)
 class InDoubtTransaction:
-    """A transaction in doubt and what is decided about it. `committable` is that in the record, if one names it."""
+    """A transaction in doubt and what is decided about it.
+
+    `committable` is that in the record, if one names it.
+    """
 
     sink: str
     about: InDoubt
@@ -57,7 +63,8 @@ class InDoubtTransaction:
         return self.about.age or 0.0
 
     def meant_by(self, text: str) -> bool:
-        """Whether an operator's argument is this one's id, or a name that the external system shows."""
+        """Whether an operator's argument is this one's id, or a name that the external system
+        shows."""
         return text == self.id or text in [str(value) for value in self.about.transaction.values()]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,8 +74,8 @@ class InDoubtTransaction:
 
 @dataclass(frozen=True)
 class InDoubtReport:
-    """The transactions in doubt, the errors of sinks that could not be asked, the driver, the newest checkpoint, and a
-    sentence on each sink that remembers other checkpoints than storage."""
+    """The transactions in doubt, the errors of sinks that could not be asked, the driver, the
+    newest checkpoint, and a sentence on each sink that remembers other checkpoints than storage."""
 
     pending: Sequence[InDoubtTransaction]
     errors: Mapping[str, str]
@@ -77,27 +84,46 @@ class InDoubtReport:
     set_back: Sequence[str] = ()
 
 
-def find_in_doubt(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None) -> InDoubtReport:
-    """Open the sinks, and ask each what is in doubt. While a driver runs, ask again for up to a second: if some of what
-    is decided is gone then, that driver is at work, and whatever else is decided of the newest checkpoint is left out.
-    `claimed`: the claim of this process; while it is the newest, no driver may complete anything. Raises Superseded if
-    it is not."""
-    seen, until = _find_once(store, sinks, claimed), time.monotonic() + _AT_WORK
-    decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
-    while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:
+def find_in_doubt(
+    store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None
+) -> InDoubtReport:
+    """Open the sinks, and ask each what is in doubt.
+
+    While a driver runs, ask again for up to a second: if some of what is decided is gone then, that
+    driver is at work, and whatever else is decided of the newest checkpoint is left out. `claimed`:
+    the claim of this process; while it is the newest, no driver may complete anything. Raises
+    Superseded if it is not.
+    """
+    seen = _find_once(store, sinks, claimed)
+    until = time.monotonic() + _AT_WORK
+    decided = {
+        pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT
+    }
+    while (
+        decided
+        and claimed is None
+        and seen.driver
+        and seen.driver.runs
+        and time.monotonic() < until
+    ):
         time.sleep(_PAUSE)
         seen = _find_once(store, sinks, claimed)
         left = {pending.id for pending in seen.pending}
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
             n = seen.newest.checkpoint_id if seen.newest else None
-            others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != n]
+            others = [
+                o
+                for o in seen.pending
+                if o.decision is not Decision.COMMIT or o.about.checkpoint != n
+            ]
             seen = replace(seen, pending=others)
             break
     return replace(seen, set_back=set_back(store, sinks))
 
 
 def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> InDoubtReport:
-    # Generation and records are read after the sinks, so that a decision that was made meanwhile is seen.
+    # Generation and records are read after the sinks, so that a decision that was made meanwhile is
+    # seen.
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     with progress("ask what is in doubt", len(sinks), "sinks") as advance:
@@ -105,7 +131,11 @@ def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None
             try:
                 sink.open()
                 asked = list(sink.in_doubt(store.job))
-                listed[name] = sink.inspect(asked) if isinstance(sink, Diagnosable) else [*map(InDoubt.parsed, asked)]
+                listed[name] = (
+                    sink.inspect(asked)
+                    if isinstance(sink, Diagnosable)
+                    else [*map(InDoubt.parsed, asked)]
+                )
             except Exception as error:
                 errors[name] = reason(error)
             advance(1)
@@ -117,8 +147,8 @@ def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None
             Fence(store, claimed).require_newest("abort anything")
         except (StorageBehind, Superseded) as error:
             raise Superseded(
-                f"a driver of job {store.job!r} has started just now, or storage {store.storage.uri} was emptied or "
-                f"set back; look again. Nothing was aborted"
+                f"a driver of job {store.job!r} has started just now, or storage "
+                f"{store.storage.uri} was emptied or set back; look again. Nothing was aborted"
             ) from error
     newest = history[-1] if history else None
     driver = look_for_driver(store, newest=newest)
@@ -139,21 +169,31 @@ def _judge(
     *,
     fenced: bool,
 ) -> InDoubtTransaction:
-    """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
+    """`retained`: the newest checkpoint first.
+
+    One before it is in doubt where the system was set back (R16).
+    """
     undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED
     if not retained:  # it may be the wrong storage
         return InDoubtTransaction(sink, about, undecided)
     for complete in retained:
         for named in complete.committables.values():
             if named.sink == sink and not not_among([about.transaction], [named.transaction]):
-                n, lineage = complete.checkpoint_id, complete.record.lineage
+                n = complete.checkpoint_id
+                lineage = complete.record.lineage
                 about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
                 return InDoubtTransaction(sink, about, Decision.COMMIT, named)
     record = retained[0].record
     older = about.generation is not None and about.generation < generation
-    settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
+    settled = (
+        about.checkpoint is not None
+        and about.checkpoint <= record.checkpoint_id
+        and not about.round
+    )
     abandoned = about.lineage is not None and about.lineage != record.lineage
-    return InDoubtTransaction(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
+    return InDoubtTransaction(
+        sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided
+    )
 
 
 @dataclass(frozen=True)
@@ -168,7 +208,11 @@ class Remedy:
 
 def remedies(seen: InDoubtReport) -> list[Remedy]:
     silence = duration(max(seen.driver.age, 0)) if seen.driver else ""
-    ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
+    ids = [
+        pending.id
+        for pending in seen.pending
+        if pending.decision in (Decision.STRANDED, Decision.OPEN)
+    ]
     which = "--all-orphans" if seen.newest else ids[0] if len(ids) == 1 else "ID"
     fenced = f"coordinator in-doubt abort {which} --fence"
     known = {
@@ -181,15 +225,21 @@ def remedies(seen: InDoubtReport) -> list[Remedy]:
             "coordinator in-doubt abort --all-orphans",
         ),
         Decision.STRANDED: (
-            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks: "
-            "start the query again, which settles them; only if it is not to run",
+            "no record names them, and no driver is seen that could complete their checkpoint. "
+            "They hold their locks: start the query again, which settles them; only if it is not "
+            "to run",
             fenced,
         ),
         Decision.OPEN: (
-            f"of the newest driver, whose last sign of life came {silence} ago: it completes or aborts them, unless it "
-            "has died since. If it has, or is stuck, stop it and start the query again; only if it is not to run",
+            f"of the newest driver, whose last sign of life came {silence} ago: it completes or "
+            "aborts them, unless it has died since. If it has, or is stuck, stop it and start the "
+            "query again; only if it is not to run",
             fenced,
         ),
     }
     counted = Counter(pending.decision for pending in seen.pending)
-    return [Remedy(decision, counted[decision], *said) for decision, said in known.items() if counted[decision]]
+    return [
+        Remedy(decision, counted[decision], *said)
+        for decision, said in known.items()
+        if counted[decision]
+    ]

@@ -13,7 +13,11 @@ from coordinator.store.records import CompletedCheckpoint
 def time_of(milliseconds: int) -> str:
     """ISO 8601, by the time zone of this machine, with its offset."""
     try:
-        return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")
+        return (
+            datetime.fromtimestamp(milliseconds / 1000)
+            .astimezone()
+            .isoformat(timespec="milliseconds")
+        )
     except (ValueError, OverflowError, OSError):
         return f"{milliseconds} ms, which is no time"
 
@@ -23,7 +27,11 @@ def ago(milliseconds: int) -> str:
     if not milliseconds:
         return "at an unknown time"
     age = time.time() - milliseconds / 1000
-    distance = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
+    distance = (
+        f"{duration(max(age, 0))} ago"
+        if age > -1
+        else f"{duration(-age)} ahead of the clock of this machine"
+    )
     return f"{time_of(milliseconds)} ({distance})"
 
 
@@ -44,24 +52,28 @@ def of_driver(driver: DriverStatus | None, others: Sequence[str] = ()) -> str:
     """`others`: the jobs that storage knows."""
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
-        return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
+        return (
+            f"Driver: the job has never been started on this storage. Is it the right one?{there}"
+        )
     sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
         overdue = " The next one is overdue." if driver.is_overdue else ""
         return (
-            f"Driver: {who} runs, or has died since its last sign of life: that was {sign}.{overdue} It is taken for "
-            f"dead after {duration(driver.patience)} without one."
+            f"Driver: {who} runs, or has died since its last sign of life: that was "
+            f"{sign}.{overdue} It is taken for dead after {duration(driver.patience)} without one."
         )
     if driver.state is State.SILENT:
         return (
-            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "
-            f"was due every {duration(driver.sign.next)}. Look at its log, and start the query again."
+            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life "
+            f"{sign}, and one was due every {duration(driver.sign.next)}. Look at its log, and "
+            "start the query again."
         )
     if driver.state is State.UNKNOWN:
         return (
-            f"Driver: cannot tell whether {who} runs: its last sign of life, {time_of(driver.sign.at)}, is "
-            f"{duration(-driver.age)} ahead by {driver.clock} clock. Ask on the driver's machine, or set the clocks."
+            f"Driver: cannot tell whether {who} runs: its last sign of life, "
+            f"{time_of(driver.sign.at)}, is {duration(-driver.age)} ahead by {driver.clock} clock. "
+            "Ask on the driver's machine, or set the clocks."
         )
     if driver.state is State.ENDED:
         return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended.rstrip('.')}."
@@ -73,5 +85,6 @@ def of_newest(newest: CompletedCheckpoint | None) -> str:
         return "Newest checkpoint: none is complete."
     record = newest.record
     return (
-        f"Newest checkpoint: {record.checkpoint_id}, complete {ago(record.completed_at)}, rows: {by_sink(record.rows)}."
+        f"Newest checkpoint: {record.checkpoint_id}, complete {ago(record.completed_at)}, rows: "
+        f"{by_sink(record.rows)}."
     )

@@ -31,7 +31,8 @@ class DriverSavepoints:
         one_at_a_time: FairLock,
         cancel: Callable[[Query], None],
     ) -> None:
-        """`one_at_a_time` keeps batches out while a savepoint is taken, and `cancel` ends a query permanently."""
+        """`one_at_a_time` keeps batches out while a savepoint is taken, and `cancel` ends a query
+        permanently."""
         self._protocol = protocol
         self._lifecycle = lifecycle
         self._one_at_a_time = one_at_a_time
@@ -45,10 +46,11 @@ class DriverSavepoints:
         begin: Callable[[], None] = _nothing,
         stops: Query | None = None,
     ) -> Savepoint:
-        """Wait for the end of the current batch, call `begin`, which may raise to refuse, and save.
+        """Wait for the end of the current batch, call `begin`, which may raise to refuse, and
+        save.
 
-        `location` is the checkpointLocation, in place of that of the last batch. `stops` is a query to stop before its
-        next batch.
+        `location` is the checkpointLocation, in place of that of the last batch. `stops` is a query
+        to stop before its next batch.
         """
         with storage_at(target) as storage:
             with self._one_at_a_time:
@@ -58,8 +60,9 @@ class DriverSavepoints:
                 if stops:
                     if ran and (failure := stops.exception()):
                         raise SavepointError(
-                            f"the query failed while savepoint {savepoint.id} was taken: {failure}. The savepoint is "
-                            "whole, and a restart of the query goes on past it"
+                            f"the query failed while savepoint {savepoint.id} was taken: "
+                            f"{failure}. The savepoint is whole, and a restart of the query goes "
+                            "on past it"
                         )
                     self._lifecycle.hold()
             if stops:
@@ -67,11 +70,18 @@ class DriverSavepoints:
         return savepoint
 
     def take_and_stop(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """Take a savepoint, and stop the query there. Raise `CheckpointError` if a later run of it is active."""
-        return self.take(target, begin=partial(self._lifecycle.require_no_later_run, query), stops=query)
+        """Take a savepoint, and stop the query there.
+
+        Raise `CheckpointError` if a later run of it is active.
+        """
+        return self.take(
+            target, begin=partial(self._lifecycle.require_no_later_run, query), stops=query
+        )
 
     def do_request(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
-        """Take the savepoint that an operator requests. `how` is one of `requests.WAYS`.
+        """Take the savepoint that an operator requests.
+
+        `how` is one of `requests.WAYS`.
 
         `begin` is called between two batches, and may raise to refuse.
         """
@@ -81,16 +91,25 @@ class DriverSavepoints:
         query = self._lifecycle.query
         run_id = self._lifecycle.run_id
         if not place:
-            raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
+            raise SavepointError(
+                "this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig"
+            )
         if how != "trigger" and is_remote():
             raise SavepointError(
-                "with Spark Connect a stop would end this process before it answers: ask without --stop or --cancel, "
-                "or stop the query with query.stop() and say --checkpoint-location"
+                "with Spark Connect a stop would end this process before it answers: ask without "
+                "--stop or --cancel, or stop the query with query.stop() and say "
+                "--checkpoint-location"
             )
 
         def begin_with_it() -> None:
-            if self._lifecycle.run_id != run_id or not query.isActive or self._protocol.newest is None:
-                raise SavepointError("the query has ended, or was started again, since this was asked for: ask again")
+            if (
+                self._lifecycle.run_id != run_id
+                or not query.isActive
+                or self._protocol.newest is None
+            ):
+                raise SavepointError(
+                    "the query has ended, or was started again, since this was asked for: ask again"
+                )
             begin()
 
         savepoint = self.take(place, begin=begin_with_it, stops=None if how == "trigger" else query)
@@ -103,21 +122,29 @@ class DriverSavepoints:
         protocol = self._protocol
         location = location or self._lifecycle.location
         if location is None:
-            raise SavepointError("no batch has come to this coordinator: wait for one, or pass checkpoint_location")
+            raise SavepointError(
+                "no batch has come to this coordinator: wait for one, or pass checkpoint_location"
+            )
         storage = protocol.store.storage
         known = protocol.load()
         if known:  # before the claim, which stops a driver that runs
             require_own_location(open_location(location), known.record)
         newest = protocol.claim_and_commit_newest() if known else None
         if newest is None:
-            raise SavepointError(f"job {protocol.job!r} has no complete checkpoint in {storage.uri} yet")
+            raise SavepointError(
+                f"job {protocol.job!r} has no complete checkpoint in {storage.uri} yet"
+            )
         decisions.require_visible(newest)
-        confirm = partial(protocol.fence.require_newest, "take a savepoint")  # another driver may have written
+        # another driver may have written
+        confirm = partial(protocol.fence.require_newest, "take a savepoint")
         confirm()
         return take_savepoint(
             target,
             newest.rounds,
-            {name: f"{type(sink).__module__}.{type(sink).__qualname__}" for name, sink in protocol.sinks.items()},
+            {
+                name: f"{type(sink).__module__}.{type(sink).__qualname__}"
+                for name, sink in protocol.sinks.items()
+            },
             location,
             storage.uri,
             confirm,

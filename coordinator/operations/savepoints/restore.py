@@ -14,7 +14,14 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
-from coordinator.operations.savepoints.savepoint import MARK, Savepoint, chunk_key, copying, load, savepoint_at
+from coordinator.operations.savepoints.savepoint import (
+    MARK,
+    Savepoint,
+    chunk_key,
+    copying,
+    load,
+    savepoint_at,
+)
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage, storage_at
 from coordinator.storage.stream import Joined
@@ -43,16 +50,18 @@ def restore_savepoint(
     allow_later_checkpoints: bool = False,
     confirm: Callable[[Savepoint], object] | None = None,
 ) -> Savepoint:
-    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and begin a new lineage of the job
-    in `storage` with its checkpoint. Then start the query there.
+    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and begin a
+    new lineage of the job in `storage` with its checkpoint. Then start the query there.
 
-    `job`: another name makes another job. `sinks`: names of the sinks that the job will have, to check them now; else
-    the first start checks them. `allow_non_restored`: accept that the job lacks a sink of the savepoint.
-    `allow_later_checkpoints`: accept that visible rows of later checkpoints are written again. `confirm` is called when
-    all is checked and nothing is changed; it may raise.
+    `job`: another name makes another job. `sinks`: names of the sinks that the job will have, to
+    check them now; else the first start checks them. `allow_non_restored`: accept that the job
+    lacks a sink of the savepoint. `allow_later_checkpoints`: accept that visible rows of later
+    checkpoints are written again. `confirm` is called when all is checked and nothing is changed;
+    it may raise.
 
-    A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises SavepointError,
-    UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
+    A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises
+    SavepointError, UnknownSink and StorageError, with nothing changed, and Superseded if a driver
+    or another restore starts meanwhile.
     """
     with savepoint_at(uri) as (source, id), storage_at(storage) as target:
         savepoint = load(source, id)
@@ -68,33 +77,57 @@ def restore_savepoint(
 
         if not lineage:
             allow()
-        elif JobStore(target, store.job, lineage).listing().newest_complete > savepoint.checkpoint_id:
+        elif (
+            JobStore(target, store.job, lineage).listing().newest_complete > savepoint.checkpoint_id
+        ):
             raise SavepointError(
-                f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
-                "query there, or restore into an empty checkpointLocation"
+                f"{location.uri} was restored from {savepoint.uri} before, and its query has gone "
+                "on since: start the query there, or restore into an empty checkpointLocation"
             )
         if confirm:
             confirm(savepoint)
         if not lineage:
             lineage = secrets.token_hex(4)
-            mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
+            mark = {
+                "savepoint": savepoint.id,
+                "job": store.job,
+                "storage": target.uri,
+                "lineage": lineage,
+            }
             location.write(MARK, [seal(mark)])
         with progress(f"restore into {location.uri}", savepoint.files, "files") as advance:
             for path, content in _files(source, savepoint):
                 location.write(path, iter(partial(content.read, _PIECE), b""))
                 advance(1)
-        store.begin_lineage(_base(savepoint, store.job, lineage, required, allow_later_checkpoints), allow)
-        logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
+        store.begin_lineage(
+            _base(savepoint, store.job, lineage, required, allow_later_checkpoints), allow
+        )
+        logger.info(
+            "job %s: restored %s into %s, lineage %s",
+            store.job,
+            savepoint.uri,
+            location.uri,
+            lineage,
+        )
         return savepoint
 
 
-def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str], later: bool) -> Record:
-    """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
-    have rows of any lineage and checkpoint."""
+def _base(
+    savepoint: Savepoint, job: str, lineage: str, required: Sequence[str], later: bool
+) -> Record:
+    """The record that the new lineage begins with.
+
+    `required`: the sinks that the job must have. `later`: the sinks may have rows of any lineage
+    and checkpoint.
+    """
     record = savepoint.record
-    n, others = record.checkpoint_id, {ANY_LINEAGE: -1} if later or record.predecessors is None else {}
+    n = record.checkpoint_id
+    others = {ANY_LINEAGE: -1} if later or record.predecessors is None else {}
     # a lineage that ended at this number by chance must not pass for the savepoint's own
-    ended = {before: at + (at == n and not record.restored_from) for before, at in (record.predecessors or {}).items()}
+    ended = {
+        before: at + (at == n and not record.restored_from)
+        for before, at in (record.predecessors or {}).items()
+    }
     return replace(
         record,
         job=job,
@@ -103,13 +136,15 @@ def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str],
         committables=(),
         restored_from=savepoint.id,
         predecessors={**ended, record.lineage: n, **others},
-        newest_rows=CompletedCheckpoint(savepoint.records).newest_rows if job == savepoint.job else {},
+        newest_rows=CompletedCheckpoint(savepoint.records).newest_rows
+        if job == savepoint.job
+        else {},
     )
 
 
 def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
-    """Raises SavepointError for what is damaged, and for what no savepoint holds: a restore must write below its
-    checkpointLocation, each file once."""
+    """Raises SavepointError for what is damaged, and for what no savepoint holds: a restore must
+    write below its checkpointLocation, each file once."""
     paths = [MARK]
     with progress(f"verify {savepoint.uri}", savepoint.files, "files") as advance:
         for path, _ in _files(storage, savepoint):
@@ -117,27 +152,32 @@ def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
             advance(1)
     if len(paths) - 1 != savepoint.files:
         raise SavepointError(
-            f"savepoint {savepoint.uri} holds {len(paths) - 1} files, and {savepoint.files} were saved: it is damaged. "
-            "Nothing was changed. [EO-SAVEPOINT-DAMAGED]"
+            f"savepoint {savepoint.uri} holds {len(paths) - 1} files, and {savepoint.files} were "
+            "saved: it is damaged. Nothing was changed. [EO-SAVEPOINT-DAMAGED]"
         )
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     for path, count in Counter(paths).items():
         if count > 1 or path in folders or _NO_PATH.search(path) or not path.isprintable():
             raise SavepointError(
-                f"savepoint {savepoint.uri} holds {path!r}: outside of a checkpointLocation, hidden, twice, as a file "
-                "and as a folder, or as if Spark had written it. Nothing was changed. [EO-SAVEPOINT-DAMAGED]"
+                f"savepoint {savepoint.uri} holds {path!r}: outside of a checkpointLocation, "
+                "hidden, twice, as a file and as a folder, or as if Spark had written it. Nothing "
+                "was changed. [EO-SAVEPOINT-DAMAGED]"
             )
 
 
 def _files(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[tuple[str, IO[bytes]]]:
-    """Paths and contents of the saved files. A content can be read until the next file is asked for."""
+    """Paths and contents of the saved files.
+
+    A content can be read until the next file is asked for.
+    """
     try:
         with tarfile.open(mode="r|", fileobj=Joined(_chunks(storage, savepoint))) as tar:
             for entry in tar:
                 content = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
                 if content is None:
                     raise SavepointError(
-                        f"savepoint {savepoint.uri} holds {entry.name!r}, which is no file [EO-SAVEPOINT-DAMAGED]"
+                        f"savepoint {savepoint.uri} holds {entry.name!r}, which is no file "
+                        "[EO-SAVEPOINT-DAMAGED]"
                     )
                 yield entry.name, content
     except (tarfile.TarError, ValueError) as error:
@@ -151,30 +191,37 @@ def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]
         key = chunk_key(savepoint.id, number)
         chunk = storage.get(key)
         if chunk is None or hashlib.sha256(chunk).hexdigest() != sha256:
-            what = "is missing" if chunk is None else "was altered or cut off: its checksum does not match"
+            what = (
+                "is missing"
+                if chunk is None
+                else "was altered or cut off: its checksum does not match"
+            )
             raise SavepointError(
-                f"savepoint {savepoint.uri} is damaged: chunk {key} {what}. Bring it back from a backup, or use "
-                "another savepoint. [EO-SAVEPOINT-DAMAGED]"
+                f"savepoint {savepoint.uri} is damaged: chunk {key} {what}. Bring it back from a "
+                "backup, or use another savepoint. [EO-SAVEPOINT-DAMAGED]"
             )
         yield chunk
 
 
-def _required_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool) -> list[str]:
+def _required_sinks(
+    savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool
+) -> list[str]:
     """Names of the savepoint's sinks that the restored job must have."""
     if sinks is None:
         return [] if allow_non_restored else sorted(savepoint.sinks)
     missing = sorted(set(savepoint.sinks) - set(sinks))
     if missing and not allow_non_restored:
         raise UnknownSink(
-            f"savepoint {savepoint.uri} was written by sink(s) {missing}, which the job does not have any more. "
-            "A sink's name must be stable. If they were taken out on purpose, pass allow_non_restored=True "
-            "(--allow-non-restored)."
+            f"savepoint {savepoint.uri} was written by sink(s) {missing}, which the job does not "
+            "have any more. A sink's name must be stable. If they were taken out on purpose, pass "
+            "allow_non_restored=True (--allow-non-restored)."
         )
     return sorted(set(savepoint.sinks) - set(missing))
 
 
 def _marked(location: CheckpointLocation, savepoint: Savepoint, store: JobStore) -> str:
-    """The lineage of this same restore if it was begun before, "" if the checkpointLocation is empty."""
+    """The lineage of this same restore if it was begun before, "" if the checkpointLocation is
+    empty."""
     files = location.files()
     if not files:
         return ""
@@ -190,18 +237,22 @@ def _marked(location: CheckpointLocation, savepoint: Savepoint, store: JobStore)
 
 
 def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None:
-    """Raises SavepointError if the storage shows that input after the savepoint was written already."""
+    """Raises SavepointError if the storage shows that input after the savepoint was written
+    already."""
     n = savepoint.checkpoint_id
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
         complete = JobStore(store.storage, job, lineage).load_newest()
         newest = complete.checkpoint_id if complete else -1
-        untouched = lineage == savepoint.lineage or complete is None or complete.record.restored_from
+        untouched = (
+            lineage == savepoint.lineage or complete is None or complete.record.restored_from
+        )
         if newest > n or not untouched:
             raise SavepointError(
-                f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "
-                f"{job!r} after it, up to {newest} (lineage {lineage}). A restore would write their rows again. "
-                "Restore a newer savepoint, or delete these rows and pass allow_later_checkpoints=True "
-                "(--allow-later-checkpoints). [EO-SAVEPOINT-LATER]"
+                f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has "
+                f"checkpoints of job {job!r} after it, up to {newest} (lineage {lineage}). A "
+                "restore would write their rows again. Restore a newer savepoint, or delete these "
+                "rows and pass allow_later_checkpoints=True (--allow-later-checkpoints). "
+                "[EO-SAVEPOINT-LATER]"
             )

@@ -1,7 +1,9 @@
-"""Savepoints: a checkpoint with everything that it takes to go on from it, kept for the user, in any storage.
+"""Savepoints: a checkpoint with everything that it takes to go on from it, kept for the user, in
+any storage.
 
-SAVEPOINT/NUMBER        the content of Spark's checkpointLocation up to that checkpoint: a tar, in chunks
-SAVEPOINT/_metadata     the chunks' checksums, and the checkpoint's record. Written last: it makes it a savepoint
+SAVEPOINT/NUMBER the content of Spark's checkpointLocation up to that checkpoint: a tar, in chunks
+SAVEPOINT/_metadata the chunks' checksums, and the checkpoint's record. Written last: it makes it a
+savepoint
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
 class Savepoint:
     """What a savepoint's `_metadata` says.
 
-    `uri`: for `restore_savepoint`; a password in it is left out. `records`: the checkpoint's record and those of its
-    replays; all that they name is visible. `sinks`: class by name. `created_at`: milliseconds since the epoch.
-    `spark`: version of PySpark, and of the offset log with its settings. `files`: how many, of `size` bytes in all.
-    `chunks`: SHA-256 of each.
+    `uri`: for `restore_savepoint`; a password in it is left out. `records`: the checkpoint's record
+    and those of its replays; all that they name is visible. `sinks`: class by name. `created_at`:
+    milliseconds since the epoch. `spark`: version of PySpark, and of the offset log with its
+    settings. `files`: how many, of `size` bytes in all. `chunks`: SHA-256 of each.
     """
 
     uri: str
@@ -68,9 +70,20 @@ class Savepoint:
 
     def summary(self) -> dict[str, Any]:
         """JSON values for a user to read."""
-        own = {name: value for name, value in vars(self).items() if name not in ("records", "size", "chunks")}
-        of_record = {name: getattr(self.record, name) for name in ("job", "lineage", "query_id", "partitions", "mode")}
-        more = {"checkpoint": self.checkpoint_id, "offsets": list(self.record.offsets), "bytes": self.size}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("records", "size", "chunks")
+        }
+        of_record = {
+            name: getattr(self.record, name)
+            for name in ("job", "lineage", "query_id", "partitions", "mode")
+        }
+        more = {
+            "checkpoint": self.checkpoint_id,
+            "offsets": list(self.record.offsets),
+            "bytes": self.size,
+        }
         return of_record | more | own
 
     def to_bytes(self) -> bytes:
@@ -87,8 +100,8 @@ class Savepoint:
                 records = tuple(Record.from_json(record, where) for record in body["records"])
                 if not uri.partition("?")[0].endswith(f"/{body['id']}") or not records:
                     raise SavepointError(
-                        f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r} "
-                        "[EO-SAVEPOINT-DAMAGED]"
+                        f"{where} is that of another savepoint, or of no checkpoint: "
+                        f"{body['id']!r} [EO-SAVEPOINT-DAMAGED]"
                     )
                 return require_field_types(
                     cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])})
@@ -102,8 +115,10 @@ def chunk_key(id: str, number: int) -> str:
 
 
 def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) -> list[Savepoint]:
-    """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged, or `bad` gets a
-    sentence on each."""
+    """The whole savepoints in a storage, oldest first.
+
+    Half-written and damaged ones are logged, or `bad` gets a sentence on each.
+    """
     savepoints = []
     with storage_at(uri, existing=True) as storage:
         for id in sorted({key[1] for key in map(KEY.fullmatch, storage.list("")) if key}):
@@ -118,14 +133,19 @@ def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) 
 
 
 def describe_savepoint(uri: str) -> Savepoint:
-    """What a savepoint holds. Raises SavepointError if it is half-written or its `_metadata` damaged."""
+    """What a savepoint holds.
+
+    Raises SavepointError if it is half-written or its `_metadata` damaged.
+    """
     with savepoint_at(uri) as (storage, id):
         return load(storage, id)
 
 
 def dispose_savepoint(uri: str) -> bool:
-    """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. False if nothing
-    of it was there."""
+    """Delete a savepoint, also a half-written or damaged one.
+
+    No job needs it: a restore makes a copy. False if nothing of it was there.
+    """
     with savepoint_at(uri) as (storage, id):
         was_there = bool(_keys(storage, id))
         delete(storage, id)
@@ -137,11 +157,11 @@ def load(storage: CheckpointStorage, id: str) -> Savepoint:
     data = storage.get(f"{id}/_metadata")
     if data is None:
         chunks = len(_keys(storage, id))
+        if not chunks:
+            raise SavepointError(f"there is no savepoint {uri}")
         raise SavepointError(
-            f"there is no savepoint {uri}"
-            if not chunks
-            else f"savepoint {uri} is half-written: {chunks} chunk(s), but no _metadata, which is written last. "
-            "Dispose of it, and take another. [EO-SAVEPOINT-DAMAGED]"
+            f"savepoint {uri} is half-written: {chunks} chunk(s), but no _metadata, which is "
+            "written last. Dispose of it, and take another. [EO-SAVEPOINT-DAMAGED]"
         )
     return Savepoint.from_bytes(data, uri)
 
@@ -153,7 +173,10 @@ def delete(storage: CheckpointStorage, id: str) -> None:
 
 
 def _keys(storage: CheckpointStorage, id: str) -> list[str]:
-    """Of the savepoint. The records of a job whose name begins with "savepoint" may be in a folder of that form."""
+    """Of the savepoint.
+
+    The records of a job whose name begins with "savepoint" may be in a folder of that form.
+    """
     return [key for key in storage.list(id) if KEY.fullmatch(key)]
 
 
@@ -163,11 +186,16 @@ def address_of(storage_uri: str, id: str) -> str:
 
 
 def full_address(address: str, savepoint_dir: str | None) -> str:
-    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`. Raises SavepointError for others."""
+    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`.
+
+    Raises SavepointError for others.
+    """
     if savepoint_dir and re.fullmatch(_ID, address):
         return address_of(savepoint_dir, address)
     if "***" in address:
-        raise SavepointError("the URI is shown without its password: name the savepoint by its id, in savepoint_dir")
+        raise SavepointError(
+            "the URI is shown without its password: name the savepoint by its id, in savepoint_dir"
+        )
     _parts(address)
     return address
 
@@ -185,7 +213,9 @@ def copying() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SavepointError(f"files of the checkpointLocation cannot be copied: {error}") from error
+        raise SavepointError(
+            f"files of the checkpointLocation cannot be copied: {error}"
+        ) from error
 
 
 def _parts(uri: str) -> tuple[str, str]:
@@ -193,6 +223,7 @@ def _parts(uri: str) -> tuple[str, str]:
     parts = _ADDRESS.fullmatch(uri)
     if not parts:  # repeats nothing: it may hold a password
         raise SavepointError(
-            "not the id or the URI of a savepoint: the last part has to be savepoint-…; see coordinator savepoint list"
+            "not the id or the URI of a savepoint: the last part has to be savepoint-…; see "
+            "coordinator savepoint list"
         )
     return parts["storage"] + (parts["options"] or ""), parts["id"]

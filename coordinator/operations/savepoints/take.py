@@ -15,7 +15,15 @@ from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from coordinator.errors import CheckpointLocationMismatch, SavepointError
-from coordinator.operations.savepoints.savepoint import KEY, MARK, Savepoint, address_of, chunk_key, copying, delete
+from coordinator.operations.savepoints.savepoint import (
+    KEY,
+    MARK,
+    Savepoint,
+    address_of,
+    chunk_key,
+    copying,
+    delete,
+)
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
@@ -41,7 +49,10 @@ def take_savepoint(
     storage_uri: str,
     confirm: Callable[[], None],
 ) -> Savepoint:
-    """Save a checkpoint that is all visible, while no batch runs. `confirm` may raise at the last moment."""
+    """Save a checkpoint that is all visible, while no batch runs.
+
+    `confirm` may raise at the last moment.
+    """
     [record, *_] = records
     id = f"savepoint-{token(record.job)}-{record.checkpoint_id}-{secrets.token_hex(4)}"
     location = open_location(location_uri)
@@ -77,13 +88,18 @@ def take_savepoint(
         with suppress(Exception):
             delete(target, id)
         raise
-    logger.info("job %s: checkpoint %d saved as %s", record.job, record.checkpoint_id, savepoint.uri)
+    logger.info(
+        "job %s: checkpoint %d saved as %s", record.job, record.checkpoint_id, savepoint.uri
+    )
     return savepoint
 
 
 @copying()
 def require_own_location(location: CheckpointLocation, record: Record) -> dict[str, Any]:
-    """The header of `offsets/N`. Raises SavepointError if the checkpointLocation is not the one of this checkpoint."""
+    """The header of `offsets/N`.
+
+    Raises SavepointError if the checkpointLocation is not the one of this checkpoint.
+    """
     n = record.checkpoint_id
     try:
         query_id = json.loads(_text(location, "metadata"))["id"]
@@ -92,13 +108,14 @@ def require_own_location(location: CheckpointLocation, record: Record) -> dict[s
         require_same_offsets(facts_in(log, n, query_id), record)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise SavepointError(
-            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, or it is damaged: "
-            f"{error!r}"
+            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job "
+            f"{record.job!r}, or it is damaged: {error!r}"
         ) from error
     except CheckpointLocationMismatch as error:
         raise SavepointError(
-            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, which query "
-            f"{record.query_id} wrote; this one is of query {query_id}: {error}"
+            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job "
+            f"{record.job!r}, which query {record.query_id} wrote; this one is of query "
+            f"{query_id}: {error}"
         ) from error
     return {"version": version, **json.loads(settings)}
 
@@ -108,9 +125,12 @@ def _text(location: CheckpointLocation, path: str) -> str:
 
 
 def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[str, int]:
-    """All files of checkpoints up to n; returns their sizes. Spark's maintenance may replace old state files by new
-    ones meanwhile, so it is listed again until nothing new is found: then each file of the last listing is saved, and
-    that listing is whole."""
+    """All files of checkpoints up to n; returns their sizes.
+
+    Spark's maintenance may replace old state files by new ones meanwhile, so it is listed again
+    until nothing new is found: then each file of the last listing is saved, and that listing is
+    whole.
+    """
     saved: dict[str, int] = {}
     for _ in range(_PASSES):
         new = [path for path in location.files() if path not in saved and _belongs(path, n)]
@@ -122,12 +142,17 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
                     saved[path] = size
                 advance(1)
     else:
-        raise SavepointError(f"files in {location.uri} changed all the time while they were saved; try again")
+        raise SavepointError(
+            f"files in {location.uri} changed all the time while they were saved; try again"
+        )
     needed = {"metadata", f"offsets/{n}"}
-    if n > 0 and f"commits/{n}" not in saved:  # Spark stands between the callback and it, and will ask for n again
+    # Spark stands between the callback and it, and will ask for n again
+    if n > 0 and f"commits/{n}" not in saved:
         needed |= {f"offsets/{n - 1}", f"commits/{n - 1}"}
     if missing := sorted(needed - set(saved)):
-        raise SavepointError(f"{location.uri} lacks {missing}, so no query can go on from there; nothing was saved")
+        raise SavepointError(
+            f"{location.uri} lacks {missing}, so no query can go on from there; nothing was saved"
+        )
     return saved
 
 
@@ -147,9 +172,11 @@ def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int |
 
 
 def _belongs(path: str, n: int) -> bool:
-    """Whether a file is of checkpoints up to n: batch n writes version n + 1 of the state. Entries of a source's log
-    that are ahead are kept: Spark writes them before `offsets`, so it finds them after any crash. Other savepoints are
-    not: each would hold all before it."""
+    """Whether a file is of checkpoints up to n: batch n writes version n + 1 of the state.
+
+    Entries of a source's log that are ahead are kept: Spark writes them before `offsets`, so it
+    finds them after any crash. Other savepoints are not: each would hold all before it.
+    """
     folder, _, rest = path.partition("/")
     if folder in ("offsets", "commits"):
         number = re.match(r"\d+", rest)

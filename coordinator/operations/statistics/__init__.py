@@ -1,1 +1,2 @@
-"""What each checkpoint took and did: from the protocol's steps, into the log, storage, OpenTelemetry and Prometheus."""
+"""What each checkpoint took and did: from the protocol's steps, into the log, storage,
+OpenTelemetry and Prometheus."""

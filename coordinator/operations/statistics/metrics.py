@@ -1,7 +1,7 @@
 """Metrics of OpenTelemetry, whose own exporter shows the metrics to Prometheus.
 
-The name `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a unit of seconds or
-bytes becomes part of it there. Every metric has the label `job_name`.
+The name `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a
+unit of seconds or bytes becomes part of it there. Every metric has the label `job_name`.
 """
 
 from __future__ import annotations
@@ -43,34 +43,62 @@ CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that
 ROWS = Metric("checkpointing.rows", "", "Rows that became visible")
 DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink refused")
 BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches")
-TRANSACTIONS = Metric("checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown")
-COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Outcomes that had to be asked for again")
+TRANSACTIONS = Metric(
+    "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown"
+)
+COMMIT_RETRIES = Metric(
+    "checkpointing.commit.retries", "", "Outcomes that had to be asked for again"
+)
 COUNTERS = (CHECKPOINTS, ROWS, DEAD_LETTERS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
 
 DURATION = Metric(
-    "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
+    "checkpointing.checkpoint.duration",
+    "s",
+    "From trigger to all rows visible, of completed checkpoints",
 )
-SIZE = Metric("checkpointing.checkpoint.size", "By", "Rows of completed checkpoints as Arrow record batches")
-PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover")
+SIZE = Metric(
+    "checkpointing.checkpoint.size", "By", "Rows of completed checkpoints as Arrow record batches"
+)
+PHASE = Metric(
+    "checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover"
+)
 STORAGE = Metric(
-    "checkpointing.storage.duration", "s", "Of the driver's calls of checkpoint storage: put, get, list, delete"
+    "checkpointing.storage.duration",
+    "s",
+    "Of the driver's calls of checkpoint storage: put, get, list, delete",
 )
 HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
 GAUGES = (
-    Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"),
-    Metric("checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"),
+    Metric(
+        "checkpointing.checkpoint.last",
+        "",
+        "Number of the newest visible checkpoint, -1 before the first",
+    ),
+    Metric(
+        "checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"
+    ),
     Metric("checkpointing.checkpoint.last.duration", "s", "How long it took"),
     Metric("checkpointing.checkpoint.last.size", "By", "Its rows as Arrow record batches"),
-    Metric("checkpointing.checkpoint.in_progress", "s", "How long the current one has been under way; 0 between two"),
+    Metric(
+        "checkpointing.checkpoint.in_progress",
+        "s",
+        "How long the current one has been under way; 0 between two",
+    ),
     Metric("checkpointing.in_doubt", "", "Decided transactions that are not known to be visible"),
     Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"),
     Metric("checkpointing.generation", "", "Number of the driver among all of the job"),
     Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"),
-    Metric("checkpointing.balance.differences", "", "Differences between the row counts of the newest checkpoints"),
+    Metric(
+        "checkpointing.balance.differences",
+        "",
+        "Differences between the row counts of the newest checkpoints",
+    ),
     Metric("checkpointing.balance.unknown", "", "Checkpoints of these that could not be compared"),
     Metric("checkpointing.balance.rows", "", "Rows of the newest checkpoints, by column"),
-    Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
+    Metric(
+        "checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"
+    ),
 )
 
 GaugeValues = dict[str, Sequence[tuple[float, Mapping[str, str]]]]
@@ -98,8 +126,12 @@ def _of_tracker(tracker: CheckpointStatisticsTracker) -> GaugeValues:
 def _of_balance(balance: Balance, verified_at: int) -> GaugeValues:
     by_sink = balance.by_sink()
     return {
-        "checkpointing.balance.differences": [(count, {"sink": sink}) for sink, (count, _) in by_sink.items()],
-        "checkpointing.balance.unknown": [(count, {"sink": sink}) for sink, (_, count) in by_sink.items()],
+        "checkpointing.balance.differences": [
+            (count, {"sink": sink}) for sink, (count, _) in by_sink.items()
+        ],
+        "checkpointing.balance.unknown": [
+            (count, {"sink": sink}) for sink, (_, count) in by_sink.items()
+        ],
         "checkpointing.balance.timestamp": [(verified_at / 1000, {})],
         "checkpointing.balance.rows": [
             (rows, {"sink": sink, "column": column})
@@ -115,10 +147,15 @@ class MetricsReporter:
 
     def __init__(self, tracker: CheckpointStatisticsTracker, meter: metrics.Meter) -> None:
         self._job = {JOB: tracker.job}
-        self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
+        self._counters = {
+            each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS
+        }
         self._histograms = {
             each: meter.create_histogram(
-                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS[each.unit]
+                each.name,
+                each.unit,
+                each.description,
+                explicit_bucket_boundaries_advisory=_BUCKETS[each.unit],
             )
             for each in HISTOGRAMS
         }
@@ -157,12 +194,17 @@ class MetricsReporter:
             for sink, rows in statistics.rows.items():
                 self._add(ROWS, rows, sink=sink)
                 self._add(BYTES, statistics.bytes[sink], sink=sink)
-                self._add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
+                self._add(
+                    TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed"
+                )
             for sink, rows in statistics.dead_lettered.items():
                 self._add(DEAD_LETTERS, rows, sink=sink)
 
     def _observed(
-        self, tracker: weakref.ref[CheckpointStatisticsTracker], name: str, _: metrics.CallbackOptions
+        self,
+        tracker: weakref.ref[CheckpointStatisticsTracker],
+        name: str,
+        _: metrics.CallbackOptions,
     ) -> list[metrics.Observation]:
         """Nothing of a coordinator that is gone: its meter stays as long as the process."""
         values = _of_tracker(of).get(name, ()) if (of := tracker()) else ()
@@ -184,7 +226,10 @@ def open_telemetry(tracker: CheckpointStatisticsTracker) -> None:
 
 
 def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
-    """Metrics into a registry of `prometheus-client` (extra `prometheus`). Raises ValueError if they are there."""
+    """Metrics into a registry of `prometheus-client` (extra `prometheus`).
+
+    Raises ValueError if they are there.
+    """
     if any(family.name.startswith("checkpointing_") for family in registry.collect()):
         raise ValueError("the registry has the metrics of a job already: take another one")
     MetricsReporter(tracker, _shown_by(registry)).begin_at_zero(tracker.sinks)
@@ -195,7 +240,9 @@ def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
-    reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+    reader = PrometheusMetricReader(
+        disable_target_info=True, scope_info_enabled=False, registry=registry
+    )
     return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False).get_meter(_SCOPE)
 
 
@@ -209,8 +256,8 @@ def registry_of(tracker: CheckpointStatisticsTracker) -> CollectorRegistry:
 
 
 def serve(registry: CollectorRegistry, address: str) -> Callable[[], None]:
-    """Let Prometheus read the registry at `address`, by the server of `prometheus-client`; returns what ends it. Raises
-    OSError if the address cannot be had."""
+    """Let Prometheus read the registry at `address`, by the server of `prometheus-client`; returns
+    what ends it. Raises OSError if the address cannot be had."""
     from prometheus_client import start_http_server
 
     host, _, port = address.rpartition(":")

@@ -1,5 +1,5 @@
-"""The facts of one try of a checkpoint, and those of the last ones in checkpoint storage, where they outlive their
-driver."""
+"""The facts of one try of a checkpoint, and those of the last ones in checkpoint storage, where
+they outlive their driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint
 
 _TOGETHER = 100
-"""Checkpoints that are kept in one object: the more, the fewer objects, and the more is written again by a flush."""
+"""Checkpoints that are kept in one object: the more, the fewer objects, and the more is written
+again by a flush."""
 
 
 class Status(str, Enum):
@@ -29,7 +30,8 @@ class Status(str, Enum):
     COMPLETED = "completed"  # all visible
     FAILED = "failed"  # aborted before it was complete: nothing of it is visible
     RESTORED = "restored"  # the newest complete one, committed again by a start
-    HALTED = "halted"  # complete, but not all visible when the query stopped: the next start goes on with it
+    # complete, but not all visible when the query stopped: the next start goes on with it
+    HALTED = "halted"
 
 
 PHASES = ("prepare", "validate", "decide", "commit")
@@ -40,15 +42,16 @@ PHASES = ("prepare", "validate", "decide", "commit")
 class CheckpointStatistics:
     """One try of a checkpoint, in the words of Flink's checkpoint statistics where it has them.
 
-    `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the `phases` seconds.
-    `spans`: by phase (prepare, commit) and sink, its begin and end in seconds from the trigger.
-    `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
-    are transactions that were lost and written again, by sink; `dead_lettered` rows that a sink has refused, which are
-    `rows` of the sink of its dead letters; `aborted` orphans that sweeps have aborted since the try before, by sink;
-    `unknown` those that are decided, and were not known to be visible when the query stopped, by sink.
+    `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the
+    `phases` seconds. `spans`: by phase (prepare, commit) and sink, its begin and end in seconds
+    from the trigger. `rows`, `bytes` (of the Arrow record batches) and `transactions` count what
+    was pre-committed, by sink; `replayed` are transactions that were lost and written again, by
+    sink; `dead_lettered` rows that a sink has refused, which are `rows` of the sink of its dead
+    letters; `aborted` orphans that sweeps have aborted since the try before, by sink; `unknown`
+    those that are decided, and were not known to be visible when the query stopped, by sink.
     `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
-    exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and ends with, one JSON
-    text per source; empty if unknown.
+    exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and
+    ends with, one JSON text per source; empty if unknown.
     """
 
     job: str
@@ -87,7 +90,9 @@ class CheckpointStatistics:
     def from_json(cls, value: Mapping[str, Any]) -> CheckpointStatistics:
         """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
-        texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
+        texts = {
+            name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")
+        }
         return require_field_types(cls(**known | texts | {"status": Status(known["status"])}))
 
     @property
@@ -110,12 +115,18 @@ class CheckpointStatistics:
     def __str__(self) -> str:
         """One line for a person."""
         if self.status is Status.RESTORED:
-            parts, label = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"], "its rows: "
+            parts = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"]
+            label = "its rows: "
         else:
             phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
             ended = f"{self.status.value} in {self.duration:.3f} s ({phases})"
-            parts, label = [f"checkpoint {self.checkpoint_id} {ended}"], "rows: "
-        parts += [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
+            parts = [f"checkpoint {self.checkpoint_id} {ended}"]
+            label = "rows: "
+        parts += (
+            [label + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())]
+            if self.rows
+            else []
+        )
         transactions = sum(self.transactions.values())
         parts += [f"{transactions} transactions"] if transactions else []
         return "; ".join([*parts, self.remarks] if self.remarks else parts)
@@ -143,10 +154,11 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a driver does now, as its last sign of life tells it: the current checkpoint and what is done for it, if it
-    takes a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible,
-    by sink; and the first difference of its row counts. `at` is now, in milliseconds by the driver's clock. `is_past`:
-    the driver is taken for dead, and `at` is the time of that sign."""
+    """What a driver does now, as its last sign of life tells it: the current checkpoint and what is
+    done for it, if it takes a while; what has been decided, since a time in milliseconds since the
+    epoch, and is not known to be visible, by sink; and the first difference of its row counts. `at`
+    is now, in milliseconds by the driver's clock. `is_past`: the driver is taken for dead, and `at`
+    is the time of that sign."""
 
     checkpoint: CheckpointStatistics | None = None
     doing: tuple[str, ...] = ()
@@ -158,15 +170,24 @@ class Activity:
 
     @classmethod
     def of(cls, driver: DriverStatus | None, newest: CompletedCheckpoint | None = None) -> Activity:
-        """Nothing of a driver that has ended, or tells what this version does not understand; nor of a checkpoint that
-        its sign tells of as not decided yet, and that is complete by now: `newest`, or one before."""
+        """Nothing of a driver that has ended, or tells what this version does not understand; nor
+        of a checkpoint that its sign tells of as not decided yet, and that is complete by now:
+        `newest`, or one before."""
         if driver and driver.state in (State.RUNNING, State.SILENT):
             with suppress(KeyError, TypeError, ValueError):
                 at = driver.sign.at + (max(driver.age, 0) * 1000 if driver.runs else 0)
                 activity = replace(cls.from_json(driver.sign.now), at=at, is_past=not driver.runs)
-                own = newest.checkpoint_id if newest and newest.record.generation == driver.generation else -2
+                own = (
+                    newest.checkpoint_id
+                    if newest and newest.record.generation == driver.generation
+                    else -2
+                )
                 checkpoint = activity.checkpoint
-                if checkpoint and "decide" not in checkpoint.phases and checkpoint.checkpoint_id <= own:
+                if (
+                    checkpoint
+                    and "decide" not in checkpoint.phases
+                    and checkpoint.checkpoint_id <= own
+                ):
                     activity = replace(activity, checkpoint=None, doing=(), in_doubt={})
                 if activity.checkpoint:
                     activity.checkpoint.duration = (at - activity.checkpoint.triggered_at) / 1000
@@ -180,15 +201,25 @@ class Activity:
     @property
     def sentences(self) -> list[str]:
         """All of it, for a person."""
-        lines = [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
+        lines = (
+            [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
+        )
         if checkpoint := self.checkpoint:
             number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
             again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
-            phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items())
-            done = (phases or "nothing yet") + (f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else "")
+            phases = ", ".join(
+                f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items()
+            )
+            done = (phases or "nothing yet") + (
+                f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else ""
+            )
             lasts = duration(checkpoint.duration) + (" then" if self.is_past else "")
             settled = " The next start settles it." if self.is_past else ""
-            lines.insert(0, f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: {done}.{settled}")
+            lines.insert(
+                0,
+                f"In progress {self.when}: checkpoint {number}, for {lasts}{again}. Done: "
+                f"{done}.{settled}",
+            )
         return [*lines, *self.not_visible, *self.differs]
 
     @property
@@ -196,9 +227,13 @@ class Activity:
         if not self.in_doubt:
             return []
         what = f"{sum(self.in_doubt.values()):,} decided transactions"
-        lasts, sinks = duration((self.at - self.in_doubt_since) / 1000), by_sink(self.in_doubt)
+        lasts = duration((self.at - self.in_doubt_since) / 1000)
+        sinks = by_sink(self.in_doubt)
         if self.is_past:
-            return [f"{what} were not known to be visible {self.when}: {sinks}. The next start commits them."]
+            return [
+                f"{what} were not known to be visible {self.when}: {sinks}. The next start commits "
+                "them."
+            ]
         return [f"{what} are not known to be visible for {lasts}: {sinks}. The driver asks again."]
 
     @property
@@ -216,11 +251,12 @@ class Activity:
 
 # ---------------------------------------------------------------------- kept in storage
 class CheckpointHistory:
-    """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is lost. `size`: of so
-    many checkpoints, more or less; of none if it is 0."""
+    """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is
+    lost. `size`: of so many checkpoints, more or less; of none if it is 0."""
 
     def __init__(self, store: JobStore, size: int) -> None:
-        self._store, self._size = store, size
+        self._store = store
+        self._size = size
         self._new: deque[CheckpointStatistics] = deque(maxlen=size)
         self._flushing = threading.Lock()
 
@@ -228,8 +264,10 @@ class CheckpointHistory:
         self._new.append(statistics)
 
     def flush(self) -> None:
-        """Add what is new to the newest object, or begin another. From any thread. Raises `StorageError`; the next
-        flush tries again."""
+        """Add what is new to the newest object, or begin another.
+
+        From any thread. Raises `StorageError`; the next flush tries again.
+        """
         with self._flushing:
             new = [self._new.popleft() for _ in range(len(self._new))]
             if new:
@@ -244,8 +282,11 @@ class CheckpointHistory:
 def load_history(
     store: JobStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
-    """In the order of their ends, whatever clocks said. `bad`: gets a sentence on what cannot be read. `known`: what
-    calls before have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
+    """In the order of their ends, whatever clocks said.
+
+    `bad`: gets a sentence on what cannot be read. `known`: what calls before have read, by key,
+    since an object never changes. Raises `StorageError`, `CorruptRecord`.
+    """
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}
     for *_, key in store.journal.statistics_objects():
@@ -253,7 +294,12 @@ def load_history(
     before.clear()
     before |= read
     unique = {
-        (statistics.generation, statistics.checkpoint_id, statistics.attempt, statistics.triggered_at): statistics
+        (
+            statistics.generation,
+            statistics.checkpoint_id,
+            statistics.attempt,
+            statistics.triggered_at,
+        ): statistics
         for each in read.values()
         for statistics in each
     }
@@ -266,6 +312,8 @@ def _understood(store: JobStore, key: str, bad: list[str]) -> Iterator[Checkpoin
             try:
                 yield CheckpointStatistics.from_json(value)
             except (KeyError, TypeError, ValueError) as error:
-                bad.append(f"statistics {key} in {store.storage.uri} lack or misuse a field: {error!r}")
+                bad.append(
+                    f"statistics {key} in {store.storage.uri} lack or misuse a field: {error!r}"
+                )
     except (CheckpointError, StorageError) as error:
         bad.append(str(error))

@@ -19,8 +19,8 @@ from sinks._util.progress import under_way
 logger = get_logger("coordinator.statistics")
 
 _LONG_OFFSETS = 10_000
-"""Characters of a batch's offsets from which on they are left out: a hundred checkpoints go into one object of storage.
-The record has them."""
+"""Characters of a batch's offsets from which on they are left out: a hundred checkpoints go into
+one object of storage. The record has them."""
 _PHASE_ENDED_BY = {
     Step.PRE_COMMITTED: "prepare",
     Step.VALIDATED: "validate",
@@ -35,24 +35,35 @@ class Reporter(Protocol):
 
 
 class LogReporter:
-    """One line for each, INFO if all is well. A formatter that writes JSON finds all facts in the record's attribute
-    `checkpoint`."""
+    """One line for each, INFO if all is well.
+
+    A formatter that writes JSON finds all facts in the record's attribute `checkpoint`.
+    """
 
     def report(self, statistics: CheckpointStatistics) -> None:
         well = statistics.status in (Status.COMPLETED, Status.RESTORED)
         level = logging.INFO if well else logging.WARNING
-        logger.log(level, "job %s: %s", statistics.job, statistics, extra={"checkpoint": statistics.to_json()})
+        logger.log(
+            level,
+            "job %s: %s",
+            statistics.job,
+            statistics,
+            extra={"checkpoint": statistics.to_json()},
+        )
 
 
 class CheckpointStatisticsTracker(CheckpointListener):
-    """Follows one coordinator, tells the reporters about every try that has ended, and knows what is under way."""
+    """Follows one coordinator, tells the reporters about every try that has ended, and knows what
+    is under way."""
 
     def __init__(self, job: str, clock: Clock, sinks: Sequence[str] = ()) -> None:
-        self.job, self._clock, self.sinks = job, clock, tuple(sinks)
+        self.job = job
+        self._clock = clock
+        self.sinks = tuple(sinks)
         self.reporters: list[Reporter] = [LogReporter()]
         self.on_storage_call: list[Callable[[str, float], None]] = []
-        """Called from any thread with the name of each call of checkpoint storage (put, get, list, delete), and its
-        seconds."""
+        """Called from any thread with the name of each call of checkpoint storage (put, get, list,
+        delete), and its seconds."""
         self.generation = 0
         self.exactly_once: bool | None = None
         """None as long as it is not known."""
@@ -65,7 +76,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.newest: CheckpointStatistics | None = None
         """The newest that is all visible."""
         self.restored: CheckpointStatistics | None = None
-        """What the last start has committed again; nobody can tell whether all of it was visible before."""
+        """What the last start has committed again; nobody can tell whether all of it was visible
+        before."""
         self.in_doubt: Counter[str] = Counter()
         """Transactions that are decided and not known to be visible, by sink."""
         self.rows: Counter[str] = Counter()
@@ -90,15 +102,20 @@ class CheckpointStatisticsTracker(CheckpointListener):
         return self._clock.monotonic() - self._started if self._current else 0.0
 
     def activity(self, seconds: float) -> dict[str, Any]:
-        """What a sign of life tells beside the tries that have ended: the current one and what is in doubt, each once
-        it has lasted so many seconds, and the first difference of the row counts. JSON values."""
+        """What a sign of life tells beside the tries that have ended: the current one and what is
+        in doubt, each once it has lasted so many seconds, and the first difference of the row
+        counts. JSON values."""
         activity: dict[str, Any] = {}
-        current, since_when = self._current, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
+        current = self._current
+        since_when = self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
         if current and self.under_way_seconds >= seconds:
             copied = replace(current, phases=dict(current.phases), spans=dict(current.spans))
             activity |= {"checkpoint": copied.to_json(), "doing": under_way()}
         if self.in_doubt and self.in_doubt_seconds >= seconds:
-            activity |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
+            activity |= {
+                "in_doubt": dict(self.in_doubt),
+                "in_doubt_since": since_when // 1000 * 1000,
+            }
         if self.balance and self.balance.findings:
             activity["balance"] = self.balance.findings[0]
         return activity
@@ -124,15 +141,21 @@ class CheckpointStatisticsTracker(CheckpointListener):
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step is Step.SWEPT:
-            self._aborted.update({sink: len(identities) for sink, identities in facts["aborted"].items()})
+            self._aborted.update(
+                {sink: len(identities) for sink, identities in facts["aborted"].items()}
+            )
         elif step is Step.GENERATION_CLAIMED:
-            self.generation, self._is_recovering, self._failed_tries = facts["generation"], True, 0
+            self.generation = facts["generation"]
+            self._is_recovering = True
+            self._failed_tries = 0
             self._begin(-1)
         elif step is Step.LOADED and self._is_recovering:
             if facts["checkpoint"] < 0:
-                self._is_recovering, self._current = False, None
+                self._is_recovering = False
+                self._current = None
             elif self._current:
-                self._current.checkpoint_id, self._current.rows = facts["checkpoint"], dict(facts["rows"])
+                self._current.checkpoint_id = facts["checkpoint"]
+                self._current.rows = dict(facts["rows"])
                 self._current.dead_lettered = dict(facts["dead_lettered"])
         elif step is Step.COMMITTING:
             self._decide(facts["transactions"])
@@ -141,7 +164,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.GUARANTEED:
             self.guaranteed(facts["weaknesses"])
         elif step is Step.TRIGGERED:
-            self.in_doubt = Counter()  # of the one before, which was committed again after a failed try
+            # of the one before, which was committed again after a failed try
+            self.in_doubt = Counter()
             self._begin(checkpoint_id, facts["offsets"])
         else:
             if self._current is None and self._begins_late(step):
@@ -150,7 +174,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 self._go_on(self._current, step, checkpoint_id, facts)
 
     def _begins_late(self, step: Step) -> bool:
-        """A replay of a checkpoint that an earlier driver completed; or a start that was refused before its claim."""
+        """A replay of a checkpoint that an earlier driver completed; or a start that was refused
+        before its claim."""
         return step is Step.REPLAYING or (step is Step.HALTED and not self.generation)
 
     def _decide(self, transactions: Mapping[str, int]) -> None:
@@ -159,7 +184,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._current.transactions = dict(transactions)
 
     def _recovered(self, checkpoint_id: int, lost: Mapping[str, int]) -> None:
-        self._is_recovering, self.in_doubt = False, Counter(lost)
+        self._is_recovering = False
+        self.in_doubt = Counter(lost)
         if lost:  # a replay follows, or an error
             self._begin(checkpoint_id)
         else:
@@ -180,14 +206,19 @@ class CheckpointStatisticsTracker(CheckpointListener):
             offsets_to=tuple(offsets),
         )
 
-    def _go_on(self, current: CheckpointStatistics, step: Step, asked: int, facts: Mapping[str, Any]) -> None:
+    def _go_on(
+        self, current: CheckpointStatistics, step: Step, asked: int, facts: Mapping[str, Any]
+    ) -> None:
         if phase := _PHASE_ENDED_BY.get(step):
             self._phase(phase)
         if step is Step.PRE_COMMITTED:
-            current.rows, current.bytes = dict(facts["rows"]), dict(facts["bytes"])
+            current.rows = dict(facts["rows"])
+            current.bytes = dict(facts["bytes"])
             current.transactions = dict(facts["transactions"])
             current.dead_lettered = dict(facts["dead_lettered"])
-            current.spans["prepare"] = {sink: self._span(self._started, end) for sink, end in facts["ended"].items()}
+            current.spans["prepare"] = {
+                sink: self._span(self._started, end) for sink, end in facts["ended"].items()
+            }
         elif step is Step.COMPLETE:
             current.adopted = facts["adopted"]
         elif step is Step.ASKING_AGAIN:
@@ -195,14 +226,20 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.REPLAYING:
             current.replayed = dict(Counter(current.replayed) + Counter(facts["transactions"]))
         elif step is Step.COMMITTED:
-            current.spans["commit"] = {sink: self._span(*span) for sink, span in facts["asked"].items()}
-            self._offsets, self._failed_tries = current.offsets_to or self._offsets, 0
+            current.spans["commit"] = {
+                sink: self._span(*span) for sink, span in facts["asked"].items()
+            }
+            self._offsets = current.offsets_to or self._offsets
+            self._failed_tries = 0
             self._end(Status.COMPLETED)
         elif step in (Step.FAILED, Step.HALTED):
             self._failed_tries += 1
-            current.checkpoint_id = asked if current.checkpoint_id < 0 else current.checkpoint_id  # a start has none
+            # a start has none
+            current.checkpoint_id = asked if current.checkpoint_id < 0 else current.checkpoint_id
             current.error = reason(facts["error"])
-            self._end(Status.HALTED if self.in_doubt or "decide" in current.phases else Status.FAILED)
+            self._end(
+                Status.HALTED if self.in_doubt or "decide" in current.phases else Status.FAILED
+            )
 
     def _span(self, begin: float, end: float) -> list[float]:
         return [round(begin - self._started, 6), round(end - self._started, 6)]
@@ -214,15 +251,21 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self._step_ended = now
 
     def _end(self, status: Status) -> None:
-        ended, self._current = self._current, None
+        ended = self._current
+        self._current = None
         if ended is None:
             return
-        ended.status, ended.exactly_once, ended.reasons = status, bool(self.exactly_once), self.weaknesses
-        ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
-        ended.aborted, self._aborted = dict(self._aborted), Counter()
+        ended.status = status
+        ended.exactly_once = bool(self.exactly_once)
+        ended.reasons = self.weaknesses
+        ended.ended_at = self._clock.milliseconds()
+        ended.duration = self._clock.monotonic() - self._started
+        ended.aborted = dict(self._aborted)
+        self._aborted = Counter()
         ended.unknown = dict(self.in_doubt) if status is Status.HALTED else {}
         if status in (Status.COMPLETED, Status.RESTORED):
-            self.newest, self.in_doubt = ended, Counter()
+            self.newest = ended
+            self.in_doubt = Counter()
         if status is Status.RESTORED:
             self.restored = ended
         if status is Status.COMPLETED:
@@ -239,7 +282,10 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """What has been written since this object was made, for a person."""
         if self.first < 0 or self.newest is None:
             return "wrote no checkpoint"
-        text = f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {_into(self.rows)}"
+        text = (
+            f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: "
+            f"{_into(self.rows)}"
+        )
         if self.restored:
             before = f"checkpoint {self.restored.checkpoint_id} was complete before"
             text += f"; {before}, and only committed again; its rows: {_into(self.restored.rows)}"

@@ -1,4 +1,7 @@
-"""What the pages show, from the statistics, checkpoint storage and the sinks. Nothing here changes anything."""
+"""What the pages show, from the statistics, checkpoint storage and the sinks.
+
+Nothing here changes anything.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,12 @@ from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_b
 from coordinator.operations.inspection.in_doubt_report import InDoubtReport, find_in_doubt, remedies
 from coordinator.operations.inspection.text import duration, of_driver
 from coordinator.operations.savepoints.savepoint import Savepoint, list_savepoints
-from coordinator.operations.statistics.model import Activity, CheckpointStatistics, Status, load_history
+from coordinator.operations.statistics.model import (
+    Activity,
+    CheckpointStatistics,
+    Status,
+    load_history,
+)
 from coordinator.protocol.guarantee import Guarantee, compute_guarantee
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
@@ -40,7 +48,8 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class ReadResult:
-    """The value that was read for a page, and the trouble: why the value is missing or incomplete."""
+    """The value that was read for a page, and the trouble: why the value is missing or
+    incomplete."""
 
     value: Any = None
     trouble: str = ""
@@ -65,14 +74,19 @@ class Bar(NamedTuple):
 
 
 def _cached_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., ReadResult]]:
-    """Decorate a method that reads: its `ReadResult` is kept for `seconds`. One thread at a time reads, so that many
-    viewers cost no more than one, and a slow answer stops no other page: a viewer who would wait too long gets the
-    previous result. The method gets a list, to which it adds a sentence on everything that it leaves out."""
+    """Decorate a method that reads: its `ReadResult` is kept for `seconds`.
+
+    One thread at a time reads, so that many viewers cost no more than one, and a slow answer stops
+    no other page: a viewer who would wait too long gets the previous result. The method gets a
+    list, to which it adds a sentence on everything that it leaves out.
+    """
 
     def decorate(read: Callable[..., Any]) -> Callable[..., ReadResult]:
         @functools.wraps(read)
         def get(view: JobView, *about: Any) -> ReadResult:
-            return view.read_cached((read.__name__, *about), seconds, functools.partial(read, view, *about))
+            return view.read_cached(
+                (read.__name__, *about), seconds, functools.partial(read, view, *about)
+            )
 
         return get
 
@@ -83,7 +97,9 @@ class JobView:
     """Of one job, for one page."""
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
-        self.job, self.sinks, self.config = coordinator.job, coordinator.sinks, coordinator.config
+        self.job = coordinator.job
+        self.sinks = coordinator.sinks
+        self.config = coordinator.config
         self.storage = coordinator.storage
         self._lock = threading.Lock()
         self._results: dict[tuple[Any, ...], tuple[float, ReadResult]] = {}
@@ -96,13 +112,17 @@ class JobView:
         return JobStore(self.storage, self.job)
 
     # ------------------------------------------------------------------ results that are kept
-    def read_cached(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> ReadResult:
+    def read_cached(
+        self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]
+    ) -> ReadResult:
         with self._lock:
             until, result = self._results.get(name, (0.0, ReadResult()))
             if time.monotonic() < until:
                 return result
             if name not in self._readers:
-                thread = threading.Thread(target=self._read, args=(name, seconds, read), daemon=True)
+                thread = threading.Thread(
+                    target=self._read, args=(name, seconds, read), daemon=True
+                )
                 self._readers[name] = time.monotonic(), thread
                 thread.start()
             began, thread = self._readers[name]
@@ -112,7 +132,9 @@ class JobView:
             return replace(result, trouble=f"{late}; what is shown is older" if until else late)
         return self._results[name][1]
 
-    def _read(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> None:
+    def _read(
+        self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]
+    ) -> None:
         bad: list[str] = []
         try:
             result = ReadResult(read(bad), " ".join(bad))
@@ -145,7 +167,9 @@ class JobView:
         """Its committables, with the round of each, as long as the record is retained."""
         complete = self.store.find(checkpoint_id)
         rounds = complete.rounds if complete else ()
-        return [(record.round, committable) for record in rounds for committable in record.committables]
+        return [
+            (record.round, committable) for record in rounds for committable in record.committables
+        ]
 
     # ------------------------------------------------------------------ the job
     @_cached_for(1)
@@ -169,13 +193,18 @@ class JobView:
         """The guarantee, and whose word it is."""
         if tries := self.tries().value:
             known = tries[0].exactly_once or bool(tries[0].reasons)
-            return Guarantee(tries[0].reasons, known), f"computed by the driver of generation {tries[0].generation}"
-        whence = "computed from the configuration and checkpoint storage; there is no checkpoint yet"
+            return Guarantee(
+                tries[0].reasons, known
+            ), f"computed by the driver of generation {tries[0].generation}"
+        whence = (
+            "computed from the configuration and checkpoint storage; there is no checkpoint yet"
+        )
         return self._guarantee().value or Guarantee(complete=False), whence
 
     @_cached_for(30)
     def _guarantee(self, _: list[str]) -> Guarantee:
-        """The guarantee before the first batch, also of a job that requires more than it can have."""
+        """The guarantee before the first batch, also of a job that requires more than it can
+        have."""
         return compute_guarantee(self.job, replace(self.config, require=None), self.storage, {})
 
     def notices(self) -> list[Notice]:
@@ -195,7 +224,11 @@ class JobView:
         if given_up := self.given_up().value:
             rows = sum(loss.rows for loss in given_up)
             said.append(
-                Notice("bad", f"Given up by operators: {rows:,} rows of {len(given_up)} participant(s)", "guarantee")
+                Notice(
+                    "bad",
+                    f"Given up by operators: {rows:,} rows of {len(given_up)} participant(s)",
+                    "guarantee",
+                )
             )
         if tries.trouble:
             said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
@@ -216,10 +249,15 @@ class JobView:
         """By a driver that does not run, in the systems of the sinks."""
         answer = self.in_doubt()
         if answer.trouble:
-            return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
+            return [
+                Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")
+            ]
         seen: InDoubtReport = answer.value
         news = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in seen.set_back]
-        news += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
+        news += [
+            Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt")
+            for name, error in seen.errors.items()
+        ]
         for remedy in remedies(seen):
             text = f"{remedy.count:,} transactions in doubt: {remedy.decision.value}"
             news.append(Notice("bad", text, "in-doubt"))
@@ -246,7 +284,10 @@ class JobView:
 
     @contextmanager
     def _asked(self) -> Iterator[dict[str, Sink]]:
-        """Copies of the sinks, since two pages may ask at once. Their systems have some seconds to answer, from now."""
+        """Copies of the sinks, since two pages may ask at once.
+
+        Their systems have some seconds to answer, from now.
+        """
         copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
         try:
             for sink in copies.values():
@@ -273,34 +314,50 @@ class JobView:
     def how_sinks_write(self) -> dict[str, str]:
         """Of those that tell, by the transactions of the newest checkpoint."""
         newest: CompletedCheckpoint | None = self.newest().value
-        written = {each.sink: each.transaction for each in newest.committables.values()} if newest else {}
-        diagnosable = {name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)}
-        return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
+        written = (
+            {each.sink: each.transaction for each in newest.committables.values()} if newest else {}
+        )
+        diagnosable = {
+            name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)
+        }
+        return {
+            name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()
+        }
 
 
 # ---------------------------------------------------------------------- of one or several tries
 def key_of(statistics: CheckpointStatistics) -> str:
     """Its place in addresses."""
-    return f"{statistics.generation}.{statistics.checkpoint_id}.{statistics.attempt}.{statistics.triggered_at}"
+    attempt = f"{statistics.checkpoint_id}.{statistics.attempt}"
+    return f"{statistics.generation}.{attempt}.{statistics.triggered_at}"
 
 
 def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
-    """Of the completed ones of `tries`, newest first, of the newest driver: rows a second, and seconds from one's end
-    to the next's."""
-    completed = [each for each in tries if each.status is Status.COMPLETED and each.generation == tries[0].generation]
+    """Of the completed ones of `tries`, newest first, of the newest driver: rows a second, and
+    seconds from one's end to the next's."""
+    completed = [
+        each
+        for each in tries
+        if each.status is Status.COMPLETED and each.generation == tries[0].generation
+    ]
     if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
         return None
-    return sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1)
+    return sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (
+        len(completed) - 1
+    )
 
 
 def waterfall(statistics: CheckpointStatistics) -> list[Bar]:
     """Its phases, one after another; of several sinks each one's part."""
     whole = max(statistics.duration, sum(statistics.phases.values()), 1e-9)
-    bars, at = [], 0.0
+    bars = []
+    at = 0.0
     for phase, seconds in statistics.phases.items():
         bars.append(Bar(phase, "", seconds, at / whole * 1000, seconds / whole * 1000))
         at += seconds
         spans = statistics.spans.get(phase, {})
         for sink, (begin, end) in spans.items() if len(spans) > 1 else ():
-            bars.append(Bar(phase, sink, end - begin, begin / whole * 1000, (end - begin) / whole * 1000))
+            bars.append(
+                Bar(phase, sink, end - begin, begin / whole * 1000, (end - begin) / whole * 1000)
+            )
     return bars

@@ -1,4 +1,7 @@
-"""The page itself: a Flask application, each address a template over `JobView`. Nothing can be done by it."""
+"""The page itself: a Flask application, each address a template over `JobView`.
+
+Nothing can be done by it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from typing import Any
 from coordinator.errors import reason
 from coordinator.operations.inspection.balance import COLUMNS
 from coordinator.operations.inspection.in_doubt_report import remedies
-from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
+from coordinator.operations.inspection.text import (
+    ago,
+    by_sink,
+    duration,
+    of_driver,
+    of_newest,
+    time_of,
+)
 from coordinator.operations.statistics.model import PHASES, Status, summarized
 from coordinator.operations.ui.job import JobView, key_of, pace, waterfall
 from sinks._util.extras import needs_extra
@@ -39,10 +49,13 @@ TABS = {
 """By path."""
 
 _HOSTS = ["127.0.0.1", "localhost"]
-"""What browsers may call this machine: a name that somebody else has led here (DNS rebinding) is refused."""
+"""What browsers may call this machine: a name that somebody else has led here (DNS rebinding) is
+refused."""
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
-    "'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "Cache-Control": "no-store",
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
@@ -62,7 +75,12 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
     functions = (key_of, pace, remedies, summarized, waterfall)
     app.jinja_env.globals |= {each.__name__: each for each in functions}
     app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS}
-    app.jinja_env.globals |= {"tabs": TABS, "tab": "", "view": view, "job_option": f"--job {job_file}"}
+    app.jinja_env.globals |= {
+        "tabs": TABS,
+        "tab": "",
+        "view": view,
+        "job_option": f"--job {job_file}",
+    }
     filters = (ago, by_sink, of_driver, of_newest, shown)
     app.jinja_env.filters |= {each.__name__: each for each in filters}
     app.jinja_env.filters |= {
@@ -80,7 +98,9 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
         if tab not in TABS:
             raise NotFound("there is no such page")
         name = tab.replace("-", "_") or "overview"
-        return render_template(f"{name}.html", tab=tab, **_paged(view, request.args) if tab == "history" else {})
+        return render_template(
+            f"{name}.html", tab=tab, **_paged(view, request.args) if tab == "history" else {}
+        )
 
     @app.get("/history/<key>")
     def _checkpoint(key: str) -> str:
