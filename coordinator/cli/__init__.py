@@ -1,4 +1,7 @@
-"""The command `coordinator`: what operators see and settle of a job. Needs the extra `cli`, and no Spark."""
+"""The command `coordinator`: what operators see and settle of a job.
+
+Needs the extra `cli`, and no Spark.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from sinks.errors import printable
 
 def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed; and the next file or connection would get its number
+        # closed; and the next file or connection would get its number
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # with escapes for what a terminal of another encoding lacks
+    # with escapes for what a terminal of another encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from coordinator.cli.app import app
@@ -25,7 +30,9 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in ("typer", "rich"):
             sys.exit(
-                "The command `coordinator` needs typer and rich: install this library with its extra `cli`, "
-                "or pip install typer rich"
+                "The command `coordinator` needs typer and rich: install this library with its "
+                "extra `cli`, or pip install typer rich"
             )
-        sys.exit(printable(f"{traceback.format_exc()}\nThis is a bug of `coordinator`, or of a sink."))
+        sys.exit(
+            printable(f"{traceback.format_exc()}\nThis is a bug of `coordinator`, or of a sink.")
+        )

@@ -1,4 +1,5 @@
-"""`coordinator doctor`: whether storage and sinks can keep the promise, and what fixes what is wrong."""
+"""`coordinator doctor`: whether storage and sinks can keep the promise, and what fixes what is
+wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, coordinator_of, show, store_of, tell
+from coordinator.cli.output import (
+    FINDING,
+    JOB_FILE,
+    AsJson,
+    Job,
+    coordinator_of,
+    show,
+    store_of,
+    tell,
+)
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operations import operator_decisions
 from coordinator.operations.inspection.memory_comparison import SET_BACK, compare_memories
@@ -25,22 +35,35 @@ from sinks._util.threads import side_by_side
 from sinks.diagnosis import Finding, Severity, compare_clocks
 from sinks.optional import Diagnosable, basic_findings
 
-_RACES, _RACERS = 5, 8
+_RACES = 5
+_RACERS = 8
 _INDENT = " " * 9
-_DRIVERS = ("SQLAlchemy", "psycopg", "pgpq", "PyMySQL", "confluent-kafka", "kafka-python", "deltalake", "pyiceberg")
+_DRIVERS = (
+    "SQLAlchemy",
+    "psycopg",
+    "pgpq",
+    "PyMySQL",
+    "confluent-kafka",
+    "kafka-python",
+    "deltalake",
+    "pyiceberg",
+)
 """Those that are here are named: a job whose sinks need others cannot be loaded."""
 
 
 def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
     location: Annotated[
-        str | None, typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare it as well.")
+        str | None,
+        typer.Option(
+            "--checkpoint-location", help="Spark's checkpointLocation, to compare it as well."
+        ),
     ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Check storage and every sink: connect, check versions, settings and rights, prepare and roll back an empty
-    transaction. It does not disturb a running driver, and leaves nothing behind."""
+    """Check storage and every sink: connect, check versions, settings and rights, prepare and roll
+    back an empty transaction. It does not disturb a running driver, and leaves nothing behind."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         findings = list(_findings(coordinator, location))
     show([{"subject": subject, **vars(finding)} for subject, finding in findings], as_json)
@@ -48,7 +71,11 @@ def doctor(
         for subject, finding in findings:
             _print(subject, finding)
     severities = [finding.severity for _, finding in findings]
-    tell(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)", as_json)
+    tell(
+        f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} "
+        "warning(s)",
+        as_json,
+    )
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in findings):
         raise typer.Exit(FINDING)
@@ -56,21 +83,29 @@ def doctor(
 
 def _print(subject: str, finding: Finding) -> None:
     """In lines of 100 columns, which fold no word."""
-    folded = partial(fill, width=100, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    folded = partial(
+        fill, width=100, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
+    )
     tell(
         folded(
-            " ".join(f"{subject}: {finding.message}".split()), initial_indent=finding.severity.value.ljust(len(_INDENT))
+            " ".join(f"{subject}: {finding.message}".split()),
+            initial_indent=finding.severity.value.ljust(len(_INDENT)),
         )
     )
     if finding.fix:
         tell(folded(f"To fix it: {finding.fix}", initial_indent=_INDENT))
 
 
-def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
-    job, storage = coordinator.job, open_storage(coordinator.storage)
+def _findings(
+    coordinator: CheckpointCoordinator, location: str | None
+) -> Iterable[tuple[str, Finding]]:
+    job = coordinator.job
+    storage = open_storage(coordinator.storage)
     looked_at = {"packages": _packages(), f"storage {storage.uri}": of_storage(storage)}
     for name, sink in coordinator.sinks.items():
-        diagnosed = sink.diagnose(job) if isinstance(sink, Diagnosable) else basic_findings(sink, job)
+        diagnosed = (
+            sink.diagnose(job) if isinstance(sink, Diagnosable) else basic_findings(sink, job)
+        )
         looked_at[f"sink {name}"] = diagnosed
     looked_at["memories"] = _memories(coordinator, location)
     for subject, findings in looked_at.items():
@@ -78,15 +113,27 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
             yield from ((subject, finding) for finding in findings)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            yield subject, Finding.error(message, "fix what the message names, and run the doctor again")
+            yield (
+                subject,
+                Finding.error(message, "fix what the message names, and run the doctor again"),
+            )
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
     for memory in compare_memories(store_of(coordinator), coordinator.sinks, location):
-        what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
-        fix = "bring it back, or fix what it says, and run the doctor again" if memory.newest is None else SET_BACK
+        what = (
+            f"newest checkpoint of {memory.name}: "
+            f"{memory.shown}{memory.verdict and ', '}{memory.verdict}"
+        )
+        fix = (
+            "bring it back, or fix what it says, and run the doctor again"
+            if memory.newest is None
+            else SET_BACK
+        )
         yield Finding.ok(what) if memory.agrees else Finding.error(what, fix)
-    protocol = operator_decisions.protocol_of(store_of(coordinator), coordinator.sinks, coordinator.config)
+    protocol = operator_decisions.protocol_of(
+        store_of(coordinator), coordinator.sinks, coordinator.config
+    )
     protocol.load()  # raises UnknownSink
 
 
@@ -97,7 +144,9 @@ def _packages() -> Iterable[Finding]:
         if advice := advice_on_sockets():
             yield Finding.ok(advice)
     else:
-        yield Finding.warning("no pyspark here, so no driver runs here", "run the doctor where the driver runs, too")
+        yield Finding.warning(
+            "no pyspark here, so no driver runs here", "run the doctor where the driver runs, too"
+        )
     versions = [f"pyspark-exactly-once {__version__}", f"Python {sys.version.split()[0]}"]
     for name in ("pyspark", "pandas", "pyarrow", *_DRIVERS):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -106,8 +155,10 @@ def _packages() -> Iterable[Finding]:
     for name, owners in importlib.metadata.packages_distributions().items():
         if name in ("coordinator", "sinks") and len(set(owners)) > 1:
             yield Finding.error(
-                f"{' and '.join(sorted(set(owners)))} are installed over each other: each has a package {name!r}",
-                "uninstall all of them and install pyspark-exactly-once again, in an environment of its own",
+                f"{' and '.join(sorted(set(owners)))} are installed over each other: each has a "
+                f"package {name!r}",
+                "uninstall all of them and install pyspark-exactly-once again, in an environment "
+                "of its own",
             )
 
 
@@ -119,7 +170,9 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
             "nothing, before that start; after it: fix `storage` of the job, or restore it",
         )
         return
-    folder, own = "doctor", secrets.token_hex(8)  # one folder: storages in files keep it
+    # one folder: storages in files keep it
+    folder = "doctor"
+    own = secrets.token_hex(8)
     keys = [f"{folder}/{own}.{at}" for at in range(_RACES)]
     try:
         for key in keys:
@@ -128,17 +181,24 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
             value = storage.get(key)
             if won.count(True) != 1 or value != values[won.index(True)]:
                 yield Finding.error(
-                    f"put-if-absent is not atomic: {won.count(True)} of {_RACERS} writers of one key won, and "
-                    f"{value!r} was kept",
+                    f"put-if-absent is not atomic: {won.count(True)} of {_RACERS} writers of one "
+                    f"key won, and {value!r} was kept",
                     "use another storage: two drivers could both complete a checkpoint",
                 )
                 return
         if [key for key in storage.list(folder) if own in key] != keys:
-            yield Finding.error("a listing misses what was just written", "use a storage with consistent listings")
+            yield Finding.error(
+                "a listing misses what was just written", "use a storage with consistent listings"
+            )
             return
-        yield Finding.ok(f"put-if-absent had one winner in each of {_RACES} races of {_RACERS} writers")
+        yield Finding.ok(
+            f"put-if-absent had one winner in each of {_RACES} races of {_RACERS} writers"
+        )
         for weakness in storage.weaknesses():
-            yield Finding.error(weakness, 'set it otherwise, or storage = "file:///…", or another database or bucket')
+            yield Finding.error(
+                weakness,
+                'set it otherwise, or storage = "file:///…", or another database or bucket',
+            )
         if storage.clock() is not None:
             yield from compare_clocks("the storage", lambda: storage.clock() or 0.0)
     finally:

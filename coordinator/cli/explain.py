@@ -15,7 +15,9 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="From the end of a message, such as EO-SCHEMA.")],
+    code: Annotated[
+        str, typer.Argument(metavar="CODE", help="From the end of a message, such as EO-SCHEMA.")
+    ],
 ) -> None:
     """Show what the code of an error means, and what to do."""
     page = files("coordinator").joinpath("errors.md").read_text(encoding="utf-8")  # docs/errors.md

@@ -1,5 +1,5 @@
-"""`coordinator in-doubt` and `resolve`: transactions that are pre-committed and neither committed nor aborted, and lost
-ones, which keep the newest checkpoint from becoming visible as a whole."""
+"""`coordinator in-doubt` and `resolve`: transactions that are pre-committed and neither committed
+nor aborted, and lost ones, which keep the newest checkpoint from becoming visible as a whole."""
 
 from __future__ import annotations
 
@@ -46,30 +46,56 @@ from coordinator.store.records import CompletedCheckpoint, Participant
 from sinks._util.progress import progress
 from sinks.audit import Part
 from sinks.optional import Auditable
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, TransactionId, shown
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    CommitState,
+    Committable,
+    TransactionId,
+    shown,
+)
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
 _NAMED = 3
 """Participants that a command is spelled out for."""
-app = typer.Typer(help="Show and settle pre-committed transactions that are not resolved yet.", no_args_is_help=True)
-_CHOSEN = typer.Argument(metavar="ID...", help="IDs from `list`, or names in the target (a gid, …).")
-Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
+app = typer.Typer(
+    help="Show and settle pre-committed transactions that are not resolved yet.",
+    no_args_is_help=True,
+)
+_CHOSEN = typer.Argument(
+    metavar="ID...", help="IDs from `list`, or names in the target (a gid, …)."
+)
+Break = Annotated[
+    bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")
+]
 
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
-    running driver will resolve itself (open)."""
+    """List the transactions in doubt of all sinks.
+
+    Changes nothing. Exit code 0 if there are none, or only those that a running driver will resolve
+    itself (open).
+    """
     with coordinator_of(job, missing_storage=True) as coordinator:
         seen = find_in_doubt(store_of(coordinator), coordinator.sinks)
         about = {"job": coordinator.job, "errors": seen.errors, "set_back": seen.set_back}
-        about |= {"transactions": [pending.to_json() for pending in seen.pending]} | state_of(seen.driver, seen.newest)
+        about |= {"transactions": [pending.to_json() for pending in seen.pending]} | state_of(
+            seen.driver, seen.newest
+        )
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
-        answered = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        answered = [
+            f"{name} ({sink.system})"
+            for name, sink in coordinator.sinks.items()
+            if name not in seen.errors
+        ]
         if answered and not seen.pending:
             lost = f"Whether one was lost: {output.runnable('coordinator resolve')}"
-            tell(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}. {lost}", as_json)
+            tell(
+                f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}. {lost}",
+                as_json,
+            )
         missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
@@ -91,19 +117,26 @@ def commit(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit transactions that no record names. After checkpoint storage was lost, that is right if the target shows
-    other rows of their checkpoint. Else it doubles rows, so the command asks first. `coordinator resolve` commits what
-    a record names."""
+    """Commit transactions that no record names.
+
+    After checkpoint storage was lost, that is right if the target shows other rows of their
+    checkpoint. Else it doubles rows, so the command asks first. `coordinator resolve` commits what
+    a record names.
+    """
     with coordinator_of(job, missing_storage=True) as coordinator:
         store = store_of(coordinator)
         wanted = _choose(find_in_doubt(store, coordinator.sinks), chosen, Decision.COMMIT)
         if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             resolve_ = output.runnable("coordinator resolve")
-            fail(f"A record names {_names(decided)}: {resolve_} commits it. No transaction was touched.", USAGE)
+            fail(
+                f"A record names {_names(decided)}: {resolve_} commits it. No transaction was "
+                "touched.",
+                USAGE,
+            )
         _require_no_twins(coordinator, wanted)
         confirm(
-            f"No record names {_names(wanted)}. Its batch is written by other transactions, or will be: "
-            "committing it DOUBLES its rows.",
+            f"No record names {_names(wanted)}. Its batch is written by other transactions, or "
+            "will be: committing it DOUBLES its rows.",
             "double",
             given=break_decision and yes,
         )
@@ -113,21 +146,31 @@ def commit(
 @app.command()
 def abort(
     chosen: Annotated[list[str] | None, _CHOSEN] = None,
-    all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names, or ever will.")] = False,
+    all_orphans: Annotated[
+        bool, typer.Option("--all-orphans", help="All that no record names, or ever will.")
+    ] = False,
     fence: Annotated[
         bool,
-        typer.Option("--fence", help="Claim a new generation first: a running driver stops at its next checkpoint."),
+        typer.Option(
+            "--fence",
+            help="Claim a new generation first: a running driver stops at its next checkpoint.",
+        ),
     ] = False,
     break_decision: Break = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
-    which shuts that driver out. Aborting a decided one, which a record names, loses
-    decided rows until they are replayed, so the command asks first."""
+    """Abort transactions.
+
+    Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
+    which shuts that driver out. Aborting a decided one, which a record names, loses decided rows
+    until they are replayed, so the command asks first.
+    """
     if bool(chosen) == all_orphans:
-        fail("Name transactions (IDs of `coordinator in-doubt list`), or give --all-orphans.", USAGE)
+        fail(
+            "Name transactions (IDs of `coordinator in-doubt list`), or give --all-orphans.", USAGE
+        )
     with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         store = store_of(coordinator)
         missing = output.of_missing_storage(coordinator)
@@ -137,24 +180,29 @@ def abort(
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         if (undecided := _undecided(wanted)) and not fence:
             fail(
-                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
-                f"{of_driver(seen.driver)} Stop it, and add --fence, which shuts it out if it still runs. "
-                "No transaction was touched.",
+                f"{_names(undecided)} may belong to a driver that is about to complete its "
+                f"checkpoint. {of_driver(seen.driver)} Stop it, and add --fence, which shuts it "
+                "out if it still runs. No transaction was touched.",
                 USAGE,
             )
-        unnamed = [each for each in (wanted if chosen else seen.pending) if each.decision is not Decision.COMMIT]
-        if asks := bool(seen.set_back and (unnamed or (all_orphans and fence))):  # more may be in doubt by then
+        unnamed = [
+            each
+            for each in (wanted if chosen else seen.pending)
+            if each.decision is not Decision.COMMIT
+        ]
+        # more may be in doubt by then
+        if asks := bool(seen.set_back and (unnamed or (all_orphans and fence))):
             it = _names(unnamed) or "what is in doubt by then"
             confirm(
-                f"{' '.join(seen.set_back)} So {it} may be decided, though no record here names it, and "
-                "aborting it LOSES its rows.",
+                f"{' '.join(seen.set_back)} So {it} may be decided, though no record here names "
+                "it, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
             )
         if fence and not missing:
             confirm(
-                f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
-                "Superseded at its next checkpoint, and has to be started again.",
+                f"This claims a new generation of job {coordinator.job!r}: a driver of it that "
+                "runs stops with Superseded at its next checkpoint, and has to be started again.",
                 "fence",
                 given=yes,
             )
@@ -163,15 +211,16 @@ def abort(
         if (undecided := _undecided(wanted)) and not asks:
             confirm(
                 f"Storage {store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
-                f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",
+                f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES "
+                "its rows.",
                 "lose",
                 given=break_decision and yes,
             )
         if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             confirm(
-                f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are decided: the next "
-                "start of the query writes them again if the source still has the same rows, else it "
-                "stops (ReplayMismatch).",
+                f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are "
+                "decided: the next start of the query writes them again if the source still has "
+                "the same rows, else it stops (ReplayMismatch).",
                 "lose",
                 given=break_decision and yes,
             )
@@ -188,7 +237,9 @@ def _undecided(pending: Sequence[InDoubtTransaction]) -> list[InDoubtTransaction
     return [each for each in pending if each.decision in (Decision.OPEN, Decision.STRANDED)]
 
 
-def _choose(seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision) -> list[InDoubtTransaction]:
+def _choose(
+    seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision
+) -> list[InDoubtTransaction]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
     _say_errors(seen)
     if not chosen:
@@ -197,25 +248,39 @@ def _choose(seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision) 
         return [pending for pending in seen.pending if pending.decision is otherwise]
     for text in chosen:
         if not any(pending.meant_by(text) for pending in seen.pending):
-            fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
+            fail(
+                f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No "
+                "transaction was touched."
+            )
     return [pending for pending in seen.pending if any(map(pending.meant_by, chosen))]
 
 
-def _require_no_twins(coordinator: CheckpointCoordinator, chosen: Sequence[InDoubtTransaction]) -> None:
-    """Several tries of a participant may be in doubt, such as a speculative one, with the same rows or, killed amid
-    them, a part."""
-    named, visible = Counter(_participant(each) for each in chosen if each.about.subtask is not None), set[Any]()
+def _require_no_twins(
+    coordinator: CheckpointCoordinator, chosen: Sequence[InDoubtTransaction]
+) -> None:
+    """Several tries of a participant may be in doubt, such as a speculative one, with the same rows
+    or, killed amid them, a part."""
+    named = Counter(_participant(each) for each in chosen if each.about.subtask is not None)
+    visible = set[Any]()
     placed = {_participant(pending)[:3] for pending in chosen if None not in _participant(pending)}
     for name, lineage, checkpoint in placed:
         sink = coordinator.sinks[name]
         if isinstance(sink, Auditable):
-            [holding] = sink.audit(coordinator.job, [Part(lineage, checkpoint, [])], quick=True).holdings
-            visible |= {(name, lineage, checkpoint, TransactionId.subtask_of(text)) for text in holding.unexpected}
-    twins = [each for each in chosen if _participant(each) in visible or named[_participant(each)] > 1]
+            [holding] = sink.audit(
+                coordinator.job, [Part(lineage, checkpoint, [])], quick=True
+            ).holdings
+            visible |= {
+                (name, lineage, checkpoint, TransactionId.subtask_of(text))
+                for text in holding.unexpected
+            }
+    twins = [
+        each for each in chosen if _participant(each) in visible or named[_participant(each)] > 1
+    ]
     if twins:
         fail(
-            f"{_names(twins)}: their subtask is visible already, or named twice; another try of it has the same rows, "
-            "or some of them. Commit one for each subtask, and abort the others. No transaction was touched.",
+            f"{_names(twins)}: their subtask is visible already, or named twice; another try of it "
+            "has the same rows, or some of them. Commit one for each subtask, and abort the "
+            "others. No transaction was touched.",
             USAGE,
         )
 
@@ -228,12 +293,16 @@ def _participant(pending: InDoubtTransaction) -> tuple[Any, ...]:
 def _commit(
     coordinator: CheckpointCoordinator, store: JobStore, pending: Sequence[InDoubtTransaction]
 ) -> Iterator[tuple[InDoubtTransaction, str]]:
-    """Those of one checkpoint and sink together: a table takes the last change of a key from all of them."""
+    """Those of one checkpoint and sink together: a table takes the last change of a key from all of
+    them."""
     for part in dict.fromkeys(_participant(each)[:3] for each in pending):
         name, lineage, checkpoint = part
         together = [each for each in pending if _participant(each)[:3] == part]
         about = Checkpoint(coordinator.job, lineage or store.lineage, checkpoint or 0)
-        named = [Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0) for each in together]
+        named = [
+            Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0)
+            for each in together
+        ]
         outcomes: Sequence[CommitOutcome | Exception]
         try:
             outcomes = coordinator.sinks[name].notify_checkpoint_complete(about, named)
@@ -243,7 +312,12 @@ def _commit(
             if isinstance(outcome, Exception):
                 yield each, f"failed: {outcome}"
             else:
-                yield each, f"{outcome.state.value}: {outcome.reason}" if outcome.reason else outcome.state.value
+                yield (
+                    each,
+                    f"{outcome.state.value}: {outcome.reason}"
+                    if outcome.reason
+                    else outcome.state.value,
+                )
 
 
 def _abort(
@@ -261,7 +335,8 @@ def _abort(
 
 def _names(several: Sequence[InDoubtTransaction]) -> str:
     return ", ".join(
-        f"{pending.id} (sink {pending.sink!r}, checkpoint {pending.about.checkpoint})" for pending in several
+        f"{pending.id} (sink {pending.sink!r}, checkpoint {pending.about.checkpoint})"
+        for pending in several
     )
 
 
@@ -272,15 +347,22 @@ _TRANSACTIONS: output.Columns = {
 }
 
 
-def _tell_remedies(coordinator: CheckpointCoordinator, seen: InDoubtReport, as_json: bool, before: str = "") -> None:
+def _tell_remedies(
+    coordinator: CheckpointCoordinator, seen: InDoubtReport, as_json: bool, before: str = ""
+) -> None:
     """What becomes of each kind, and the command for it."""
     wrong = ""
     if not seen.newest:
-        wrong = f" (Be sure of the storage: {coordinator.storage.uri} holds no checkpoint of the job.)"
+        wrong = (
+            f" (Be sure of the storage: {coordinator.storage.uri} holds no checkpoint of the job.)"
+        )
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""
         command = output.runnable(remedy.command)
-        tell(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}", as_json)
+        tell(
+            f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}",
+            as_json,
+        )
 
 
 def _say_errors(seen: InDoubtReport) -> None:
@@ -304,7 +386,12 @@ def _report(
             "not_touched": [pending.to_json() for pending in left],
         },
         as_json,
-        results={"id": "id", "sink": "sink", "transaction": _TRANSACTIONS["transaction"], "result": "result"},
+        results={
+            "id": "id",
+            "sink": "sink",
+            "transaction": _TRANSACTIONS["transaction"],
+            "result": "result",
+        },
     )
     if any(result not in ("committed", "aborted") for _, result in results):
         raise typer.Exit(FINDING)
@@ -314,21 +401,29 @@ def _report(
 def resolve(
     accept_loss: Annotated[
         list[str] | None,
-        typer.Option("--accept-loss", metavar="SINK/SUBTASK", help="Go on without this participant, or `all`."),
+        typer.Option(
+            "--accept-loss",
+            metavar="SINK/SUBTASK",
+            help="Go on without this participant, or `all`.",
+        ),
     ] = None,
     why: Annotated[str, typer.Option("--why", help="The reason, stored with the checkpoint.")] = "",
     who: Annotated[
-        str, typer.Option("--who", help="Who decides, stored with the checkpoint. Default: the login.")
+        str,
+        typer.Option("--who", help="Who decides, stored with the checkpoint. Default: the login."),
     ] = "",
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit what is decided, then show lost and unknown transactions. Only --accept-loss gives rows up.
+    """Commit what is decided, then show lost and unknown transactions.
 
-    It commits the newest complete checkpoint, as the next start of the query would. That start writes lost rows again
-    if the source still gives the same ones. Use this command if it does not (ReplayMismatch), or if the outcome of a
-    transaction is unknown (InDoubtError)."""
+    Only --accept-loss gives rows up.
+
+    It commits the newest complete checkpoint, as the next start of the query would. That start
+    writes lost rows again if the source still gives the same ones. Use this command if it does not
+    (ReplayMismatch), or if the outcome of a transaction is unknown (InDoubtError).
+    """
     if accept_loss and not why:
         fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
     with coordinator_of(job) as coordinator:
@@ -344,22 +439,43 @@ def resolve(
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
             chosen = _chosen(complete, accept_loss)
-            rows = sum(complete.committables[participant].fingerprint.rows for participant in chosen)
+            rows = sum(
+                complete.committables[participant].fingerprint.rows for participant in chosen
+            )
             confirm(
-                f"Job {coordinator.job!r} goes on WITHOUT {rows} row(s) of checkpoint {complete.checkpoint_id}, of "
-                f"{', '.join(f'{sink}/{subtask}' for sink, subtask in chosen)}. It is not exactly-once for them. This "
-                "claims a new generation: a driver that runs stops with Superseded.",
+                f"Job {coordinator.job!r} goes on WITHOUT {rows} row(s) of checkpoint "
+                f"{complete.checkpoint_id}, of "
+                f"{', '.join(f'{sink}/{subtask}' for sink, subtask in chosen)}. It is not "
+                "exactly-once for them. This claims a new generation: a driver that runs stops "
+                "with Superseded.",
                 "accept loss",
                 given=yes,
             )
-            operator_decisions.accept_loss(protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why)
+            operator_decisions.accept_loss(
+                protocol, chosen, who=who or f"{_login()}@{socket.gethostname()}", why=why
+            )
             complete, errors = _ask(protocol)
         about = _about(complete, errors)
-        decided = {(pending.sink, pending.committable.subtask) for pending in seen.pending if pending.committable}
-        about["committed_now"] = len(decided & complete.committables.keys() - set(complete.hidden_participants()))
-        count, visible = len(complete.committables), about["visible"]
-        known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
-        tell(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.", as_json)
+        decided = {
+            (pending.sink, pending.committable.subtask)
+            for pending in seen.pending
+            if pending.committable
+        }
+        about["committed_now"] = len(
+            decided & complete.committables.keys() - set(complete.hidden_participants())
+        )
+        count = len(complete.committables)
+        visible = about["visible"]
+        known = (
+            f"{visible} of {count} participants are visible"
+            if visible or not errors
+            else "see below"
+        )
+        tell(
+            f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: "
+            f"{known}.",
+            as_json,
+        )
         if about["committed_now"]:
             tell(f"Committed {about['committed_now']} now.", as_json)
         columns = {name: name for name in ("participant", "outcome", "rows", "reason")}
@@ -371,19 +487,23 @@ def resolve(
         undecided = [pending for pending in seen.pending if not pending.committable]
         _tell_remedies(coordinator, replace(seen, pending=undecided), as_json, "Not touched: ")
         older = [
-            other for other in seen.pending if other.committable and other.about.checkpoint != complete.checkpoint_id
+            other
+            for other in seen.pending
+            if other.committable and other.about.checkpoint != complete.checkpoint_id
         ]
         if older:
             tell(
-                f"Not touched: {_names(older)}, of a checkpoint before the newest: the system was set back. Start the "
-                "query, which commits it, or says what else is missing.",
+                f"Not touched: {_names(older)}, of a checkpoint before the newest: the system was "
+                "set back. Start the query, which commits it, or says what else is missing.",
                 as_json,
             )
         if errors or older or _missing(complete) or (seen.set_back and not accept_loss):
             raise typer.Exit(FINDING)
 
 
-def _ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint, Mapping[Participant, Exception]]:
+def _ask(
+    protocol: CheckpointProtocol,
+) -> tuple[CompletedCheckpoint, Mapping[Participant, Exception]]:
     complete, errors = operator_decisions.ask(protocol)
     if complete is None:  # the storage was emptied, or set back, since it was read first
         _fail_without_checkpoint(protocol.store)
@@ -391,7 +511,10 @@ def _ask(protocol: CheckpointProtocol) -> tuple[CompletedCheckpoint, Mapping[Par
 
 
 def _fail_without_checkpoint(store: JobStore) -> NoReturn:
-    fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
+    fail(
+        f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt "
+        "list`."
+    )
 
 
 def _login() -> str:
@@ -402,11 +525,14 @@ def _login() -> str:
         return str(os.getuid())
 
 
-def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]) -> dict[str, Any]:
+def _about(
+    complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]
+) -> dict[str, Any]:
     """JSON of the checkpoint. `participants`: those that are not visible."""
 
     def about(participant: Participant) -> dict[str, Any]:
-        committable, outcome = complete.committables[participant], complete.outcomes.get(participant)
+        committable = complete.committables[participant]
+        outcome = complete.outcomes.get(participant)
         return {
             "participant": "{}/{}".format(*participant),
             "outcome": outcome.state.value if outcome else "cannot tell",
@@ -427,22 +553,29 @@ def _about(complete: CompletedCheckpoint, errors: Mapping[Participant, Exception
 
 
 def _unanswered(
-    coordinator: CheckpointCoordinator, complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]
+    coordinator: CheckpointCoordinator,
+    complete: CompletedCheckpoint,
+    errors: Mapping[Participant, Exception],
 ) -> str:
     """Whose answer is missing, and that nothing follows from it."""
     systems = {name: coordinator.sinks[name].system for name, _ in errors}
     asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
     return (
-        f"Cannot tell what became of {len(errors)} of {len(complete.committables)} participants of checkpoint "
-        f"{complete.checkpoint_id}: bring {asked} back, or fix what it says, and ask again. Nothing is known to be "
-        "lost: what is decided stays decided, and the next start of the query commits it."
+        f"Cannot tell what became of {len(errors)} of {len(complete.committables)} participants of "
+        f"checkpoint {complete.checkpoint_id}: bring {asked} back, or fix what it says, and ask "
+        "again. Nothing is known to be lost: what is decided stays decided, and the next start of "
+        "the query commits it."
     )
 
 
 def _missing(complete: CompletedCheckpoint) -> dict[str, Participant]:
     """Those that are lost or unknown, by what an operator calls them."""
     outcomes = complete.outcomes.items()
-    return {f"{sink}/{subtask}": (sink, subtask) for (sink, subtask), outcome in outcomes if outcome.state in _MISSING}
+    return {
+        f"{sink}/{subtask}": (sink, subtask)
+        for (sink, subtask), outcome in outcomes
+        if outcome.state in _MISSING
+    }
 
 
 def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participant]:
@@ -459,15 +592,20 @@ def _chosen(complete: CompletedCheckpoint, wanted: list[str]) -> list[Participan
 def _choices(complete: CompletedCheckpoint) -> str:
     offsets = ", ".join(complete.record.offsets)
     choices = [
-        f"Start the query again: it writes lost transactions again from the same input, {offsets}. If that gives other "
-        "rows by now, it stops (ReplayMismatch)."
+        f"Start the query again: it writes lost transactions again from the same input, {offsets}. "
+        "If that gives other rows by now, it stops (ReplayMismatch)."
     ]
     if any(outcome.state is CommitState.UNKNOWN for outcome in complete.outcomes.values()):
         choices.append(
-            "unknown: look for the rows in the target; commit or roll back the transaction there, then start."
+            "unknown: look for the rows in the target; commit or roll back the transaction there, "
+            "then start."
         )
     if missing := _missing(complete):
         accepted = list(missing) if len(missing) <= _NAMED else ["all"]
         named = " ".join(f"--accept-loss {participant}" for participant in accepted)
-        choices.append(f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}")
-    return "\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))])
+        choices.append(
+            f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}"
+        )
+    return "\n".join(
+        ["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))]
+    )

@@ -26,9 +26,12 @@ from sinks._util.progress import shown_by
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
 
-FINDING, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
-"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
-asked for cannot be told."""
+FINDING = 1
+USAGE = 2
+UNCONFIRMED = 3
+UNKNOWN = 4
+"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was
+not given; what was asked for cannot be told."""
 
 Job = Annotated[
     str,
@@ -56,7 +59,8 @@ def tell(text: str, as_json: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """For the person, beside the result, such as progress, warnings and failures: on standard error."""
+    """For the person, beside the result, such as progress, warnings and failures: on standard
+    error."""
     tell(text, True)
 
 
@@ -73,8 +77,9 @@ def fail(text: str, code: int = FINDING) -> NoReturn:
 
 @contextmanager
 def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
-    """The job's coordinator, on storage as it is found: a storage that is missing ends the command, or stays a
-    `MissingStorage`. Errors of the coordinator end the command with their message and exit code."""
+    """The job's coordinator, on storage as it is found: a storage that is missing ends the command,
+    or stays a `MissingStorage`. Errors of the coordinator end the command with their message and
+    exit code."""
     _place.set(place)
     try:
         with existing_storages():
@@ -104,7 +109,11 @@ def store_of(coordinator: CheckpointCoordinator) -> JobStore:
 def runnable(command: str) -> str:
     """A command for the person to paste: it names the job, unless that is found without."""
     place = _place.get()
-    return command if place == os.environ.get("COORDINATOR_JOB", JOB_FILE) else f"{command} --job {shlex.quote(place)}"
+    return (
+        command
+        if place == os.environ.get("COORDINATOR_JOB", JOB_FILE)
+        else f"{command} --job {shlex.quote(place)}"
+    )
 
 
 def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
@@ -113,10 +122,10 @@ def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
     if not isinstance(storage, MissingStorage):
         return ""
     return (
-        f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. So no checkpoint of job "
-        f"{coordinator.job!r} has been taken yet; its first start makes the storage. If the job has run before, "
-        "`storage` is mistyped, or somebody has deleted it: abort nothing, and restore it from a backup as new as "
-        "Spark's checkpointLocation."
+        f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. So no checkpoint of "
+        f"job {coordinator.job!r} has been taken yet; its first start makes the storage. If the "
+        "job has run before, `storage` is mistyped, or somebody has deleted it: abort nothing, "
+        "and restore it from a backup as new as Spark's checkpointLocation."
     )
 
 
@@ -124,24 +133,37 @@ Columns = Mapping[str, str | Callable[[Any], object]]
 """Of a table, by title: a key of each entry, or what is shown of it."""
 
 
-def show(about: Any, as_json: bool, *, facts: Mapping[str, Any] | None = None, **tables: Columns) -> None:
-    """The result of a command: as JSON, or the `facts` of it, one in a line, and each of its lists that `tables` names;
-    `self` is the list that is all of it."""
+def show(
+    about: Any, as_json: bool, *, facts: Mapping[str, Any] | None = None, **tables: Columns
+) -> None:
+    """The result of a command: as JSON, or the `facts` of it, one in a line, and each of its lists
+    that `tables` names; `self` is the list that is all of it."""
     if as_json:
         typer.echo(json.dumps(about, indent=2, default=str))
         return
     if facts:
-        _print_facts(Console(highlight=False), {name: _text(_fact(name, value)) for name, value in facts.items()})
+        _print_facts(
+            Console(highlight=False),
+            {name: _text(_fact(name, value)) for name, value in facts.items()},
+        )
     for name, columns in tables.items():
         _print(about if name == "self" else about[name], columns)
 
 
 def _print(rows: Iterable[Any], columns: Columns) -> None:
-    """Nothing of an empty table. One that is too wide for the terminal has each row by itself, a cell in a line."""
+    """Nothing of an empty table.
+
+    One that is too wide for the terminal has each row by itself, a cell in a line.
+    """
     lines = [
-        [_text(row[column] if isinstance(column, str) else column(row)) for column in columns.values()] for row in rows
+        [
+            _text(row[column] if isinstance(column, str) else column(row))
+            for column in columns.values()
+        ]
+        for row in rows
     ]
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)  # unfolded where nobody looks
+    # unfolded where nobody looks
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     if sum(map(_needed, zip(columns, *lines, strict=True))) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in columns:
@@ -154,7 +176,9 @@ def _print(rows: Iterable[Any], columns: Columns) -> None:
             typer.echo("\n".join(map(str.rstrip, printed.get().splitlines())), color=True)
     else:
         for line in lines:
-            _print_facts(console, {title: cell for title, cell in zip(columns, line, strict=True) if cell})
+            _print_facts(
+                console, {title: cell for title, cell in zip(columns, line, strict=True) if cell}
+            )
             console.print()
 
 
@@ -170,8 +194,11 @@ def _text(cell: Any) -> Text:
 
 
 def _needed(column: Sequence[str | Text]) -> int:
-    """Columns of the terminal, with the space behind: for the longest word, unless that may be folded."""
-    return 2 + min(_FOLDED, max(len(word) for cell in column for word in (str(cell).split() or [""])))
+    """Columns of the terminal, with the space behind: for the longest word, unless that may be
+    folded."""
+    return 2 + min(
+        _FOLDED, max(len(word) for cell in column for word in (str(cell).split() or [""]))
+    )
 
 
 def _fact(name: str, value: Any) -> str:
@@ -179,18 +206,25 @@ def _fact(name: str, value: Any) -> str:
         return ago(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_fact(key, item)}" for key, item in sorted(value.items()))
-    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else str(value)
+    )
 
 
 def confirm(consequence: str, word: str, *, given: bool) -> None:
-    """Ends the command unless a person types `word`, or the option for it was given. A fence may have been claimed."""
+    """Ends the command unless a person types `word`, or the option for it was given.
+
+    A fence may have been claimed.
+    """
     say(consequence)
     if given:
         return
     if not sys.stdin.isatty():
         fail(
-            "Not done: this needs a confirmation. Run it in a terminal, or with --yes (and --break-decision where it "
-            "goes against a decision).",
+            "Not done: this needs a confirmation. Run it in a terminal, or with --yes (and "
+            "--break-decision where it goes against a decision).",
             UNCONFIRMED,
         )
     if typer.prompt(f"Type {word!r} to go on", default="", show_default=False, err=True) != word:

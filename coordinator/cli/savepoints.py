@@ -35,9 +35,14 @@ from coordinator.operations.savepoints.savepoint import (
 from coordinator.storage.uris import redacted
 from sinks.options import seconds
 
-app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
+app = typer.Typer(
+    help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True
+)
 
-Address = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its id in savepoint_dir, or its URI; see `list`.")]
+Address = Annotated[
+    str,
+    typer.Argument(metavar="SAVEPOINT", help="Its id in savepoint_dir, or its URI; see `list`."),
+]
 
 
 @app.command()
@@ -47,7 +52,8 @@ def trigger(
     location: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint-location", help="Spark's checkpointLocation, if no query runs. Claims a generation."
+            "--checkpoint-location",
+            help="Spark's checkpointLocation, if no query runs. Claims a generation.",
         ),
     ] = None,
     timeout: Annotated[
@@ -57,12 +63,18 @@ def trigger(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Save the newest checkpoint. Asks the running driver, through checkpoint storage. For a stopped query pass
-    --checkpoint-location."""
+    """Save the newest checkpoint.
+
+    Asks the running driver, through checkpoint storage. For a stopped query pass
+    --checkpoint-location.
+    """
     if stop and cancel:
         fail("Say --stop or --cancel.", USAGE)
     if location and (stop or cancel):
-        fail("--checkpoint-location is for a query that is stopped: leave --stop and --cancel out.", USAGE)
+        fail(
+            "--checkpoint-location is for a query that is stopped: leave --stop and --cancel out.",
+            USAGE,
+        )
     how = "cancel" if cancel else "stop" if stop else "trigger"
     try:
         holds = seconds(timeout, "--timeout")
@@ -75,11 +87,16 @@ def trigger(
             try:
                 about = ask_driver(store_of(coordinator), how, holds)
             except KeyboardInterrupt:
-                fail("Interrupted. If the driver had begun, it goes on: see coordinator savepoint list.", 130)
+                fail(
+                    "Interrupted. If the driver had begun, it goes on: see coordinator savepoint "
+                    "list.",
+                    130,
+                )
         else:
             place = _savepoint_dir(coordinator)
             confirm(
-                f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
+                f"This settles job {coordinator.job!r} and claims a new generation: a driver that "
+                "runs stops.",
                 "fence",
                 given=yes,
             )
@@ -95,10 +112,16 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with coordinator_of(job, missing_storage=True) as coordinator:
         storage = _savepoint_dir(coordinator)
         bad: list[str] = []
-        of_job = [savepoint for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
+        of_job = [
+            savepoint
+            for savepoint in list_savepoints(storage, bad)
+            if savepoint.job == coordinator.job
+        ]
         say_bad(bad)
         if not of_job:
-            tell(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.", as_json)
+            tell(
+                f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.", as_json
+            )
         show(
             [savepoint.summary() for savepoint in of_job],
             as_json,
@@ -116,7 +139,9 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show what is in a savepoint."""
     with coordinator_of(job, missing_storage=True) as coordinator:
-        about = describe_savepoint(full_address(savepoint, coordinator.config.savepoint_dir)).summary()
+        about = describe_savepoint(
+            full_address(savepoint, coordinator.config.savepoint_dir)
+        ).summary()
         show(about, as_json, facts=about | {"spark": about["spark"].get("version")})
 
 
@@ -126,7 +151,9 @@ def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     with coordinator_of(job, missing_storage=True) as coordinator:
         address = full_address(savepoint, coordinator.config.savepoint_dir)
         shown = redacted(address)
-        confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
+        confirm(
+            f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes
+        )
         if not dispose_savepoint(address):
             fail(f"There is no savepoint {shown}.")
         tell(f"Deleted {shown}.")
@@ -135,12 +162,21 @@ def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
 @app.command()
 def restore(
     savepoint: Address,
-    checkpoint_location: Annotated[str, typer.Argument(help="An empty folder or URI, the new checkpointLocation.")],
+    checkpoint_location: Annotated[
+        str, typer.Argument(help="An empty folder or URI, the new checkpointLocation.")
+    ],
     allow_non_restored: Annotated[
-        bool, typer.Option("--allow-non-restored", help="Allow that the job lacks sinks of the savepoint.")
+        bool,
+        typer.Option(
+            "--allow-non-restored", help="Allow that the job lacks sinks of the savepoint."
+        ),
     ] = False,
     allow_later_checkpoints: Annotated[
-        bool, typer.Option("--allow-later-checkpoints", help="Allow that rows of later checkpoints are written again.")
+        bool,
+        typer.Option(
+            "--allow-later-checkpoints",
+            help="Allow that rows of later checkpoints are written again.",
+        ),
     ] = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
@@ -152,8 +188,9 @@ def restore(
 
         def ask(chosen: Savepoint) -> None:
             confirm(
-                f"This begins a new lineage of job {coordinator.job!r} at checkpoint {chosen.checkpoint_id}, saved "
-                f"{ago(chosen.created_at)}: a driver that runs stops with Superseded.",
+                f"This begins a new lineage of job {coordinator.job!r} at checkpoint "
+                f"{chosen.checkpoint_id}, saved {ago(chosen.created_at)}: a driver that runs stops "
+                "with Superseded.",
                 "restore",
                 given=yes,
             )
@@ -169,11 +206,20 @@ def restore(
             confirm=ask,
         )
         lineage = store_of(coordinator).newest_claim().lineage
-        about = restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}
+        about = restored.summary() | {
+            "lineage": lineage,
+            "checkpoint_location": checkpoint_location,
+        }
         show(
-            about, as_json, facts={name: about[name] for name in ("id", "checkpoint", "lineage", "checkpoint_location")}
+            about,
+            as_json,
+            facts={
+                name: about[name] for name in ("id", "checkpoint", "lineage", "checkpoint_location")
+            },
         )
-        tell(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).", as_json)
+        tell(
+            f"Start the query with option('checkpointLocation', {checkpoint_location!r}).", as_json
+        )
 
 
 def _savepoint_dir(coordinator: CheckpointCoordinator) -> str:

@@ -1,4 +1,7 @@
-"""`coordinator status`, `history` and `checkpoints show`: what checkpoint storage holds of a job. Reads only."""
+"""`coordinator status`, `history` and `checkpoints show`: what checkpoint storage holds of a job.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,41 @@ from coordinator.cli.output import (
 )
 from coordinator.errors import CorruptRecord
 from coordinator.operations.heartbeat import DriverStatus, look_for_driver
-from coordinator.operations.inspection.text import ago, by_sink, duration, of_driver, of_newest, time_of
-from coordinator.operations.statistics.model import PHASES, Activity, Status, load_history, summarized
+from coordinator.operations.inspection.text import (
+    ago,
+    by_sink,
+    duration,
+    of_driver,
+    of_newest,
+    time_of,
+)
+from coordinator.operations.statistics.model import (
+    PHASES,
+    Activity,
+    Status,
+    load_history,
+    summarized,
+)
 from coordinator.store.job_store import jobs_in
 from coordinator.store.records import CompletedCheckpoint, Record
 from sinks.transaction import shown
 
 checkpoints = typer.Typer(
-    help="Show a complete checkpoint; `coordinator history` lists them.", no_args_is_help=True, callback=lambda: None
+    help="Show a complete checkpoint; `coordinator history` lists them.",
+    no_args_is_help=True,
+    callback=lambda: None,
 )
-_STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.RESTORED.value: "yellow"}
+_STYLES = {
+    Status.FAILED.value: "red",
+    Status.HALTED.value: "bold red",
+    Status.RESTORED.value: "yellow",
+}
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and everything that was
-    given up with `resolve --accept-loss` since the job began. Exit code 1 if no driver runs."""
+    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and
+    everything that was given up with `resolve --accept-loss` since the job began. Exit code 1 if no
+    driver runs."""
     with coordinator_of(job) as coordinator:
         store = store_of(coordinator)
         bad: list[str] = []
@@ -51,7 +74,8 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         except CorruptRecord as error:
             bad.append(str(error))
             unreadable = "Newest checkpoint: it cannot be read."
-        driver, losses = look_for_driver(store, bad, newest), losses_of(store.losses(bad))
+        driver = look_for_driver(store, bad, newest)
+        losses = losses_of(store.losses(bad))
         others = [] if driver else jobs_in(store.storage)
     say_bad(bad)
     sentences = [f"Job {store.job!r} in {store.storage.uri}", of_driver(driver, others)]
@@ -72,8 +96,8 @@ def history(
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show the last checkpoints: how each ended, how long its phases took, what it wrote, how many rows were refused.
-    The last seconds of a killed driver are missing."""
+    """Show the last checkpoints: how each ended, how long its phases took, what it wrote, how many
+    rows were refused. The last seconds of a killed driver are missing."""
     bad: list[str] = []
     with coordinator_of(job) as coordinator:
         store = store_of(coordinator)
@@ -81,8 +105,16 @@ def history(
     say_bad(bad)
     if not tries:
         there = f"No statistics of job {store.job!r} are in {store.storage.uri}"
-        tell(f"{there}: history_size is 0, no checkpoint yet, or its driver was killed within seconds.", as_json)
-    about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
+        tell(
+            f"{there}: history_size is 0, no checkpoint yet, or its driver was killed within "
+            "seconds.",
+            as_json,
+        )
+    about: dict[str, Any] = {
+        "job": store.job,
+        "storage": store.storage.uri,
+        "summary": summarized(tries),
+    }
     about["checkpoints"] = [each.to_json() | {"remarks": each.remarks} for each in tries]
     show(
         about,
@@ -107,7 +139,9 @@ def _seconds(phase: str, each: dict[str, Any]) -> str:
 
 @checkpoints.command("show")
 def show_(
-    checkpoint: Annotated[int | None, typer.Argument(help="Its number; the newest if left out.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Argument(help="Its number; the newest if left out.")
+    ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +151,11 @@ def show_(
         complete = store.load_newest() if checkpoint is None else store.find(checkpoint)
         if complete is None:
             keys = store.record_keys()
-            there = f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}" if keys else "there is none"
+            there = (
+                f"there are {keys[0].checkpoint_id} to {keys[-1].checkpoint_id}"
+                if keys
+                else "there is none"
+            )
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
             fail(f"Job {coordinator.job!r} has no {which} in {store.storage.uri}; {there}.")
         about = complete.record.to_json() | {
@@ -138,7 +176,9 @@ def show_(
 
 def _facts(record: Record) -> dict[str, str]:
     facts = {
-        "checkpoint": f"{record.checkpoint_id}, lineage {record.lineage}, generation {record.generation}",
+        "checkpoint": (
+            f"{record.checkpoint_id}, lineage {record.lineage}, generation {record.generation}"
+        ),
         "restored from": record.restored_from,
         "triggered": ago(record.triggered_at),
         "complete": ago(record.completed_at),

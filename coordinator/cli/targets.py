@@ -1,4 +1,7 @@
-"""`coordinator verify`, `dead-letters show` and `schema diff`: what the sinks' systems hold. Reads only."""
+"""`coordinator verify`, `dead-letters show` and `schema diff`: what the sinks' systems hold.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -44,42 +47,56 @@ dead_letters = typer.Typer(
     no_args_is_help=True,
     callback=lambda: None,
 )
-schema = typer.Typer(no_args_is_help=True, help="Compare tables with the columns of new rows.", callback=lambda: None)
+schema = typer.Typer(
+    no_args_is_help=True, help="Compare tables with the columns of new rows.", callback=lambda: None
+)
 
 _ID = ("lineage", "checkpoint", "partition", "row_number")
 _COLUMNS: Columns = {name: name for name in ("letter", "time", "error_class", "error", "row")}
-_STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
+_STYLES = {
+    Verdict.BALANCED.value: "green",
+    Verdict.DIFFERS.value: "bold red",
+    Verdict.UNKNOWN.value: "yellow",
+}
 _NAMED = 10
 """Checkpoints that a sentence names."""
 _CODES = {Verdict.DIFFERS: FINDING, Verdict.UNKNOWN: UNKNOWN}
 
 
 def verify(
-    quick: Annotated[bool, typer.Option("--quick", help="Compare records and ledgers only; read no topic.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compare records and ledgers only; read no topic.")
+    ] = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Compare, for each retained checkpoint and sink, the rows that Spark delivered with those that the target has.
-    Exit code 0: balanced, 1: something differs, 4: cannot tell."""
+    """Compare, for each retained checkpoint and sink, the rows that Spark delivered with those that
+    the target has. Exit code 0: balanced, 1: something differs, 4: cannot tell."""
     with coordinator_of(job) as coordinator:
         store = store_of(coordinator)
         retained = coordinator.config.retained_checkpoints
         balance = take_balance(store, coordinator.sinks, quick=quick, retained=retained)
     about = {"job": store.job, "storage": store.storage.uri} | balance.to_json()
     totals = [
-        {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in balance.totals().items()
+        {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of
+        for sink, of in balance.totals().items()
     ]
     if not as_json:
         about["checkpoints"] += totals
     if not balance.lines:
         tell(
-            f"There is nothing to compare: job {store.job!r} has completed no checkpoint that is retained, since its "
-            "first start or since the restore that it began with. See coordinator status.",
+            f"There is nothing to compare: job {store.job!r} has completed no checkpoint that is "
+            "retained, since its first start or since the restore that it began with. See "
+            "coordinator status.",
             as_json,
         )
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
-    show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "verdict": verdict})
+    show(
+        about,
+        as_json,
+        checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "verdict": verdict},
+    )
     for text in _differences(balance):
         tell(text, as_json)
     if balance.verdict in _CODES:
@@ -97,7 +114,11 @@ def _differences(balance: Balance) -> Iterable[str]:
     ]
     remarks += [(line.sink, text) for line in balance.lines for text in line.remarks]
     for sink, text in dict.fromkeys(remarks):
-        numbers = [str(line.checkpoint) for line in balance.lines if line.sink == sink and text in line.remarks]
+        numbers = [
+            str(line.checkpoint)
+            for line in balance.lines
+            if line.sink == sink and text in line.remarks
+        ]
         if len(numbers) > _NAMED:
             numbers = [*numbers[:_NAMED], f"… {numbers[-1]}"]
         of = f", checkpoint{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
@@ -121,24 +142,40 @@ def _count(rows: int | None) -> str:
 
 @dead_letters.command("show")
 def show_(
-    sink: Annotated[str, typer.Argument(help="The sink that refused rows; needed if several have dead letters.")] = "",
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many letters to show.")] = 20,
+    sink: Annotated[
+        str, typer.Argument(help="The sink that refused rows; needed if several have dead letters.")
+    ] = "",
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=1, help="How many letters to show.")
+    ] = 20,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest dead letters of a table or topic. Exit code 4: their sink cannot read them."""
+    """Show the newest dead letters of a table or topic.
+
+    Exit code 4: their sink cannot read them.
+    """
     with coordinator_of(job) as coordinator:
-        dead = {name: coordinator.sinks[writer] for writer, name in dead_letter_writers(coordinator.sinks).items()}
+        dead = {
+            name: coordinator.sinks[writer]
+            for writer, name in dead_letter_writers(coordinator.sinks).items()
+        }
         if not sink and len(dead) == 1:
             [sink] = dead
         if sink not in dead:
-            there = f"there are {', '.join(dead)}" if dead else "no sink of this job has the option dead_letters"
+            there = (
+                f"there are {', '.join(dead)}"
+                if dead
+                else "no sink of this job has the option dead_letters"
+            )
             wrong = f"{sink!r} has no dead letters: " if sink else ""
             fail(f"{wrong}name a sink with dead letters; {there}", USAGE)
         writer = dead[sink]
         with _reading(writer):
             answer = (
-                writer.read_dead_letters(coordinator.job, sink, last) if isinstance(writer, DeadLettering) else None
+                writer.read_dead_letters(coordinator.job, sink, last)
+                if isinstance(writer, DeadLettering)
+                else None
             )
         if answer is None:
             fail(f"{writer!r} cannot read its dead letters: look there", UNKNOWN)
@@ -159,15 +196,21 @@ def diff(
         str,
         typer.Argument(
             metavar="SCHEMA",
-            help="A FILE.json with df.schema.json(), a Parquet file, or DDL such as 'id bigint, name string'.",
+            help=(
+                "A FILE.json with df.schema.json(), a Parquet file, or DDL such as 'id bigint, "
+                "name string'."
+            ),
         ),
     ],
-    sink: Annotated[str | None, typer.Option("--sink", metavar="NAME", help="Only this sink.")] = None,
+    sink: Annotated[
+        str | None, typer.Option("--sink", metavar="NAME", help="Only this sink.")
+    ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the statements that make the sinks' tables take rows of SCHEMA, with their locks, and differences that no
-    statement can remove. Changes nothing. Exit code 1 if there is a difference."""
+    """Print the statements that make the sinks' tables take rows of SCHEMA, with their locks, and
+    differences that no statement can remove. Changes nothing. Exit code 1 if there is a difference.
+    """
     try:
         wanted = schema_of(rows)
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -181,11 +224,25 @@ def diff(
         for name, each in chosen.items():
             with _reading(each):
                 columns = SCHEMA if name in dead else wanted
-                diffs[name] = each.schema_diff(columns) if isinstance(each, SchemaEvolving) else None
+                diffs[name] = (
+                    each.schema_diff(columns) if isinstance(each, SchemaEvolving) else None
+                )
     about = {
-        "changes": [{"sink": name} | vars(change) for name, diff in diffs.items() if diff for change in diff.changes],
-        "unfit": [{"sink": name, "reason": reason} for name, diff in diffs.items() if diff for reason in diff.unfit],
-        "notes": [{"sink": name, "note": note} for name, diff in diffs.items() for note in _notes(diff)],
+        "changes": [
+            {"sink": name} | vars(change)
+            for name, diff in diffs.items()
+            if diff
+            for change in diff.changes
+        ],
+        "unfit": [
+            {"sink": name, "reason": reason}
+            for name, diff in diffs.items()
+            if diff
+            for reason in diff.unfit
+        ],
+        "notes": [
+            {"sink": name, "note": note} for name, diff in diffs.items() for note in _notes(diff)
+        ],
     }
     show(about, as_json, changes=_CHANGES)
     for note in about["notes"]:
@@ -198,7 +255,9 @@ def diff(
 
 _CHANGES: Columns = {
     **{name: name for name in ("sink", "statement", "locks")},
-    "run by": lambda change: "the sink" if change["automatic"] else f'you, or schema_evolution="{change["step"]}"',
+    "run by": lambda change: (
+        "the sink" if change["automatic"] else f'you, or schema_evolution="{change["step"]}"'
+    ),
 }
 
 
@@ -211,12 +270,17 @@ def _notes(diff: SchemaDiff | None) -> Iterable[str]:
             yield "its target takes these rows as it is"
 
 
-_DDL = re.compile(r"\s*(?:`([^`]+)`|([^\s`,]+))\s*:?\s+([a-z_]+(?: day to second)?(?:\([\d, ]+\))?)\s*(?:,|$)", re.I)
+_DDL = re.compile(
+    r"\s*(?:`([^`]+)`|([^\s`,]+))\s*:?\s+([a-z_]+(?: day to second)?(?:\([\d, ]+\))?)\s*(?:,|$)",
+    re.I,
+)
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Of a Parquet file, of a file with the JSON of a Spark schema, or of DDL without nested types. Raises ValueError,
-    OSError, and pyarrow's errors."""
+    """Of a Parquet file, of a file with the JSON of a Spark schema, or of DDL without nested types.
+
+    Raises ValueError, OSError, and pyarrow's errors.
+    """
     if text.endswith(".json"):
         return schema_of_json(json.loads(Path(text).read_text(encoding="utf-8")))
     if text.endswith(".parquet"):
@@ -224,5 +288,7 @@ def schema_of(text: str) -> pa.Schema:
     fields = [field_of(match[1] or match[2], match[3].lower()) for match in _DDL.finditer(text)]
     rest = _DDL.sub("", text).strip()
     if rest or not fields:
-        raise ValueError(f"not understood from {rest!r} on; for nested types give FILE.json, df.schema.json()")
+        raise ValueError(
+            f"not understood from {rest!r} on; for nested types give FILE.json, df.schema.json()"
+        )
     return pa.schema(fields)

@@ -14,12 +14,16 @@ from sinks._util.extras import needs_extra
 
 
 def ui(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at; 0: any free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen at; 0: any free one.")
+    ] = 0,
     job: Job = JOB_FILE,
 ) -> None:
-    """Serve the web page of a job on loopback until Ctrl-C or SIGTERM, and print its address. It reads checkpoint
-    storage and sinks, so no driver has to run. It changes nothing. Everybody with an account on this machine can see
-    it."""
+    """Serve the web page of a job on loopback until Ctrl-C or SIGTERM, and print its address.
+
+    It reads checkpoint storage and sinks, so no driver has to run. It changes nothing. Everybody
+    with an account on this machine can see it.
+    """
     try:
         with needs_extra("ui"):
             from waitress.server import create_server
@@ -33,7 +37,8 @@ def ui(
             place = socket.create_server(("127.0.0.1", port))
         except OSError as error:
             fail(f"Cannot listen at 127.0.0.1, port {port}: {error}", USAGE)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ctrl-C does not reach it in the background
+        # Ctrl-C does not reach it in the background
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with place:
             typer.echo(f"http://127.0.0.1:{place.getsockname()[1]}/")
             create_server(page, sockets=[place], ident=None).run()  # returns on KeyboardInterrupt

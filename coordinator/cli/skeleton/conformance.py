@@ -23,7 +23,13 @@ class TestSkeletonSink(SinkConformance):
 
     def visible(self, sink: SkeletonSink) -> Sequence[Mapping[str, Any]]:
         files = (sink.folder / COMMITTED).glob("*")
-        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line)
+            for file in files
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
 
     def leftovers(self, sink: SkeletonSink) -> Sequence[str]:
-        return [file.name for state in (OPEN, PRE_COMMITTED) for file in (sink.folder / state).glob("*")]
+        return [
+            file.name for state in (OPEN, PRE_COMMITTED) for file in (sink.folder / state).glob("*")
+        ]

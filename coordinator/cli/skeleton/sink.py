@@ -1,9 +1,9 @@
 """SkeletonSink: rows of a Spark stream, each exactly once, in TODO: name your system.
 
-It works as it is, with folders as the system: a transaction is a file of JSON lines, and its folder is its state.
-`rename` makes a change of state atomic, because two processes cannot both move one file. Replace the methods one by one
-with calls of your system, and run the test after each. The docstrings of sinks.TwoPhaseCommitSink, and
-docs/custom-sinks.md, say what each method has to do.
+It works as it is, with folders as the system: a transaction is a file of JSON lines, and its folder
+is its state. `rename` makes a change of state atomic, because two processes cannot both move one
+file. Replace the methods one by one with calls of your system, and run the test after each. The
+docstrings of sinks.TwoPhaseCommitSink, and docs/custom-sinks.md, say what each method has to do.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from sinks.transaction import TransactionId, token
 OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
 
 
-class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]):
-    """`folder` is reached by the driver and all executors. The handle of a transaction is its open file."""
+class SkeletonSink(
+    DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]
+):
+    """`folder` is reached by the driver and all executors.
+
+    The handle of a transaction is its open file.
+    """
 
     system = "Skeleton"  # as messages call it
 
     def __init__(self, folder: str | Path, name: str = "skeleton") -> None:
         super().__init__(name=name)
-        self.folder = Path(folder)  # the sink is pickled: addresses belong here, connections in the handle
+        # the sink is pickled: addresses belong here, connections in the handle
+        self.folder = Path(folder)
 
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
@@ -71,7 +77,9 @@ class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextI
             return CommitOutcome.COMMITTED
         if self._is(name, ABORTED):
             return CommitOutcome.lost(f"{name} was aborted: it is in {self.folder / ABORTED}")
-        return CommitOutcome.unknown(f"{name} is in no folder of {self.folder}; was it deleted, or purged?")
+        return CommitOutcome.unknown(
+            f"{name} is in no folder of {self.folder}; was it deleted, or purged?"
+        )
 
     def abort(self, transaction: Identity) -> None:
         name = transaction["name"]
@@ -98,7 +106,9 @@ class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextI
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         names = [committable.transaction["name"] for committable in committables]
         if missing := [name for name in names if not self._is(name, PRE_COMMITTED)]:
-            raise SinkError(f"{', '.join(missing)} is not in {self.folder / PRE_COMMITTED}; was it deleted?")
+            raise SinkError(
+                f"{', '.join(missing)} is not in {self.folder / PRE_COMMITTED}; was it deleted?"
+            )
 
     # ------------------------------------------------------------------ Auditable
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
@@ -120,7 +130,10 @@ class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextI
         return Path(transaction.name).name
 
     def _move(self, name: str, before: str, after: str, new_name: str = "") -> bool:
-        """Whether the file was there. Durable when this returns, also if another process has just moved it."""
+        """Whether the file was there.
+
+        Durable when this returns, also if another process has just moved it.
+        """
         try:
             os.rename(self.folder / before / name, self.folder / after / (new_name or name))
             moved = True
