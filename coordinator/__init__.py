@@ -3,12 +3,25 @@
 __version__ = "0.2.1"
 
 from coordinator import import_check  # noqa: F401  # isort: split
-from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, Replay, StateBackend
+from coordinator.config import (
+    CheckpointConfig,
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    Replay,
+    StateBackend,
+)
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError
 from coordinator.listener import CheckpointListener, Step
 from coordinator.operations.jobfile import load_job
-from coordinator.operations.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RunSummary, run
+from coordinator.operations.restart import (
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RunSummary,
+    run,
+)
 from coordinator.operations.savepoints.restore import restore_savepoint
 from coordinator.operations.savepoints.savepoint import (
     Savepoint,

@@ -35,14 +35,16 @@ class ExternalizedCheckpointCleanup(str, Enum):
 
 
 class StateBackend(str, Enum):
-    """Spark's state store: `hashmap` keeps state on the heap (HDFS-backed), `rocksdb` on disk, with changelog."""
+    """Spark's state store: `hashmap` keeps state on the heap (HDFS-backed), `rocksdb` on disk, with
+    changelog."""
 
     HASHMAP = "hashmap"
     ROCKSDB = "rocksdb"
 
 
 class Replay(str, Enum):
-    """Where rows come from that the external system has lost after their checkpoint was complete."""
+    """Where rows come from that the external system has lost after their checkpoint was
+    complete."""
 
     RECOMPUTE = "recompute"
     SPOOL = "spool"
@@ -60,37 +62,40 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How checkpoints are taken. Each time is a `sinks.options.Duration`: seconds, a timedelta, or a text such as
-    "10 s", "5 min". Raises ValueError on a value out of range, TypeError on one of another type.
+    """How checkpoints are taken.
 
-    interval: Spark begins a batch at every multiple of this time; None: as soon as the one before is done.
-    mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
-    timeout: a checkpoint that is not complete by then fails: it is cancelled in Spark and aborted in every sink.
-    tolerable_failed_checkpoints: how often in a row a batch may fail before it is complete, and is tried again.
-    min_pause: least time from the end of one checkpoint to the begin of the next.
-    retained_checkpoints: complete checkpoints kept in storage; at least 2.
+    Each time is a `sinks.options.Duration`: seconds, a timedelta, or a text such as "10 s", "5
+    min". Raises ValueError on a value out of range, TypeError on one of another type.
+
+    interval: Spark begins a batch at every multiple of this time; None: as soon as the one before
+    is done. mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
+    timeout: a checkpoint that is not complete by then fails: it is cancelled in Spark and aborted
+    in every sink. tolerable_failed_checkpoints: how often in a row a batch may fail before it is
+    complete, and is tried again. min_pause: least time from the end of one checkpoint to the begin
+    of the next. retained_checkpoints: complete checkpoints kept in storage; at least 2.
     externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
     storage: where complete checkpoints are recorded; the same as the coordinator's argument.
-    savepoint_dir: where savepoints go if the call names no storage. Operators can ask for savepoints only there.
-    checkpoint_location: Spark's checkpointLocation, which `write_stream` then sets; required with Spark Connect.
-    state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
-    max_concurrent_checkpoints: only 1. A replay needs the batch, so foreachBatch returns when all of it is visible.
-    unaligned: only False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
-    require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is weaker.
-    commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
-    sweep_interval: time between sweeps for orphaned transactions while the query runs.
-    heartbeat_interval: time between two signs of life that the driver writes to storage, for operators.
-    request_poll_interval: how often the driver looks in storage for requests of operators, and writes there what it
-        does; 0: it does not look, and writes only with each heartbeat.
-    verify_interval: how often the driver compares its row counts (docs/verify.md); 0: never.
-    history_size: how many checkpoints `coordinator history` has in storage; 0: none.
-    metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT (extra
-        `prometheus`); None: nowhere.
-    replay: if a decided transaction is lost, RECOMPUTE lets Spark compute its rows again, and stops if they differ.
-        SPOOL keeps the rows of each checkpoint until it is visible, for queries that give other rows each time.
-    spool_dir: the storage where SPOOL keeps rows; default: checkpoint storage.
-    adopt: take over a query that ran without this coordinator, at its next batch. Also accepts source topics of Kafka
-        that were deleted and created again, at the old offsets, for the first batch of a start.
+    savepoint_dir: where savepoints go if the call names no storage. Operators can ask for
+    savepoints only there. checkpoint_location: Spark's checkpointLocation, which `write_stream`
+    then sets; required with Spark Connect. state_backend: where Spark keeps the state of
+    aggregations and joins; None leaves the session's setting. max_concurrent_checkpoints: only 1. A
+    replay needs the batch, so foreachBatch returns when all of it is visible. unaligned: only
+    False. A micro-batch ends at one barrier for all partitions, so it is always aligned. require:
+    "exactly-once" stops the query before its first checkpoint if its `Guarantee` is weaker.
+    commit_timeout: time that a complete checkpoint may take to become visible, then the query stops
+    (`InDoubtError`). sweep_interval: time between sweeps for orphaned transactions while the query
+    runs. heartbeat_interval: time between two signs of life that the driver writes to storage, for
+    operators. request_poll_interval: how often the driver looks in storage for requests of
+    operators, and writes there what it does; 0: it does not look, and writes only with each
+    heartbeat. verify_interval: how often the driver compares its row counts (docs/verify.md); 0:
+    never. history_size: how many checkpoints `coordinator history` has in storage; 0: none.
+    metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT
+    (extra `prometheus`); None: nowhere. replay: if a decided transaction is lost, RECOMPUTE lets
+    Spark compute its rows again, and stops if they differ. SPOOL keeps the rows of each checkpoint
+    until it is visible, for queries that give other rows each time. spool_dir: the storage where
+    SPOOL keeps rows; default: checkpoint storage. adopt: take over a query that ran without this
+    coordinator, at its next batch. Also accepts source topics of Kafka that were deleted and
+    created again, at the old offsets, for the first batch of a start.
     """
 
     interval: float | None = None
@@ -99,7 +104,9 @@ class CheckpointConfig:
     tolerable_failed_checkpoints: int = 0
     min_pause: float = 0.0
     retained_checkpoints: int = 3
-    externalized_cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+    externalized_cleanup: ExternalizedCheckpointCleanup = (
+        ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+    )
     storage: str | None = field(default=None, repr=False)  # a password may be in it
     savepoint_dir: str | None = field(default=None, repr=False)
     checkpoint_location: str | None = None
@@ -127,7 +134,13 @@ class CheckpointConfig:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, not {getattr(self, name):g}")
-        for name in ("interval", "timeout", "commit_timeout", "sweep_interval", "heartbeat_interval"):
+        for name in (
+            "interval",
+            "timeout",
+            "commit_timeout",
+            "sweep_interval",
+            "heartbeat_interval",
+        ):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")
         if problem := next(self._problems(), None):
@@ -136,33 +149,44 @@ class CheckpointConfig:
     def _problems(self) -> Iterator[str]:
         if self.max_concurrent_checkpoints != 1:
             yield (
-                f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: Spark hands over a batch"
+                f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: "
+                "Spark hands over a batch"
                 " again, for a replay, only as long as foreachBatch has not returned from it"
             )
         if self.unaligned:
             yield (
-                "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "
-                "alignment to wait for and nothing in flight to store"
+                "unaligned must be False: a micro-batch ends at the same barrier on all "
+                "partitions, so there is no alignment to wait for and nothing in flight to store"
             )
         if self.replay is Replay.SPOOL and not self.exactly_once:
-            yield "replay='spool' is for transactions that are decided and lost; AT_LEAST_ONCE has none"
+            yield (
+                "replay='spool' is for transactions that are decided and lost; AT_LEAST_ONCE has "
+                "none"
+            )
         if self.spool_dir and self.replay is not Replay.SPOOL:
             yield "spool_dir is where replay='spool' keeps rows; without that it is not used"
         if self.require not in (None, "exactly-once"):
             yield f"require must be 'exactly-once' or nothing, not {self.require!r}"
         address = self.metrics_address
-        if address and not (re.fullmatch(r"([^\s/]+:)?\d{1,5}", address) and int(address.split(":")[-1]) < 1 << 16):
+        if address and not (
+            re.fullmatch(r"([^\s/]+:)?\d{1,5}", address) and int(address.split(":")[-1]) < 1 << 16
+        ):
             yield f"metrics_address must be PORT or HOST:PORT, not {address!r}"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CheckpointConfig:
-        """From a mapping, such as a section of a TOML file. Keys are the names above, also with dashes, and Flink's:
-        `execution.checkpointing.NAME` or `NAME` alone. Raises ValueError on a key that is none of these."""
+        """From a mapping, such as a section of a TOML file.
+
+        Keys are the names above, also with dashes, and Flink's: `execution.checkpointing.NAME` or
+        `NAME` alone. Raises ValueError on a key that is none of these.
+        """
         settings: dict[str, Any] = {}
         for key, value in values.items():
             name = _field_name(key)
             if name in settings:
-                raise ValueError(f"checkpoint option {key!r} is given twice, under two names of {name!r}")
+                raise ValueError(
+                    f"checkpoint option {key!r} is given twice, under two names of {name!r}"
+                )
             settings[name] = value
         return cls(**settings)
 
@@ -177,9 +201,12 @@ class CheckpointConfig:
 
     @classmethod
     def from_spark(cls, spark: SparkSession) -> CheckpointConfig:
-        """From the session's settings `spark.checkpointing.NAME`, e.g. `--conf spark.checkpointing.interval=10s`."""
+        """From the session's settings `spark.checkpointing.NAME`, e.g. `--conf
+        spark.checkpointing.interval=10s`."""
         conf = spark.conf.getAll
-        return cls.from_dict({key[len(SPARK_PREFIX) :]: conf[key] for key in conf if key.startswith(SPARK_PREFIX)})
+        return cls.from_dict(
+            {key[len(SPARK_PREFIX) :]: conf[key] for key in conf if key.startswith(SPARK_PREFIX)}
+        )
 
     @property
     def exactly_once(self) -> bool:
@@ -191,7 +218,8 @@ class CheckpointConfig:
         if self.state_backend is None:
             return {}
         provider = "RocksDB" if self.state_backend is StateBackend.ROCKSDB else "HDFSBacked"
-        prefix, package = "spark.sql.streaming.stateStore", "org.apache.spark.sql.execution.streaming.state"
+        prefix = "spark.sql.streaming.stateStore"
+        package = "org.apache.spark.sql.execution.streaming.state"
         return {
             f"{prefix}.providerClass": f"{package}.{provider}StateStoreProvider",
             f"{prefix}.rocksdb.changelogCheckpointing.enabled": "true",
@@ -217,7 +245,8 @@ def _field_name(key: str) -> str:
     if name not in known:
         near = get_close_matches(name, known, n=1)
         raise ValueError(
-            f"{key!r} is no checkpoint option" + (f"; did you mean {near[0]!r}?" if near else f". There are {known}")
+            f"{key!r} is no checkpoint option"
+            + (f"; did you mean {near[0]!r}?" if near else f". There are {known}")
         )
     return name
 
@@ -253,7 +282,9 @@ def _choice(kind: type[_Choice]) -> Any:
         try:
             return kind(str(value).lower().replace("-", "_"))
         except ValueError:
-            raise ValueError(f"{name} must be one of {[each.name for each in kind]}, not {value!r}") from None
+            raise ValueError(
+                f"{name} must be one of {[each.name for each in kind]}, not {value!r}"
+            ) from None
 
     return choose
 

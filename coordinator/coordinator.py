@@ -1,5 +1,7 @@
-"""The checkpoint coordinator: the function for foreachBatch, and everything else that a user calls. It hands each batch
-to `CheckpointProtocol.process`, one at a time."""
+"""The checkpoint coordinator: the function for foreachBatch, and everything else that a user calls.
+
+It hands each batch to `CheckpointProtocol.process`, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.guarantee import Guarantee
-from coordinator.protocol.ports import MicroBatch, Query, Sink, check_together, dead_letter_writers, sinks_by_name
+from coordinator.protocol.ports import (
+    MicroBatch,
+    Query,
+    Sink,
+    check_together,
+    dead_letter_writers,
+    sinks_by_name,
+)
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.spark.batch import RowTransfer, filter_py4j_log
 from coordinator.spark.connect import batch_of, reduced
@@ -45,13 +54,14 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
-"""The error that `write_stream` and `run` raise while a job file is imported, so that looking at it starts no second
-driver."""
+"""The error that `write_stream` and `run` raise while a job file is imported, so that looking at it
+starts no second driver."""
 
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """Turn exceptions such as SystemExit into errors: Py4J does not pass them on to Spark, which would wait forever."""
+    """Turn exceptions such as SystemExit into errors: Py4J does not pass them on to Spark, which
+    would wait forever."""
     try:
         yield
     except BaseException as error:
@@ -63,14 +73,16 @@ def _as_exception() -> Iterator[None]:
 class CheckpointCoordinator:
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
-    `job` is the name of the job. It must not change, because records, transactions and ledgers carry it. `storage` is
-    where complete checkpoints are recorded: `file:///…`, `s3://…`, a SQLAlchemy URL, … (default: `config.storage`). It
-    is not Spark's checkpointLocation, and has to be outside of it. `clock` is for tests. One object serves one query at
-    a time, over any number of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or
-    doubles a row.
+    `job` is the name of the job. It must not change, because records, transactions and ledgers
+    carry it. `storage` is where complete checkpoints are recorded: `file:///…`, `s3://…`, a
+    SQLAlchemy URL, … (default: `config.storage`). It is not Spark's checkpointLocation, and has to
+    be outside of it. `clock` is for tests. One object serves one query at a time, over any number
+    of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or doubles a
+    row.
 
-    The constructor only checks its arguments. The storage is opened when it is needed first: by `write_stream`, by the
-    first batch, or by a method that reads it. Sinks are opened by the first two.
+    The constructor only checks its arguments. The storage is opened when it is needed first: by
+    `write_stream`, by the first batch, or by a method that reads it. Sinks are opened by the first
+    two.
     """
 
     def __init__(
@@ -88,19 +100,29 @@ class CheckpointCoordinator:
         self._arguments = (job, sinks, storage, config, listeners)
         """The arguments, by which Spark Connect's server makes this object anew (`__reduce__`)."""
         if not job:
-            raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
-        if not isinstance(sinks, Sequence) or not all(isinstance(sink, TwoPhaseCommitSink) for sink in sinks):
+            raise ValueError(
+                "a job needs a name: it is how a restarted driver finds its checkpoints again"
+            )
+        if not isinstance(sinks, Sequence) or not all(
+            isinstance(sink, TwoPhaseCommitSink) for sink in sinks
+        ):
             raise TypeError(f"sinks has to be a list of sinks, not {sinks!r}")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = sinks_by_name(sinks)
         self._shared = len(sinks) > 1
-        """True if several jobs of Spark read a batch. Sinks of dead letters have no job of their own."""
+        """True if several jobs of Spark read a batch. Sinks of dead letters have no job of their
+        own."""
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
-            raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
-        only_exactly_once = [repr(name) for name, sink in self.sinks.items() if not sink.takes_at_least_once]
+            raise ValueError(
+                "a coordinator needs a storage for its checkpoints: storage='file:///…', or in the "
+                "config"
+            )
+        only_exactly_once = [
+            repr(name) for name, sink in self.sinks.items() if not sink.takes_at_least_once
+        ]
         if only_exactly_once and not config.exactly_once:
             names = ", ".join(only_exactly_once)
             raise ValueError(f"{names} cannot be written in at-least-once mode, only exactly once")
@@ -126,7 +148,9 @@ class CheckpointCoordinator:
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self.storage.uri, self._clock, config.min_pause)
         self._one_at_a_time = FairLock()
-        self._savepoints = DriverSavepoints(self._protocol, self._lifecycle, self._one_at_a_time, self.cancel)
+        self._savepoints = DriverSavepoints(
+            self._protocol, self._lifecycle, self._one_at_a_time, self.cancel
+        )
         self._attendants = Attendants(
             store,
             self.sinks,
@@ -142,22 +166,29 @@ class CheckpointCoordinator:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Whether the job is exactly-once, as far as it is known. Before `write_stream` and the first batch, only the
-        config and the storage are asked. Raises `StorageError`, and `NotExactlyOnce` if exactly-once is required."""
+        """Whether the job is exactly-once, as far as it is known.
+
+        Before `write_stream` and the first batch, only the config and the storage are asked. Raises
+        `StorageError`, and `NotExactlyOnce` if exactly-once is required.
+        """
         return self._protocol.guarantee
 
     @property
     def history(self) -> CheckpointHistory:
-        """The history of checkpoints in storage, which the web page and `coordinator history` show."""
+        """The history of checkpoints in storage, which the web page and `coordinator history`
+        show."""
         return self._attendants.history
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """Return `df.writeStream.foreachBatch(self)`, with the trigger, state backend and checkpointLocation of the
-        config. If the config has no checkpointLocation, set that option. Then start the query.
+        """Return `df.writeStream.foreachBatch(self)`, with the trigger, state backend and
+        checkpointLocation of the config. If the config has no checkpointLocation, set that option.
+        Then start the query.
 
-        Setup problems are raised here and not in the first batch: `WorkersNotReady`, `StorageError`, and one
-        `ConfigurationError` for all sinks without a `transform` (in a classic session). `NotExactlyOnce` is raised if
-        the config requires exactly-once, and the storage or one of these sinks cannot promise it."""
+        Setup problems are raised here and not in the first batch: `WorkersNotReady`,
+        `StorageError`, and one `ConfigurationError` for all sinks without a `transform` (in a
+        classic session). `NotExactlyOnce` is raised if the config requires exactly-once, and the
+        storage or one of these sinks cannot promise it.
+        """
         from pyspark.sql import is_remote
 
         if refusal := refused_start.get():
@@ -166,7 +197,8 @@ class CheckpointCoordinator:
         open_storage(self.storage)
         if not is_remote():  # with Connect the sinks may be out of the client's reach
             dead = dead_letter_writers(self.sinks)
-            problems, checked = [], dict[str, Sink]()
+            problems = []
+            checked = dict[str, Sink]()
             for name, sink in self.sinks.items():
                 if not sink.transform:
                     try:
@@ -182,7 +214,8 @@ class CheckpointCoordinator:
             except ConfigurationError as problem:
                 problems.append(problem)
             if problems:
-                together = "\n".join([*map(str, problems), "[EO-CONFIG]"])  # the code of none of them is that of all
+                # the code of none of them is that of all
+                together = "\n".join([*map(str, problems), "[EO-CONFIG]"])
                 raise problems[0] if len(problems) == 1 else ConfigurationError(together)
             with self._one_at_a_time:
                 self._protocol.compute_guarantee(checked)
@@ -195,7 +228,11 @@ class CheckpointCoordinator:
         if self.config.checkpoint_location:
             writer = writer.option("checkpointLocation", self.config.checkpoint_location)
         interval = self.config.interval
-        return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
+        return (
+            writer
+            if interval is None
+            else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
+        )
 
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -203,7 +240,9 @@ class CheckpointCoordinator:
 
         filter_py4j_log()
         try:
-            batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared)
+            batch = batch_of(
+                df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared
+            )
             self._lifecycle.require_errors_passed_on(batch)
         except Exception as error:
             self.last_error = error
@@ -219,35 +258,46 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            newest, state = self._protocol.newest, "not complete, and the next start writes it"
+            newest = self._protocol.newest
+            state = "not complete, and the next start writes it"
             if newest and newest.checkpoint_id >= batch_id:
                 state = "complete, and the next start makes visible what is not"
-            logger.info("job %s: the query was stopped in the middle of batch %d: it is %s", self.job, batch_id, state)
+            logger.info(
+                "job %s: the query was stopped in the middle of batch %d: it is %s",
+                self.job,
+                batch_id,
+                state,
+            )
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweep_thread.is_alive():
             self._closed.clear()
-            self._sweep_thread = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
+            self._sweep_thread = threading.Thread(
+                target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True
+            )
             self._sweep_thread.start()
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """The error of the last batch of a query that has ended, if the function that calls this object caught it, so
-        that Spark does not know."""
+        """The error of the last batch of a query that has ended, if the function that calls this
+        object caught it, so that Spark does not know."""
         return self._lifecycle.swallowed_error
 
     def _preflight(self, df: DataFrame) -> None:
-        """Look once, before anything is written, for what a batch would fail on, deep in Spark's stacks: packages and
-        workers. With Connect only the client looks, because the library is there where its server recreated this
-        object."""
+        """Look once, before anything is written, for what a batch would fail on, deep in Spark's
+        stacks: packages and workers. With Connect only the client looks, because the library is
+        there where its server recreated this object."""
         if not self._preflight_done:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
             self._preflight_done = True
 
     def _sweep_while_quiet(self) -> None:
-        """Sweep between batches, as long as the query runs. A transaction that a task pre-commits late keeps its locks,
-        and keeps readers of Kafka waiting, until a sweep; and in a quiet stream the next batch may be far away."""
+        """Sweep between batches, as long as the query runs.
+
+        A transaction that a task pre-commits late keeps its locks, and keeps readers of Kafka
+        waiting, until a sweep; and in a quiet stream the next batch may be far away.
+        """
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
@@ -255,54 +305,75 @@ class CheckpointCoordinator:
                         return
                     self._protocol.sweep()
                 except Exception:
-                    logger.info("job %s sweeps no more until its next batch", self.job, exc_info=True)
+                    logger.info(
+                        "job %s sweeps no more until its next batch", self.job, exc_info=True
+                    )
                     return
 
     def process(self, batch: MicroBatch) -> None:
-        """Call `CheckpointProtocol.process`, for one batch at a time. Waits for the pause between two batches before,
-        claims a generation for a new run, and begins its heartbeat."""
+        """Call `CheckpointProtocol.process`, for one batch at a time.
+
+        Waits for the pause between two batches before, claims a generation for a new run, and
+        begins its heartbeat.
+        """
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
             self._lifecycle.require_one_query(batch)
             try:
                 self._lifecycle.admit(batch)
                 if starts := batch.run_id != self._protocol.run_id:
-                    known = self.guarantee  # raises before the claim, which would stop a driver that works well
+                    # raises before the claim, which would stop a driver that works well
+                    known = self.guarantee
                     self.statistics.guaranteed(known.weaknesses, complete=known.complete)
                     self._attendants.begin(batch.query)
                     self._protocol.claim_generation(self.config.heartbeat_interval, batch)
-                if starts or not self._attendants.gives_heartbeats:  # after an error that the calling function caught
+                # after an error that the calling function caught
+                if starts or not self._attendants.gives_heartbeats:
                     self._attendants.claimed(self._protocol.fence.generation, batch.query)
                 self._protocol.process(batch)
             except Exception as error:
                 if batch.active or isinstance(error, InDoubtError):
-                    self._protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
-                self._attendants.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
+                    self._protocol.listeners.tell(
+                        Step.HALTED, batch.facts.checkpoint_id, error=error
+                    )
+                self._attendants.end(
+                    f"{type(error).__name__}: {error}" if batch.active else "the query was stopped"
+                )
                 raise
             self._lifecycle.finished(batch)
 
     def recover(self) -> None:
-        """Settle the job without starting its query: commit the newest complete checkpoint again, and abort
-        transactions that no record names. A query's first batch does the same. If storage has no checkpoint nothing is
-        aborted, because it may be the wrong storage."""
+        """Settle the job without starting its query: commit the newest complete checkpoint again,
+        and abort transactions that no record names. A query's first batch does the same. If storage
+        has no checkpoint nothing is aborted, because it may be the wrong storage."""
         with self._one_at_a_time:
             self._protocol.recover_without_query()
 
     # ------------------------------------------------------------------ savepoints
     @property
     def query(self) -> Query:
-        """The query that last called this coordinator. Raises `SavepointError` before its first batch."""
+        """The query that last called this coordinator.
+
+        Raises `SavepointError` before its first batch.
+        """
         return self._lifecycle.query
 
-    def trigger_savepoint(self, target: str | CheckpointStorage, checkpoint_location: str | None = None) -> Savepoint:
-        """Save the newest checkpoint in `target`, a storage. Call it from any thread: it waits for the current batch,
-        and the next one waits for it. If no query runs, or before its first batch, pass its `checkpoint_location`.
-        Raises `SavepointError`, `InDoubtError`, `StorageError`."""
+    def trigger_savepoint(
+        self, target: str | CheckpointStorage, checkpoint_location: str | None = None
+    ) -> Savepoint:
+        """Save the newest checkpoint in `target`, a storage.
+
+        Call it from any thread: it waits for the current batch, and the next one waits for it. If
+        no query runs, or before its first batch, pass its `checkpoint_location`. Raises
+        `SavepointError`, `InDoubtError`, `StorageError`.
+        """
         return self._savepoints.take(target, location=checkpoint_location)
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """Take a savepoint, and stop the query there: no further checkpoint becomes complete. Raises `CheckpointError`
-        if a later run of the query is active."""
+        """Take a savepoint, and stop the query there: no further checkpoint becomes complete.
+
+        Raises `CheckpointError` if a later run of the query is active.
+        """
         return self._savepoints.take_and_stop(query, target)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
@@ -312,49 +383,53 @@ class CheckpointCoordinator:
         return savepoint
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Add the metrics of `coordinator.operations.statistics.metrics` to a registry of `prometheus-client`.
-        `CheckpointConfig.metrics_address` serves them without that."""
+        """Add the metrics of `coordinator.operations.statistics.metrics` to a registry of
+        `prometheus-client`. `CheckpointConfig.metrics_address` serves them without that."""
         prometheus(self.statistics, registry)
 
     def newest_checkpoint(self) -> dict[str, Any]:
-        """Return the newest complete checkpoint in storage as JSON values, without committables; {} if there is
-        none."""
+        """Return the newest complete checkpoint in storage as JSON values, without committables; {}
+        if there is none."""
         newest = JobStore(self.storage, self.job).load_newest()
         if newest is None:
             return {}
-        return {name: value for name, value in newest.record.to_json().items() if name != "committables"}
+        return {
+            name: value for name, value in newest.record.to_json().items() if name != "committables"
+        }
 
     # ------------------------------------------------------------------ the end of a query
     def stop(self, query: Query) -> None:
-        """Stop the query between two batches, or in the middle of one that takes more than five seconds longer. Spark's
-        own `query.stop()` does not wait: it interrupts Spark wherever it is, and Hadoop logs a stack if that was
-        writing."""
+        """Stop the query between two batches, or in the middle of one that takes more than five
+        seconds longer. Spark's own `query.stop()` does not wait: it interrupts Spark wherever it
+        is, and Hadoop logs a stack if that was writing."""
         self._lifecycle.stop(query)
 
     def cancel(self, query: Query) -> None:
-        """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
-        `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
-        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible,
-        `Superseded` if another driver has taken the job over, and `CheckpointError` if a later run of the query is
-        active."""
+        """Stop the query for good: what is complete is committed, the rest aborted, and this object
+        closed. With `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that
+        its checkpointLocation cannot be used again. Raises `InDoubtError`, with nothing deleted, if
+        a complete checkpoint could not be made visible, `Superseded` if another driver has taken
+        the job over, and `CheckpointError` if a later run of the query is active."""
         self._lifecycle.require_no_later_run(query)
         self.stop(query)
-        if self._protocol.run_id and self._protocol.fence.generation:  # of a query that this object has served
-            self._protocol.fence.require_newest("cancel the job")  # to recover would stop a newer driver
+        # of a query that this object has served
+        if self._protocol.run_id and self._protocol.fence.generation:
+            # to recover would stop a newer driver
+            self._protocol.fence.require_newest("cancel the job")
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
             self._protocol.delete_checkpoints()
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
-        """Return the source offsets up to which all is complete, one JSON text per source; () before the first
-        checkpoint."""
+        """Return the source offsets up to which all is complete, one JSON text per source; ()
+        before the first checkpoint."""
         return tuple(self.newest_checkpoint().get("offsets", ()))
 
     def close(self) -> None:
-        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
-        Waits for the batch under way. Sweeps nothing where storage may be the wrong one, or where the record of the
-        last batch may yet land in it."""
+        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held
+        on the driver. Waits for the batch under way. Sweeps nothing where storage may be the wrong
+        one, or where the record of the last batch may yet land in it."""
         self._closed.set()
         self._attendants.close()
         with self._one_at_a_time:
@@ -363,7 +438,11 @@ class CheckpointCoordinator:
                 try:
                     self._protocol.sweep()
                 except Exception as error:
-                    logger.warning("last sweep of job %s failed; the next start sweeps: %s", self.job, reason(error))
+                    logger.warning(
+                        "last sweep of job %s failed; the next start sweeps: %s",
+                        self.job,
+                        reason(error),
+                    )
             for name, sink in self.sinks.items():
                 try:
                     sink.close()
@@ -381,11 +460,17 @@ class CheckpointCoordinator:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Stop the query, then `close`. Raises what the query failed with, also if the block has caught that, and what
-        the function around this object kept from Spark. An error that leaves the block goes before both. Spark's own,
-        which passes on the text of what stopped the query, gives way to that error itself."""
+        """Stop the query, then `close`.
+
+        Raises what the query failed with, also if the block has caught that, and what the function
+        around this object kept from Spark. An error that leaves the block goes before both. Spark's
+        own, which passes on the text of what stopped the query, gives way to that error itself.
+        """
         failed = swallowed = None
         try:
             for query in self._lifecycle.queries:
@@ -396,13 +481,16 @@ class CheckpointCoordinator:
             self.close()
         if swallowed and not error:
             raise swallowed
-        stopped_by, raised = self.last_error, error or failed
+        stopped_by = self.last_error
+        raised = error or failed
         if stopped_by and raised:
             from pyspark.errors import StreamingQueryException
 
             if isinstance(raised, StreamingQueryException) and str(stopped_by) in str(raised):
                 cause = stopped_by.__cause__
-                raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
+                raise stopped_by.with_traceback(None) from (
+                    None if cause and "\n" in str(cause) else cause
+                )
         if failed:
             raise failed
 
@@ -412,5 +500,7 @@ def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig)
         return None
     uri = config.spool_dir or storage
     if not isinstance(uri, str):
-        raise ValueError("replay='spool' with a storage object needs spool_dir: executors open it by its URI")
+        raise ValueError(
+            "replay='spool' with a storage object needs spool_dir: executors open it by its URI"
+        )
     return Spool(uri, job)

@@ -1,4 +1,6 @@
-"""Errors of the coordinator. Each stops the query. None is handled by skipping rows.
+"""Errors of the coordinator.
+
+Each stops the query. None is handled by skipping rows.
 
 `sinks.errors` shows the whole tree of errors, and their codes.
 """
@@ -41,13 +43,15 @@ class QueryNotAdopted(CheckpointError):
 
 
 class StorageBehind(CheckpointError):
-    """The driver or a target remembers later checkpoints than storage has: it was set back, emptied or moved."""
+    """The driver or a target remembers later checkpoints than storage has: it was set back, emptied
+    or moved."""
 
     code = "EO-STORAGE-BEHIND"
 
 
 class SourceReplaced(CheckpointError):
-    """A topic that the query reads was deleted and created again: Spark would skip its first records."""
+    """A topic that the query reads was deleted and created again: Spark would skip its first
+    records."""
 
     code = "EO-SOURCE-REPLACED"
 
@@ -77,7 +81,8 @@ class Superseded(CheckpointError):
 
 
 class WorkersNotReady(CheckpointError):
-    """Spark's Python workers lack this library, a sink's driver, or the driver's version of Python."""
+    """Spark's Python workers lack this library, a sink's driver, or the driver's version of
+    Python."""
 
     code = "EO-WORKERS"
 
@@ -101,21 +106,24 @@ class NotExactlyOnce(CheckpointError):
 
 
 class CheckpointFailed(CheckpointError):
-    """The checkpoint was aborted before it was complete, or the write of its record failed, which may have landed.
-    Nothing of it is visible."""
+    """The checkpoint was aborted before it was complete, or the write of its record failed, which
+    may have landed. Nothing of it is visible."""
 
     code = "EO-FAILED"
 
 
 class CheckpointExpired(CheckpointError):
-    """The checkpoint was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed."""
+    """The checkpoint was not complete within `CheckpointConfig.timeout`; the cause of a
+    CheckpointFailed."""
 
     code = "EO-TIMEOUT"
 
 
 class InDoubtError(CheckpointError):
-    """The checkpoint is complete, but the outcome of some transactions is not known (yet). `transactions` has their
-    identities."""
+    """The checkpoint is complete, but the outcome of some transactions is not known (yet).
+
+    `transactions` has their identities.
+    """
 
     code = "EO-IN-DOUBT"
 
@@ -138,9 +146,13 @@ class ReplayMismatch(InDoubtError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the query. Times are seconds since the epoch. Offsets are of the newest complete checkpoint, one
-    JSON text per source; () if there is none or they could not be read. `error` is None for a good end. `span` has
-    begin and end by the monotonic clock, which strategies use because the wall clock may be changed."""
+    """One start of the query.
+
+    Times are seconds since the epoch. Offsets are of the newest complete checkpoint, one JSON text
+    per source; () if there is none or they could not be read. `error` is None for a good end.
+    `span` has begin and end by the monotonic clock, which strategies use because the wall clock may
+    be changed.
+    """
 
     number: int
     started: float
@@ -161,13 +173,16 @@ class JobFailed(CheckpointError):
         self.attempts = tuple(attempts)
 
 
-_RAISED_IN_A_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.M)
+_RAISED_IN_A_WORKER = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.M
+)
 
 
 def reason(error: BaseException) -> str:
-    """Type and message of an error in a line; of one from a Python worker, which Spark buries in the stacks of both
-    sides, what the worker raised."""
-    name, text = type(error).__name__, printable(str(error))
+    """Type and message of an error in a line; of one from a Python worker, which Spark buries in
+    the stacks of both sides, what the worker raised."""
+    name = type(error).__name__
+    text = printable(str(error))
     raised = _RAISED_IN_A_WORKER.findall(text)
     if raised:
         return str(raised[-1]).strip()

@@ -1,4 +1,5 @@
-"""Raises ImportError unless `sinks` lies beside `coordinator`: other packages, and users' folders, have these names."""
+"""Raises ImportError unless `sinks` lies beside `coordinator`: other packages, and users' folders,
+have these names."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,8 @@ _THERE = Path(_SPEC.origin) if _SPEC and _SPEC.origin else None
 
 if _THERE is None or _THERE.parents[1] != _HERE:
     raise ImportError(
-        f"`coordinator` was imported from {_HERE}, where `sinks` is of the same library (pyspark-exactly-once); but "
-        f"`import sinks` leads to {_THERE or 'nothing'}. Something else has that name and comes first in sys.path: "
-        "rename it, or remove it from the path; uninstall a package of that name"
+        f"`coordinator` was imported from {_HERE}, where `sinks` is of the same library "
+        f"(pyspark-exactly-once); but `import sinks` leads to {_THERE or 'nothing'}. Something "
+        "else has that name and comes first in sys.path: rename it, or remove it from the path; "
+        "uninstall a package of that name"
     )

@@ -12,34 +12,45 @@ logger = get_logger(__name__)
 
 
 class Step(str, Enum):
-    """Each is told when its text is true: first those of an undisturbed checkpoint, in order, then those of another."""
+    """Each is told when its text is true: first those of an undisturbed checkpoint, in order, then
+    those of another."""
 
     GENERATION_CLAIMED = "generation claimed"  # generation
-    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows, dead_lettered: by sink
+    # checkpoint (-1: none), rounds; rows, dead_lettered: by sink
+    LOADED = "newest checkpoint loaded"
     RECOVERED = "newest checkpoint committed again"  # committed; lost: by sink
     GUARANTEED = "guarantee computed"  # exactly_once, weaknesses
     SWEPT = "orphans aborted"  # aborted: identities by sink
     TRIGGERED = "checkpoint triggered"  # offsets
-    PRE_COMMITTED = "all participants pre-committed"  # participants; rows, bytes, transactions, ended: by sink
+    # participants; rows, bytes, transactions, ended: by sink
+    PRE_COMMITTED = "all participants pre-committed"
     VALIDATED = "sinks have no objection"
     COMPLETE = "complete record written"  # adopted: another driver's record was there
     COMMITTING = "about to commit"  # participants; transactions: by sink
     COMMITTED = "all participants visible"  # asked: begin and end by sink
     DONE = "about to return to Spark"
     FAILED = "checkpoint aborted before it was complete"  # error
-    ASKING_AGAIN = "about to ask again for outcomes that are not known"  # tries, errors: by participant
-    REPLAYING = "about to write lost participants again"  # lost: reasons by participant; round; transactions: by sink
+    # tries, errors: by participant
+    ASKING_AGAIN = "about to ask again for outcomes that are not known"
+    # lost: reasons by participant; round; transactions: by sink
+    REPLAYING = "about to write lost participants again"
     REPLAY_PRE_COMMITTED = "replacements pre-committed"
     REPLAY_COMPLETE = "replay record written"  # adopted
     HALTED = "the query ends with an error"  # error
 
 
 class CheckpointListener:
-    """Subclass and override `on_step`. It is called on the driver in the query's thread, and for sweeps between two
-    batches (`SWEPT`) in another one, never in both at once. An exception is only logged."""
+    """Subclass and override `on_step`.
+
+    It is called on the driver in the query's thread, and for sweeps between two batches (`SWEPT`)
+    in another one, never in both at once. An exception is only logged.
+    """
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        """`checkpoint_id` is -1 if no checkpoint is in progress. The comment of each step names its `facts`."""
+        """`checkpoint_id` is -1 if no checkpoint is in progress.
+
+        The comment of each step names its `facts`.
+        """
 
 
 class Listeners:
