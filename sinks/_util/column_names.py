@@ -1,5 +1,8 @@
-"""Columns of a DataFrame by any name. Spark's API takes a name for an expression: a dot in it leads to a field of a
-struct, `*` means all columns, and capitals count only if `spark.sql.caseSensitive` says so."""
+"""Columns of a DataFrame by any name.
+
+Spark's API takes a name for an expression: a dot in it leads to a field of a struct, `*` means all
+columns, and capitals count only if `spark.sql.caseSensitive` says so.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ def quoted(name: str) -> str:
 
 
 def by_place(df: DataFrame) -> DataFrame:
-    """`df` with names that no expression mistakes: `_0`, `_1`, … This takes Spark some time, so it is for DataFrames
-    that need it."""
+    """`df` with names that no expression mistakes: `_0`, `_1`, … This takes Spark some time, so it
+    is for DataFrames that need it."""
     return df.toDF(*map(place, range(len(df.columns))))
 
 
@@ -44,11 +47,14 @@ def columns_of(df: DataFrame) -> tuple[DataFrame, list[Column]]:
     names = df.columns
     if are_distinct(names):
         return df, [functions.col(quoted(name)) for name in names]
-    return by_place(df), [functions.col(place(number)).alias(name) for number, name in enumerate(names)]
+    return by_place(df), [
+        functions.col(place(number)).alias(name) for number, name in enumerate(names)
+    ]
 
 
 def map_in_arrow(df: DataFrame, function: RecordBatches, schema: StructType | str) -> DataFrame:
-    """`df.mapInArrow`, which up to Spark 4.3 takes no column whose name is not a plain one: it quotes none."""
+    """`df.mapInArrow`, which up to Spark 4.3 takes no column whose name is not a plain one: it
+    quotes none."""
     names = df.columns
     if are_distinct(names) and not any(re.search(r"[.`]|^\*$", name) for name in names):
         return df.mapInArrow(function, schema)

@@ -16,6 +16,7 @@ def needs_extra(*names: str) -> Iterator[None]:
             raise
         extras = " or ".join(f"`{name}`" for name in names)
         raise ModuleNotFoundError(
-            f"{error}. Install this library with its extra {extras}, as in pip install 'FOLDER_OR_WHEEL[{names[0]}]'",
+            f"{error}. Install this library with its extra {extras}, as in pip install "
+            f"'FOLDER_OR_WHEEL[{names[0]}]'",
             name=error.name,
         ) from error

@@ -1,6 +1,8 @@
-"""Connections between two tasks of one process: each is idle for some seconds, and closed unless somebody takes it.
+"""Connections between two tasks of one process: each is idle for some seconds, and closed unless
+somebody takes it.
 
-Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
+Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one
+task after the other.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _idle: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
 
 
 def put_back(place: tuple[object, ...], connection: Closable) -> None:
-    """Keep the connection for the next task that asks for one of this `place`: what they lead to, and as whom. A forked
-    process has none of its parent's."""
+    """Keep the connection for the next task that asks for one of this `place`: what they lead to,
+    and as whom. A forked process has none of its parent's."""
 
     def end() -> None:
         with contextlib.suppress(ValueError):  # somebody has taken it

@@ -1,6 +1,7 @@
 """Loggers of this library, whose records cannot steer a terminal.
 
-Messages and tracebacks contain what servers answer and rows hold, because `logging` makes a traceback of the raw error.
+Messages and tracebacks contain what servers answer and rows hold, because `logging` makes a
+traceback of the raw error.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from sinks.errors import printable
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger of this library. Each of its modules takes its logger from here, and not from `logging`.
+    """Return a logger of this library.
 
-    Control characters and marks of direction in a record are escapes before any handler sees it. That is done by a
-    filter on each logger: of loggers further up, `logging` asks only the handlers.
+    Each of its modules takes its logger from here, and not from `logging`.
+
+    Control characters and marks of direction in a record are escapes before any handler sees it.
+    That is done by a filter on each logger: of loggers further up, `logging` asks only the
+    handlers.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_make_printable)

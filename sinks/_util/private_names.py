@@ -1,7 +1,7 @@
 """What sinks use of other packages that these packages do not promise to keep.
 
-Each sink lists these names in one place. An installed version that lacks one of them is reported by its number and by
-what to install, before a query writes anything.
+Each sink lists these names in one place. An installed version that lacks one of them is reported by
+its number and by what to install, before a query writes anything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _NAME = re.compile(r"([\w.]+)(?:\((.+)\))?")
 class PrivateNames:
     """The names of one package.
 
-    `supported` is what pip takes behind the package's name. A name is written in full: `module.Class.attribute`, and
-    with the parameters that calls pass by name, `module.function(one, another)`.
+    `supported` is what pip takes behind the package's name. A name is written in full:
+    `module.Class.attribute`, and with the parameters that calls pass by name, `module.function(one,
+    another)`.
     """
 
     package: str
@@ -53,14 +54,17 @@ class PrivateNames:
             return
         missing = [name for name in self.names if not is_there(name)]
         if missing:
-            raise ConfigurationError(self._refusal(f"it has no {', '.join(missing)}") + " [EO-PACKAGE]")
+            raise ConfigurationError(
+                self._refusal(f"it has no {', '.join(missing)}") + " [EO-PACKAGE]"
+            )
         self._is_there = True
 
     def _refusal(self, why: str) -> str:
         return (
-            f"{self.package} {version(self.package)} is not supported: {why}. This library uses parts of "
-            f"{self.package} that are not public. Install a version that it was tested with (pip install "
-            f"'{self.package}{self.supported}'), or a newer release of this library"
+            f"{self.package} {version(self.package)} is not supported: {why}. This library uses "
+            f"parts of {self.package} that are not public. Install a version that it was tested "
+            f"with (pip install '{self.package}{self.supported}'), or a newer release of this "
+            "library"
         )
 
 
@@ -80,7 +84,10 @@ def is_there(name: str) -> bool:
 
 
 def _found(path: str) -> Any:
-    """Return what a dotted path names. Raises AttributeError or ImportError if there is no such thing."""
+    """Return what a dotted path names.
+
+    Raises AttributeError or ImportError if there is no such thing.
+    """
     parts = path.split(".")
     module = importlib.import_module(parts[0])
     while len(parts) > 1 and hasattr(module, "__path__"):
@@ -98,7 +105,8 @@ def _found(path: str) -> Any:
 
 
 def _set_by_init(kind: type) -> tuple[str, ...]:
-    """Return the attributes that `__init__` names: those that only instances have are among them."""
+    """Return the attributes that `__init__` names: those that only instances have are among
+    them."""
     init = inspect.unwrap(kind.__init__)  # type: ignore[misc]
     code = getattr(init, "__code__", None)
     return code.co_names if isinstance(code, CodeType) else ()

@@ -1,4 +1,5 @@
-"""How far something has come that people wait for: in the log every few seconds, and wherever else is asked for."""
+"""How far something has come that people wait for: in the log every few seconds, and wherever else
+is asked for."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Progress:
             now = time.monotonic()
             since = self.began if ended else max(self.began, self.logged_at)
             if now - since >= SECONDS:
-                self.logged_at, seconds = now, now - self.began
+                self.logged_at = now
+                seconds = now - self.began
                 pace = f", {self.done / max(seconds, 1e-9):,.0f}/s" if self.unit else ""
                 self.tell(f"{self} ({seconds:,.0f} s{pace})" + (", ended" if ended else ""))
 
@@ -69,8 +71,10 @@ def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(doing: str, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Yields what is called with the number of units that were done since; from any thread. Without a `unit`, all that
-    can be told is that it goes on."""
+    """Yields what is called with the number of units that were done since; from any thread.
+
+    Without a `unit`, all that can be told is that it goes on.
+    """
     work = Progress(doing, total, unit, _tell.get() or logger.info)
     _under_way.append(work)
     if not _watching.locked():

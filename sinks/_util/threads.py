@@ -1,5 +1,8 @@
-"""Several calls at once. The pools of `concurrent.futures` take none any more when the main thread has ended, though a
-job may run in another one."""
+"""Several calls at once.
+
+The pools of `concurrent.futures` take none any more when the main thread has ended, though a job
+may run in another one.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,16 @@ B = TypeVar("B")
 
 
 def side_by_side(
-    call: Callable[[A], B], values: Iterable[A], threads: int = 16, thread: Callable[..., Thread] = Thread
+    call: Callable[[A], B],
+    values: Iterable[A],
+    threads: int = 16,
+    thread: Callable[..., Thread] = Thread,
 ) -> list[B]:
-    """`call` of each value, in at most so many threads, of which this is one. Raises the first error when all that
-    were begun have ended, or what is to end the program. `thread`: makes the others."""
+    """`call` of each value, in at most so many threads, of which this is one.
+
+    Raises the first error when all that were begun have ended, or what is to end the program.
+    `thread`: makes the others.
+    """
     left = deque(enumerate(values))
     results: list[Any] = [None] * len(left)
     errors: list[BaseException] = []
@@ -49,13 +58,15 @@ def side_by_side(
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """For a library that knows only such pools: where Python's own takes a call no more, it is made at once."""
+    """For a library that knows only such pools: where Python's own takes a call no more, it is made
+    at once."""
 
     def submit(self, call: Callable[..., A], /, *arguments: Any, **options: Any) -> Future[A]:
         try:
             return super().submit(call, *arguments, **options)
         except RuntimeError as error:
-            if not str(error).startswith("cannot schedule"):  # of a thread, which another may do without
+            # of a thread, which another may do without
+            if not str(error).startswith("cannot schedule"):
                 raise
             made = Future[A]()
             made.set_result(call(*arguments, **options))
