@@ -1,7 +1,7 @@
 """What a column holds, as data, and how Arrow values get into it: as they are, or refused.
 
-Each database has a table from the names of its types to `Holds`, and does itself only what no other does: the form in
-which it takes the values.
+Each database has a table from the names of its types to `Holds`, and does itself only what no other
+does: the form in which it takes the values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Unfit(SchemaMismatch):
 
 
 class RefusedValue(ValueError):
-    """A value of a column cannot be converted. `index` is its position in the array that was given."""
+    """A value of a column cannot be converted.
+
+    `index` is its position in the array that was given.
+    """
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,40 +71,56 @@ DECIMAL = only(
     "decimal",
     ", with the precision that you want",
 )
-FLOAT = only(lambda arrow: at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32), "double")
+FLOAT = only(
+    lambda arrow: at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32),
+    "double",
+)
 TEXT = only(is_text, "string")
-JSON = only(lambda arrow: is_text(arrow) or at.is_nested(arrow), "string", " (or give a struct, map or array)")
+JSON = only(
+    lambda arrow: is_text(arrow) or at.is_nested(arrow),
+    "string",
+    " (or give a struct, map or array)",
+)
 BYTES = only(is_bytes, "binary")
 DATE = only(at.is_date32, "date")
 TIME = only(at.is_time, "time")
 SPAN = only(at.is_duration, "a day-time interval")
-TIME_OR_SPAN = only(lambda arrow: at.is_time(arrow) or at.is_duration(arrow), "time, or to a day-time interval,")
+TIME_OR_SPAN = only(
+    lambda arrow: at.is_time(arrow) or at.is_duration(arrow), "time, or to a day-time interval,"
+)
 TIMESTAMP = only(at.is_timestamp, "timestamp")
-MOMENT = only(is_moment, "timestamp", " (a wall clock is no point in time, and which zone's only you know)")
+MOMENT = only(
+    is_moment, "timestamp", " (a wall clock is no point in time, and which zone's only you know)"
+)
 
 
 def wall_clock(zoned: str) -> Takes:
     """`zoned` is the database's type for points in time."""
     other = f" (in the session's time zone), or make the column {zoned}, which has points in time"
-    return only(lambda arrow: at.is_timestamp(arrow) and not is_moment(arrow), "timestamp_ntz", other)
+    return only(
+        lambda arrow: at.is_timestamp(arrow) and not is_moment(arrow), "timestamp_ntz", other
+    )
 
 
 # ---------------------------------------------------------------------- what of their values
 @dataclass(frozen=True)
 class Holds:
-    """What a column holds. Where there is no limit here, there is none, or the server refuses what is beyond it.
+    """What a column holds.
 
-    `name` is what messages call the column's type. Values that the column would round, or whose blanks it would drop,
-    are refused.
+    Where there is no limit here, there is none, or the server refuses what is beyond it.
 
-    Integers have `bounds`, as dates and timestamps have, counted in days or microseconds from 1970 (otherwise theirs
-    are the years 0001 to 9999); `complaint` is about what is outside. Or `to` is the type in which integers, and
-    floating-point numbers, are handed over; a `scale` of the latter is what MySQL's float(7,4) rounds to. `missing`
-    tells those that the database has no place for, and what to say of them. Times are multiples of `unit` microseconds.
+    `name` is what messages call the column's type. Values that the column would round, or whose
+    blanks it would drop, are refused.
 
-    Bytes have just the `size`, and texts at most the `longest` many characters; a column that `drops` blanks at a
-    text's end takes none there, unless it `fills` its texts up with blanks, and the text has the full length. A text is
-    one of the `members`.
+    Integers have `bounds`, as dates and timestamps have, counted in days or microseconds from 1970
+    (otherwise theirs are the years 0001 to 9999); `complaint` is about what is outside. Or `to` is
+    the type in which integers, and floating-point numbers, are handed over; a `scale` of the latter
+    is what MySQL's float(7,4) rounds to. `missing` tells those that the database has no place for,
+    and what to say of them. Times are multiples of `unit` microseconds.
+
+    Bytes have just the `size`, and texts at most the `longest` many characters; a column that
+    `drops` blanks at a text's end takes none there, unless it `fills` its texts up with blanks, and
+    the text has the full length. A text is one of the `members`.
     """
 
     takes: Takes
@@ -121,11 +140,15 @@ class Holds:
     members: Sequence[str] | None = None
 
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """From values of an Arrow type to those of the column. Points in time become the wall clock of UTC. Raises
-        Unfit."""
+        """From values of an Arrow type to those of the column.
+
+        Points in time become the wall clock of UTC. Raises Unfit.
+        """
         if self.scale is not None and self.to is not None and at.is_floating(self.to):
             other = "alter it to double or decimal, or drop the column in Spark"
-            raise Unfit(f"{self.name} rounds to {self.scale} digits, so nothing goes into it: {other}")
+            raise Unfit(
+                f"{self.name} rounds to {self.scale} digits, so nothing goes into it: {other}"
+            )
         self.takes(arrow)
         steps = list(self._steps(arrow))
 
@@ -145,15 +168,21 @@ class Holds:
                 yield self._with_its_blanks
         elif is_bytes(arrow) and self.size is not None:
             complaint = f"is not {self.size} bytes long: {self.name} would fill it up with zeros"
-            yield lambda array: refuse(array, pc.not_equal(pc.binary_length(array), self.size), complaint)
+            yield lambda array: refuse(
+                array, pc.not_equal(pc.binary_length(array), self.size), complaint
+            )
         elif at.is_date32(arrow):
             yield partial(self._within_years, "days", self.bounds or _DAYS, pa.int32(), arrow)
         elif at.is_timestamp(arrow):
             yield from self._times(arrow, pa.timestamp("us", arrow.tz))
             bounds = self.bounds or _MICROSECONDS
-            yield partial(self._within_years, "microseconds", bounds, pa.int64(), pa.timestamp("us"))
+            yield partial(
+                self._within_years, "microseconds", bounds, pa.int64(), pa.timestamp("us")
+            )
         elif at.is_time(arrow) or at.is_duration(arrow):
-            yield from self._times(arrow, pa.time64("us") if at.is_time(arrow) else pa.duration("us"))
+            yield from self._times(
+                arrow, pa.time64("us") if at.is_time(arrow) else pa.duration("us")
+            )
         elif at.is_floating(arrow) or (self.to is not None and at.is_floating(self.to)):
             yield from self._floats(arrow)
         elif at.is_integer(arrow) or at.is_decimal(arrow):
@@ -170,7 +199,9 @@ class Holds:
             yield lambda array: _cast(array, self.to, complaint)
         if self.scale is not None:
             digits, scale = digits_of(arrow)
-            if scale > self.scale or (self.precision and digits - scale > self.precision - self.scale):
+            if scale > self.scale or (
+                self.precision and digits - scale > self.precision - self.scale
+            ):
                 yield partial(self._to_scale, self.scale)
 
     def _to_scale(self, scale: int, array: pa.Array) -> pa.Array:
@@ -180,7 +211,9 @@ class Holds:
             scaled = _cast(given, pa.decimal256(76, scale), would_be_rounded(self.name))
         if self.precision is None:
             return array
-        return _cast(scaled, pa.decimal256(self.precision, scale), f"is out of range of {self.name}", given)
+        return _cast(
+            scaled, pa.decimal256(self.precision, scale), f"is out of range of {self.name}", given
+        )
 
     def _floats(self, arrow: pa.DataType) -> Iterator[Convert]:
         if at.is_floating(arrow) and self.missing is not None:
@@ -189,7 +222,9 @@ class Holds:
         if at.is_float64(arrow) and at.is_float32(self.to):
             yield self._narrowed
         elif arrow != self.to:
-            yield lambda array: _cast(array, self.to, "is out of range of what the column holds exactly")
+            yield lambda array: _cast(
+                array, self.to, "is out of range of what the column holds exactly"
+            )
 
     def _narrowed(self, array: pa.Array) -> pa.Array:
         """Refuses also what would become infinite or zero."""
@@ -197,15 +232,24 @@ class Holds:
         infinite = pc.and_(pc.is_inf(rounded), pc.is_finite(array))
         zero = pc.and_(pc.equal(rounded, 0), pc.not_equal(array, 0))
         refuse(array, pc.or_(infinite, zero), f"is out of range of {self.name}")
-        other = pc.and_(pc.not_equal(rounded.cast(pa.float64()), array), pc.invert(pc.is_nan(array)))
+        other = pc.and_(
+            pc.not_equal(rounded.cast(pa.float64()), array), pc.invert(pc.is_nan(array))
+        )
         refuse(array, other, would_be_rounded(self.name))
         return rounded
 
     # ------------------------------------------------------------------ days and times
     def _within_years(
-        self, counted: str, bounds: tuple[int, int], whole: pa.DataType, to: pa.DataType, array: pa.Array
+        self,
+        counted: str,
+        bounds: tuple[int, int],
+        whole: pa.DataType,
+        to: pa.DataType,
+        array: pa.Array,
     ) -> pa.Array:
-        counts = _within(bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole))
+        counts = _within(
+            bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole)
+        )
         return array if array.type == to else counts.view(to)
 
     def _times(self, arrow: pa.DataType, to: pa.DataType) -> Iterator[Convert]:
@@ -223,18 +267,32 @@ class Holds:
         if self.drops:
             cut = pc.ends_with(texts, " ")
             if self.fills and pc.any(cut).as_py():
-                cut = pc.and_(cut, pc.not_equal(pc.utf8_length(texts), -1 if self.longest is None else self.longest))
+                cut = pc.and_(
+                    cut,
+                    pc.not_equal(
+                        pc.utf8_length(texts), -1 if self.longest is None else self.longest
+                    ),
+                )
             refuse(texts, cut, "ends with a space, which CHAR drops: use VARCHAR")
         # bytes; no text has more characters
-        if self.longest is not None and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest:
-            refuse(texts, pc.greater(pc.utf8_length(texts), self.longest), f"is longer than {self.name}")
+        if (
+            self.longest is not None
+            and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest
+        ):
+            refuse(
+                texts,
+                pc.greater(pc.utf8_length(texts), self.longest),
+                f"is longer than {self.name}",
+            )
         return texts
 
     def _of_members(self, members: Sequence[str], array: pa.Array) -> pa.Array:
-        """Databases take a number for a member's position, and a text that compares equal, such as one in capitals, for
-        the member."""
+        """Databases take a number for a member's position, and a text that compares equal, such as
+        one in capitals, for the member."""
         known = pc.is_in(array.cast(pa.string()), pa.array(members, pa.string()))
-        return refuse(array, pc.and_(array.is_valid(), pc.invert(known)), f"is no member of {self.name}")
+        return refuse(
+            array, pc.and_(array.is_valid(), pc.invert(known)), f"is no member of {self.name}"
+        )
 
 
 def same(array: pa.Array) -> pa.Array:
@@ -242,7 +300,10 @@ def same(array: pa.Array) -> pa.Array:
 
 
 def in_years(array: pa.Array) -> pa.Array:
-    """The same array. Refuses days and moments of which Python, and the text of a lake's log, have no year."""
+    """The same array.
+
+    Refuses days and moments of which Python, and the text of a lake's log, have no year.
+    """
     if at.is_date32(array.type) or at.is_timestamp(array.type):
         Holds(DATE if at.is_date32(array.type) else TIMESTAMP).conversion(array.type)(array)
     return array
@@ -259,7 +320,8 @@ def in_utf8(array: pa.Array) -> pa.Array:
 
 
 def first_refused(array: pa.Array, call: Callable[[pa.Array], object]) -> int | None:
-    """The place of the first value that, by itself, a call to Arrow refuses, or Python has no such value."""
+    """The place of the first value that, by itself, a call to Arrow refuses, or Python has no such
+    value."""
     for index in range(len(array)):
         try:
             call(array.take(pa.array([index])))
@@ -277,8 +339,9 @@ def as_json(arrow: pa.DataType) -> Convert:
 
 
 def no_internals(arrow: pa.DataType) -> None:
-    """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the fields' metadata
-    (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as JSON. Raises Unfit."""
+    """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the
+    fields' metadata (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as
+    JSON. Raises Unfit."""
     for field in (arrow.field(i) for i in range(arrow.num_fields)):
         for name in ("variant", "geometry", "geography"):
             if (field.metadata or {}).get(name.encode()) == b"true":
@@ -305,12 +368,16 @@ def _within(bounds: tuple[int, int], complaint: str, array: pa.Array) -> pa.Arra
     extremes = pc.min_max(array).as_py()
     if extremes["min"] is not None and not (low <= extremes["min"] and extremes["max"] <= high):
         refuse(
-            array, pa.array(value is not None and not low <= value <= high for value in array.to_pylist()), complaint
+            array,
+            pa.array(value is not None and not low <= value <= high for value in array.to_pylist()),
+            complaint,
         )
     return array
 
 
-def _cast(array: pa.Array, to: pa.DataType, complaint: str, given: pa.Array | None = None) -> pa.Array:
+def _cast(
+    array: pa.Array, to: pa.DataType, complaint: str, given: pa.Array | None = None
+) -> pa.Array:
     """Cast what loses nothing. Messages show the value of `given`, of which the array was made."""
     try:
         return array.cast(to)
@@ -348,9 +415,11 @@ def short(value: object) -> str:
 CreatedT = TypeVar("CreatedT")
 
 
-def created_type(arrow: pa.DataType, types: Mapping[str, CreatedT], nested: CreatedT, system: str) -> CreatedT:
-    """The column that a sink creates for an Arrow type: the one of `types` by Spark's name, `nested` for structs, maps
-    and lists. Raises Unfit for one that the system has none for."""
+def created_type(
+    arrow: pa.DataType, types: Mapping[str, CreatedT], nested: CreatedT, system: str
+) -> CreatedT:
+    """The column that a sink creates for an Arrow type: the one of `types` by Spark's name,
+    `nested` for structs, maps and lists. Raises Unfit for one that the system has none for."""
     if (kind := types.get(spark_name(arrow))) is not None:
         return kind
     if not at.is_nested(arrow):

@@ -20,29 +20,38 @@ _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _ESCAPED = r'[\x00-\x1f"\\]'
-_IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
+_IS_ESCAPED = np.array(
+    [re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128
+)
 
 
 def escaped(data: bytes) -> str:
-    """A JSON text of `to_json` as one that is UTF-8: bytes that are none become Python's surrogates, in escapes."""
+    """A JSON text of `to_json` as one that is UTF-8: bytes that are none become Python's
+    surrogates, in escapes."""
     return data.decode(*_ANY).encode("utf-8", "backslashreplace").decode()
 
 
 def in_ascii(text: str) -> str:
-    """A text with JSON's escapes in place of what is not ASCII: a JSON text stays the same value."""
+    """A text with JSON's escapes in place of what is not ASCII: a JSON text stays the same
+    value."""
     return _NOT_ASCII.sub(lambda some: json.dumps(some[0])[1:-1], text)
 
 
 def to_json(array: pa.Array) -> pa.Array:
-    """One JSON text per value; null stays null. Numbers keep their digits; NaN and infinities become strings, binary
-    base64, dates and times ISO 8601, map keys strings. A text that is no UTF-8 makes a JSON text that is none."""
+    """One JSON text per value; null stays null.
+
+    Numbers keep their digits; NaN and infinities become strings, binary base64, dates and times ISO
+    8601, map keys strings. A text that is no UTF-8 makes a JSON text that is none.
+    """
     kind = array.type
     if at.is_struct(kind):
         return _struct(array)
     if at.is_map(kind):
         return _map(array)
     if is_list(kind):
-        return _enclosed("[", _joined(_or_null(to_json(array.flatten())), _offsets(array), array), "]")
+        return _enclosed(
+            "[", _joined(_or_null(to_json(array.flatten())), _offsets(array), array), "]"
+        )
     if at.is_floating(kind):
         # float by its own shortest text, not by that of the double next to it
         values = array if at.is_float64(kind) else array.cast(pa.string())
@@ -65,7 +74,9 @@ def to_json(array: pa.Array) -> pa.Array:
 
 
 def _each(array: pa.Array, text: Callable[..., str]) -> pa.Array:
-    return pa.array([None if value is None else text(value) for value in array.to_pylist()], pa.string())
+    return pa.array(
+        [None if value is None else text(value) for value in array.to_pylist()], pa.string()
+    )
 
 
 def _string(texts: pa.Array) -> pa.Array:
@@ -74,7 +85,10 @@ def _string(texts: pa.Array) -> pa.Array:
         return quoted
     data = texts.cast(pa.binary())
     special = pc.fill_null(pc.match_substring_regex(data, _ESCAPED), False)
-    some = [encode_basestring(text.decode(*_ANY)).encode(*_ANY) for text in data.filter(special).to_pylist()]
+    some = [
+        encode_basestring(text.decode(*_ANY)).encode(*_ANY)
+        for text in data.filter(special).to_pylist()
+    ]
     return pc.replace_with_mask(quoted, special, pa.array(some, pa.binary()).view(pa.string()))
 
 
@@ -83,8 +97,11 @@ def _number(value: float) -> str:
 
 
 def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:
-    """Dates or moments as text. Arrow has none for years beyond 32767; the calendar repeats every 400 years, which are
-    `cycle` units of the array."""
+    """Dates or moments as text.
+
+    Arrow has none for years beyond 32767; the calendar repeats every 400 years, which are `cycle`
+    units of the array.
+    """
     texts = array.cast(pa.string())
     strange = pc.fill_null(pc.starts_with(texts, "<"), False)
     if not pc.any(strange).as_py():
@@ -92,7 +109,9 @@ def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:
 
     def text(number: int) -> str:
         cycles, rest = divmod(number, cycle)
-        year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split("-", 1)
+        year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split(
+            "-", 1
+        )
         return f"{int(year) + 400 * cycles}-{rest_of_text}"
 
     return pc.replace_with_mask(texts, strange, _each(array.view(whole).filter(strange), text))
@@ -114,14 +133,19 @@ def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
 def _struct(array: pa.Array) -> pa.Array:
     pieces: list[str | pa.Array] = []
     for field, values in zip(array.type, array.flatten(), strict=True):
-        pieces += [f"{',' if pieces else '{'}{json.dumps(field.name, ensure_ascii=False)}:", _or_null(to_json(values))]
+        pieces += [
+            f"{',' if pieces else '{'}{json.dumps(field.name, ensure_ascii=False)}:",
+            _or_null(to_json(values)),
+        ]
     texts = pc.binary_join_element_wise(*pieces, "}", "") if pieces else pa.repeat("{}", len(array))
     return pc.if_else(array.is_valid(), texts, None)
 
 
 def _map(array: pa.Array) -> pa.Array:
-    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-    keys, items = array.keys[start:end], array.items[start:end]
+    start = array.offsets[0].as_py()
+    end = array.offsets[-1].as_py()
+    keys = array.keys[start:end]
+    items = array.items[start:end]
     names = _or_null(to_json(keys))
     if at.is_nested(array.type.key_type):
         names = _string(names)

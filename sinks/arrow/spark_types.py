@@ -33,8 +33,10 @@ _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
 def schema_of_json(value: Any) -> pa.Schema:
-    """The Arrow schema for a Spark schema in JSON. Raises ValueError where it is none, or has a type that is not
-    known."""
+    """The Arrow schema for a Spark schema in JSON.
+
+    Raises ValueError where it is none, or has a type that is not known.
+    """
     if not isinstance(value, dict) or value.get("type") != "struct":
         raise ValueError("it is not the JSON of a Spark schema, as df.schema.json() gives it")
     return pa.schema([field_of(each["name"], each["type"]) for each in value["fields"]])
@@ -61,18 +63,26 @@ def _arrow(kind: Any) -> pa.DataType:
         return KINDS[kind]
     elif kind.startswith("time("):
         return pa.time64("us")
-    raise ValueError(f"there is no type {kind!r} here; there are {', '.join(KINDS)}, decimal(p,s), varchar(n)")
+    raise ValueError(
+        f"there is no type {kind!r} here; there are {', '.join(KINDS)}, decimal(p,s), varchar(n)"
+    )
 
 
 def schema_to_json(schema: pa.Schema) -> str:
-    """What `StructType.fromJson` and `schema_of_json` take. Raises ValueError for a type that Spark has not."""
+    """What `StructType.fromJson` and `schema_of_json` take.
+
+    Raises ValueError for a type that Spark has not.
+    """
     return json.dumps(_struct(schema), separators=(",", ":"))
 
 
 def _struct(fields: Any) -> dict[str, Any]:
     return {
         "type": "struct",
-        "fields": [{"name": f.name, "type": _spark(f.type), "nullable": True, "metadata": {}} for f in fields],
+        "fields": [
+            {"name": f.name, "type": _spark(f.type), "nullable": True, "metadata": {}}
+            for f in fields
+        ],
     }
 
 

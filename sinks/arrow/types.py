@@ -1,4 +1,5 @@
-"""Types of Arrow by what they hold, whatever the width of their offsets is; the bytes of their values; and fields."""
+"""Types of Arrow by what they hold, whatever the width of their offsets is; the bytes of their
+values; and fields."""
 
 from __future__ import annotations
 
@@ -60,8 +61,11 @@ def bytes_of(texts: pa.Array) -> np.ndarray:
 
 
 def lacking(batch: Iterable[pa.Field], table: Iterable[str]) -> Iterator[pa.Field]:
-    """Fields that the table has no column for. One that differs from a column by capitals alone is a mistake more often
-    than not, and left to be told."""
+    """Fields that the table has no column for.
+
+    One that differs from a column by capitals alone is a mistake more often than not, and left to
+    be told.
+    """
     known = {name.lower() for name in table}
     for field in batch:
         if field.name.lower() not in known:

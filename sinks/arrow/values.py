@@ -16,9 +16,12 @@ class ValidationError(ValueError):
 
 
 def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any], Any]:
-    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts. A map whose keys are nested,
-    or without `all_maps` no texts, is a list of `{"key": …, "value": …}`, as fastavro takes it. The function raises
-    ValidationError for a key that comes twice: readers would see one of the entries."""
+    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts.
+
+    A map whose keys are nested, or without `all_maps` no texts, is a list of `{"key": …, "value":
+    …}`, as fastavro takes it. The function raises ValidationError for a key that comes twice:
+    readers would see one of the entries.
+    """
     return _dicts(kind, all_maps) or (lambda value: value)
 
 
@@ -27,12 +30,15 @@ def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
     if at.is_struct(kind):
         inner = {field.name: change for field in kind if (change := _dicts(field.type, all_maps))}
         if inner:
-            return _unless_none(lambda row: row | {name: change(row[name]) for name, change in inner.items()})
+            return _unless_none(
+                lambda row: row | {name: change(row[name]) for name, change in inner.items()}
+            )
     elif is_list(kind):
         if each := _dicts(kind.value_type, all_maps):
             return _unless_none(lambda values: list(map(each, values)))
     elif at.is_map(kind):
-        key, item = python_values(kind.key_type, all_maps=all_maps), python_values(kind.item_type, all_maps=all_maps)
+        key = python_values(kind.key_type, all_maps=all_maps)
+        item = python_values(kind.item_type, all_maps=all_maps)
         if is_text(kind.key_type) or (all_maps and not at.is_nested(kind.key_type)):
             return _unless_none(lambda pairs: {key(k): item(v) for k, v in _once(pairs)})
         return _unless_none(lambda pairs: [{"key": key(k), "value": item(v)} for k, v in pairs])
