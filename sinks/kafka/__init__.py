@@ -1,4 +1,7 @@
-"""Exactly-once into Kafka. Needs confluent-kafka and kafka-python: `pip install` with the extra `kafka`."""
+"""Exactly-once into Kafka.
+
+Needs confluent-kafka and kafka-python: `pip install` with the extra `kafka`.
+"""
 
 from sinks._util.extras import needs_extra
 

@@ -1,7 +1,9 @@
-"""How many records of transactions consumers can read: counted in the log, by the headers of its record batches.
+"""How many records of transactions consumers can read: counted in the log, by the headers of its
+record batches.
 
-Each batch there names the producer's id and epoch, which are of one transaction alone. So its records are counted
-between the first and the last offset that the producer was told, without a look into them.
+Each batch there names the producer's id and epoch, which are of one transaction alone. So its
+records are counted between the first and the last offset that the producer was told, without a look
+into them.
 """
 
 from __future__ import annotations
@@ -35,14 +37,24 @@ Spans = dict[ProducerEpoch, tuple[int, int]]
 """Of one partition: the first offset of each transaction, and the one after its last."""
 
 
-@retry(retry=retry_if_exception_type(OffsetOutOfRangeError), stop=stop_after_attempt(3), reraise=True)
+@retry(
+    retry=retry_if_exception_type(OffsetOutOfRangeError), stop=stop_after_attempt(3), reraise=True
+)
 def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
-    """`patience`: seconds to wait for the brokers' markers of what was committed just before. Counts again if retention
-    removes records meanwhile."""
+    """`patience`: seconds to wait for the brokers' markers of what was committed just before.
+
+    Counts again if retention removes records meanwhile.
+    """
     here = cluster.cluster_id()
-    ids = cluster.topic_ids(topics_of(committable for part in parts for committable in part.committables))
-    policies = {name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id}
-    compacted = {name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")}
+    ids = cluster.topic_ids(
+        topics_of(committable for part in parts for committable in part.committables)
+    )
+    policies = {
+        name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id
+    }
+    compacted = {
+        name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")
+    }
 
     def unknown(committable: Committable) -> str:
         if (there := committable.proof.get("cluster", here)) != here:
@@ -50,22 +62,37 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
         if topic := made_anew(committable, ids):
             return f"topic {topic!r} was deleted, or made anew, since"
         if "spans" not in committable.proof:
-            return "its record has no offsets: an older version wrote it, or the brokers did not tell them"
+            return (
+                "its record has no offsets: an older version wrote it, or the brokers did not tell "
+                "them"
+            )
         if some := compacted & committable.proof["spans"].keys():
-            return f"topic {', '.join(sorted(some))} is compacted, so records may be gone by its rules"
+            return (
+                f"topic {', '.join(sorted(some))} is compacted, so records may be gone by its rules"
+            )
         return ""
 
-    reasons = [next((reason for its in part.committables if (reason := unknown(its))), "") for part in parts]
+    reasons = [
+        next((reason for its in part.committables if (reason := unknown(its))), "")
+        for part in parts
+    ]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
     logs = _logs(committable for part in asked for committable in part.committables)
     starts = cluster.logs(logs).starts if logs else {}
-    records, hidden = Counter[ProducerEpoch](), dict[ProducerEpoch, str]()
+    records = Counter[ProducerEpoch]()
+    hidden = dict[ProducerEpoch, str]()
     ends = {place: max(end for _, end in spans.values()) for place, spans in logs.items()}
-    total = sum(end - min(spans.values())[0] for end, spans in zip(ends.values(), logs.values(), strict=True))
+    total = sum(
+        end - min(spans.values())[0]
+        for end, spans in zip(ends.values(), logs.values(), strict=True)
+    )
     with progress("read the log", total, "offsets") as advance:
         for place, spans in logs.items():
-            where, start = f"{place[0]}-{place[1]}", starts.get(place, 0)
-            why = f"{where} begins at offset {start} now: retention, or somebody, has removed records"
+            where = f"{place[0]}-{place[1]}"
+            start = starts.get(place, 0)
+            why = (
+                f"{where} begins at offset {start} now: retention, or somebody, has removed records"
+            )
             hidden |= {name: why for name, (first, _) in spans.items() if first < start}
             offset = max(start, min(spans.values())[0])
             for batch, visible in batches(cluster, place, offset, ends[place], patience):
@@ -74,7 +101,10 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
                 name = batch.producer_id, batch.producer_epoch
                 if visible and name in spans:
                     records[name] += batch.records_count
-            why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
+            why = (
+                f"readers of {where} are held up at offset {offset}: a transaction is still open "
+                "there"
+            )
             hidden |= {name: why for name, (_, end) in spans.items() if end > offset}
 
     def holding(part: Part, reason: str) -> Holding:
@@ -100,16 +130,24 @@ def _logs(committables: Iterable[Committable]) -> dict[Where, Spans]:
     return logs
 
 
-def batches(cluster: Cluster, place: Where, offset: int, end: int, patience: float) -> Iterator[tuple[Any, bool]]:
-    """From an offset to another, and whether readers with read_committed get its records. Ends where they are held up
-    for so long."""
+def batches(
+    cluster: Cluster, place: Where, offset: int, end: int, patience: float
+) -> Iterator[tuple[Any, bool]]:
+    """From an offset to another, and whether readers with read_committed get its records.
+
+    Ends where they are held up for so long.
+    """
     deadline = time.monotonic() + patience
     while offset < end:
-        fetched, before = patiently(partial(cluster.fetch, *place, offset, _FETCH_BYTES), patience), offset
+        fetched = patiently(partial(cluster.fetch, *place, offset, _FETCH_BYTES), patience)
+        before = offset
         if fetched.error_code:
             raise for_code(fetched.error_code)(f"{place[0]}-{place[1]}")
-        aborted = sorted((its.first_offset, its.producer_id) for its in fetched.aborted_transactions or ())
-        hidden, several = set[int](), MemoryRecords(bytes(fetched.records or b""))
+        aborted = sorted(
+            (its.first_offset, its.producer_id) for its in fetched.aborted_transactions or ()
+        )
+        hidden = set[int]()
+        several = MemoryRecords(bytes(fetched.records or b""))
         while (batch := several.next_batch()) is not None:
             while aborted and aborted[0][0] <= batch.last_offset:
                 hidden.add(aborted.pop(0)[1])

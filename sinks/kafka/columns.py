@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _LARGEST_PARTITION = 2**31 - 1
 _TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
-_RESERVED = pa.array([b".", b"..", b"__consumer_offsets", b"__transaction_state", b"__share_group_state"])
+_RESERVED = pa.array(
+    [b".", b"..", b"__consumer_offsets", b"__transaction_state", b"__share_group_state"]
+)
 """The last ones are the brokers' own, which they take from no client."""
 
 
@@ -74,19 +76,23 @@ def key_type(schema: pa.Schema) -> pa.DataType:
 
 
 def with_json(df: DataFrame) -> DataFrame:
-    """`key` and `value` as JSON text where they are structs, maps, arrays or variants. Without a column `value`, it is
-    an object of all columns that are none of the sink's own."""
+    """`key` and `value` as JSON text where they are structs, maps, arrays or variants.
+
+    Without a column `value`, it is an object of all columns that are none of the sink's own.
+    """
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
     df = with_value(df)
     nested = [
-        field.name in ("key", "value") and isinstance(field.dataType, (ArrayType, MapType, StructType, VariantType))
+        field.name in ("key", "value")
+        and isinstance(field.dataType, (ArrayType, MapType, StructType, VariantType))
         for field in df.schema
     ]
     if not any(nested):
         return df
-    fields, old_patterns = df.schema.fields, has_old_patterns(df.sparkSession)
+    fields = df.schema.fields
+    old_patterns = has_old_patterns(df.sparkSession)
     df, columns = columns_of(df)
     for number, field in enumerate(fields):
         if nested[number]:
@@ -104,36 +110,55 @@ _MOMENTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"}
 
 
 def _require_names(column: str, kind: DataType) -> None:
-    """Raise SchemaMismatch for maps whose keys Spark would write as it has them in its memory: an address, or the days
-    since 1970; and for fields of one name, of which readers find one."""
-    from pyspark.sql.types import ArrayType, BooleanType, MapType, NumericType, StringType, StructType
+    """Raise SchemaMismatch for maps whose keys Spark would write as it has them in its memory: an
+    address, or the days since 1970; and for fields of one name, of which readers find one."""
+    from pyspark.sql.types import (
+        ArrayType,
+        BooleanType,
+        MapType,
+        NumericType,
+        StringType,
+        StructType,
+    )
 
     if isinstance(kind, MapType):
         if not isinstance(kind.keyType, (BooleanType, NumericType, StringType)):
             key = kind.keyType.simpleString()
             raise SchemaMismatch(
-                f"column `{column}` holds a map with keys of {key}, which JSON has no names for: cast them to string, "
-                "or make it an array of structs (map_entries)"
+                f"column `{column}` holds a map with keys of {key}, which JSON has no names for: "
+                "cast them to string, or make it an array of structs (map_entries)"
             )
         _require_names(column, kind.valueType)
     elif isinstance(kind, ArrayType):
         _require_names(column, kind.elementType)
     elif isinstance(kind, StructType):
         if twice := [name for name in kind.names if kind.names.count(name) > 1]:
-            raise SchemaMismatch(f"column `{column}` holds a struct with two fields `{twice[0]}`: rename one of them")
+            raise SchemaMismatch(
+                f"column `{column}` holds a struct with two fields `{twice[0]}`: rename one of them"
+            )
         for field in kind:
             _require_names(column, field.dataType)
 
 
-def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collection[str] = ()) -> None:
-    """Raise SchemaMismatch with every column that does not fit. `serialized`: those that somebody makes bytes of."""
+def check(
+    sink: str, schema: pa.Schema, topic: str | None, serialized: Collection[str] = ()
+) -> None:
+    """Raise SchemaMismatch with every column that does not fit.
+
+    `serialized`: those that somebody makes bytes of.
+    """
     problems = []
     if "value" not in schema.names:
-        problems.append("there is no column `value`; value_format='json' makes it of the other columns")
+        problems.append(
+            "there is no column `value`; value_format='json' makes it of the other columns"
+        )
     if topic is None and "topic" not in schema.names:
         problems.append("there is no column `topic`, and the sink has no topic of its own")
     if others := [f"`{name}`" for name in schema.names if name not in _COLUMNS]:
-        problems.append(f"only {', '.join(_COLUMNS)} are written: drop {', '.join(others)}, or put them into the value")
+        problems.append(
+            f"only {', '.join(_COLUMNS)} are written: drop {', '.join(others)}, or put them into "
+            "the value"
+        )
     for field in schema:
         if field.name not in _COLUMNS:
             continue
@@ -158,21 +183,26 @@ def refusals(bad: pa.Array, kind: str, why: Callable[[int], str]) -> Iterator[Re
 
 
 def refused(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Refusal]:
-    """Rows that no topic takes, whatever its settings: without a topic, or with a name that none has; for a partition
-    that none has; with a timestamp that is not after 1970, or a header that Kafka's client would make another one of.
-    `default_topic` is for rows without one."""
+    """Rows that no topic takes, whatever its settings: without a topic, or with a name that none
+    has; for a partition that none has; with a timestamp that is not after 1970, or a header that
+    Kafka's client would make another one of. `default_topic` is for rows without one."""
     names = batch.schema.names
     if "topic" in names:
         topic = batch["topic"].cast(pa.binary())  # a text of Spark may be no UTF-8
         if default_topic is None:
             yield from refusals(
-                topic.is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic of its own"
+                topic.is_null(),
+                "NoTopic",
+                lambda at: "the column topic is null, and the sink has no topic of its own",
             )
         reserved = pc.is_in(topic, _RESERVED)
         yield from refusals(
             pc.or_(reserved, pc.invert(pc.match_substring_regex(topic, _TOPIC))),
             "NoTopic",
-            lambda at: f"{_shown(topic[at])} is no name of a topic: 1 to 249 letters of ASCII, digits, '.', '_', '-'",
+            lambda at: (
+                f"{_shown(topic[at])} is no name of a topic: 1 to 249 letters of ASCII, digits, "
+                "'.', '_', '-'"
+            ),
         )
     if "partition" in names:
         wanted = batch["partition"]
@@ -180,25 +210,32 @@ def refused(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Refusa
             pc.or_(pc.less(wanted, 0), pc.greater(wanted, _LARGEST_PARTITION)),
             "NoPartition",
             lambda at: (
-                f"it asks for partition {wanted[at]}, which no topic has: null leaves the choice to the partitioner"
+                f"it asks for partition {wanted[at]}, which no topic has: null leaves the choice "
+                "to the partitioner"
             ),
         )
     if "timestamp" in names:
         moment = milliseconds(batch["timestamp"])
         yield from refusals(
-            pc.less_equal(moment, 0), "BadTimestamp", lambda at: f"the timestamp is {moment[at]} ms from {_TOO_EARLY}"
+            pc.less_equal(moment, 0),
+            "BadTimestamp",
+            lambda at: f"the timestamp is {moment[at]} ms from {_TOO_EARLY}",
         )
     if "headers" in names:
         lists = batch["headers"]
         keys = pc.struct_field(pc.list_flatten(lists), "key")
         bad = pc.fill_null(pc.greater_equal(pc.find_substring(keys, "\0"), 0), True)
         rows = pc.list_parent_indices(lists).filter(bad)
-        yield from refusals(pc.is_in(pa.array(range(batch.num_rows), rows.type), rows), "BadHeader", lambda at: _HEADER)
+        yield from refusals(
+            pc.is_in(pa.array(range(batch.num_rows), rows.type), rows),
+            "BadHeader",
+            lambda at: _HEADER,
+        )
 
 
 _TOO_EARLY = (
-    "1970-01-01 00:00 UTC: Kafka takes 0 and -1 for none, and an earlier one ends the compaction of the partition for "
-    "good. Make it NULL, or a later one"
+    "1970-01-01 00:00 UTC: Kafka takes 0 and -1 for none, and an earlier one ends the compaction "
+    "of the partition for good. Make it NULL, or a later one"
 )
 _HEADER = "a header is null, or its key is, or holds a NUL, at which it would be cut off"
 

@@ -1,9 +1,10 @@
-"""The commit of transactions that tasks left open, and what became of each: what the answer to EndTxn means, and the
-witness that is asked when it means nothing certain.
+"""The commit of transactions that tasks left open, and what became of each: what the answer to
+EndTxn means, and the witness that is asked when it means nothing certain.
 
-The coordinator remembers only the newest transaction of a transactional id, and not for ever. A record of the
-transaction itself is the lasting proof: its batch in the log carries producer id and epoch, and the log tells which
-transactions it has aborted. "Fenced" or "not found" alone is never taken for lost, nor for committed.
+The coordinator remembers only the newest transaction of a transactional id, and not for ever. A
+record of the transaction itself is the lasting proof: its batch in the log carries producer id and
+epoch, and the log tells which transactions it has aborted. "Fenced" or "not found" alone is never
+taken for lost, nor for committed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ ASK_THE_WITNESS = {
     TransactionalIdNotFoundError.errno,
 }
 """The coordinator has ended this transaction, either way, or forgotten it."""
-_NOT_ALLOWED = {TransactionalIdAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
+_NOT_ALLOWED = {
+    TransactionalIdAuthorizationFailedError.errno,
+    ClusterAuthorizationFailedError.errno,
+}
 
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
@@ -56,7 +60,10 @@ _BY_HAND = "Look for its rows in the topic; they are either all there or none"
 
 @dataclass(frozen=True)
 class Commit:
-    """Of one sink. `servers` and `target` are for people; `patiently` asks again while the brokers are at work."""
+    """Of one sink.
+
+    `servers` and `target` are for people; `patiently` asks again while the brokers are at work.
+    """
 
     sink: str
     brokers: Cluster
@@ -65,39 +72,57 @@ class Commit:
     patiently: Callable[[Callable[[], Any]], Any]
 
     def of(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        names, places = topics_of(committables), places_of_all(committables)
+        names = topics_of(committables)
+        places = places_of_all(committables)
         here, ids, logs, fences = self.patiently(lambda: self.brokers.before_commit(names, places))
-        if there := {committable.proof.get("cluster", here) for committable in committables} - {here}:
+        if there := {committable.proof.get("cluster", here) for committable in committables} - {
+            here
+        }:
             unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
-                f"it was written to the cluster {', '.join(there)}, and {self.servers} is {here}: point the "
-                "sink at the old one"
+                f"it was written to the cluster {', '.join(there)}, and {self.servers} is {here}: "
+                "point the sink at the old one"
             )
             return [unknown] * len(committables)
         others: dict[int, Callable[[], CommitOutcome]] = {
-            at: partial(self._without_its_topic, c, ids) for at, c in enumerate(committables) if made_anew(c, ids)
+            at: partial(self._without_its_topic, c, ids)
+            for at, c in enumerate(committables)
+            if made_anew(c, ids)
         }
         others = self._interrupted(committables, logs) | others
         whole = [at for at in range(len(committables)) if at not in others]
-        answers, ids_after = self._end([committables[at].transaction for at in whole], names, fences=fences)
+        answers, ids_after = self._end(
+            [committables[at].transaction for at in whole], names, fences=fences
+        )
         others |= {
             at: partial(self._answered, committables[at], answer)
             for at, answer in zip(whole, answers, strict=True)
             if answer != 0
         }
-        outcomes = dict(zip(others, side_by_side(_tried, others.values(), _WITNESS_THREADS), strict=True))
-        if not others and not any(made_anew(committable, ids) for committable in committables for ids in ids_after):
+        outcomes = dict(
+            zip(others, side_by_side(_tried, others.values(), _WITNESS_THREADS), strict=True)
+        )
+        if not others and not any(
+            made_anew(committable, ids) for committable in committables for ids in ids_after
+        ):
             return [CommitOutcome.COMMITTED] * len(committables)
-        ids = self.brokers.topic_ids(names)  # one may have been made anew while the requests were under way
+        # one may have been made anew while the requests were under way
+        ids = self.brokers.topic_ids(names)
         for at in whole:
             committed = outcomes.get(at, CommitOutcome.COMMITTED) == CommitOutcome.COMMITTED
             if committed and (topic := made_anew(committables[at], ids)):
                 outcomes[at] = CommitOutcome.unknown(
-                    f"it was committed while its topic {topic!r} was deleted: it is unknown whether anybody has read "
-                    "its records. Look for them in the topic: all of them are there, or none"
+                    f"it was committed while its topic {topic!r} was deleted: it is unknown "
+                    "whether anybody has read its records. Look for them in the topic: all of "
+                    "them are there, or none"
                 )
-        return [self._to_the_same(c, outcomes.get(at, CommitOutcome.COMMITTED)) for at, c in enumerate(committables)]
+        return [
+            self._to_the_same(c, outcomes.get(at, CommitOutcome.COMMITTED))
+            for at, c in enumerate(committables)
+        ]
 
-    def _to_the_same(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
+    def _to_the_same(
+        self, committable: Committable, outcome: CommitOutcome | Exception
+    ) -> CommitOutcome | Exception:
         """What is lost is written again, to the topic of now."""
         mismatch = committable.target_mismatch(self.target)
         if mismatch and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
@@ -105,21 +130,31 @@ class Commit:
         return outcome
 
     def _without_its_topic(self, committable: Committable, ids: Ids) -> CommitOutcome:
-        """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
-        topic that somebody deletes; else it is aborted, so that all of it is written again."""
-        topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
+        """A topic that it wrote to is gone, and its records there too.
+
+        If it was committed before, that is as with any topic that somebody deletes; else it is
+        aborted, so that all of it is written again.
+        """
+        topic = made_anew(committable, ids)
+        name = committable.transaction["transactional_id"]
         if self.brokers.ended_in(COMMITTED_STATES, committable.transaction):
             logger.warning("topic %r was deleted after %s was committed", topic, name)
             return CommitOutcome.COMMITTED
         if ids[str(topic)] is None:
             raise NotYetKnown(
-                f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
+                f"{name}: there is no topic {topic!r} any more: create it, and its rows are "
+                "written again"
             )
-        return self._aborted(committable, f"its topic {topic!r} was deleted and made anew after its rows were written")
+        return self._aborted(
+            committable,
+            f"its topic {topic!r} was deleted and made anew after its rows were written",
+        )
 
-    def _interrupted(self, committables: Sequence[Committable], logs: Logs) -> dict[int, Callable[[], CommitOutcome]]:
-        """Those that are open, but not whole, are aborted, so that all of each is written again: an EndTxn would say
-        that they are committed."""
+    def _interrupted(
+        self, committables: Sequence[Committable], logs: Logs
+    ) -> dict[int, Callable[[], CommitOutcome]]:
+        """Those that are open, but not whole, are aborted, so that all of each is written again: an
+        EndTxn would say that they are committed."""
         ended = in_part(committables, logs)
         names = {at: committables[at].transaction["transactional_id"] for at in ended}
         states = self.brokers.states(names.values())
@@ -132,13 +167,16 @@ class Commit:
     def _aborted(self, committable: Committable, why: str) -> CommitOutcome:
         (answer,) = self.brokers.end([committable.transaction], commit=False)
         if answer == 0:
-            return CommitOutcome.lost(f"{why}, so {committable.transaction['transactional_id']} was aborted")
+            return CommitOutcome.lost(
+                f"{why}, so {committable.transaction['transactional_id']} was aborted"
+            )
         return self._answered(committable, answer)
 
     def _end(
         self, transactions: Sequence[Identity], topics: Iterable[str], *, fences: bool
     ) -> tuple[list[EndResult], list[Ids]]:
-        answers, ids_after = list[EndResult](), list[Ids]()
+        answers = list[EndResult]()
+        ids_after = list[Ids]()
         with progress(f"sink {self.sink}: commit", len(transactions), "transactions") as advance:
             for start in range(0, len(transactions), _ENDED_TOGETHER):
                 some = transactions[start : start + _ENDED_TOGETHER]
@@ -149,25 +187,30 @@ class Commit:
         return answers, ids_after
 
     def _answered(self, committable: Committable, answer: EndResult) -> CommitOutcome:
-        """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
+        """The outcome that the answer to EndTxn(commit) means.
+
+        Raises what may change by asking again.
+        """
         if isinstance(answer, Exception):
             raise answer
         name = committable.transaction["transactional_id"]
         if answer in _NOT_ALLOWED:
             return CommitOutcome.unknown(
-                f"the driver's principal may not end transaction {name} ({for_code(answer).message}): give it the ACLs "
-                "Write and Describe on transactional ids with the prefix 'tpc.', and start the query again"
+                f"the driver's principal may not end transaction {name} "
+                f"({for_code(answer).message}): give it the ACLs Write and Describe on "
+                "transactional ids with the prefix 'tpc.', and start the query again"
             )
         if answer in ASK_THE_WITNESS:
             return self._witnessed(committable, for_code(answer).message)
         raise NotYetKnown(f"{name}: {for_code(answer).message}")
 
     def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
-        """What the first record tells that the log still has, of those that begin a partition; if there is none, what
-        the coordinator tells of an abort. `answer` is why they are asked."""
+        """What the first record tells that the log still has, of those that begin a partition; if
+        there is none, what the coordinator tells of an abort. `answer` is why they are asked."""
         if not committable.proof:
             return CommitOutcome.unknown(
-                f"{_forgotten(committable, answer)} only the record in storage told where its rows are. {_BY_HAND}"
+                f"{_forgotten(committable, answer)} only the record in storage told where its rows "
+                f"are. {_BY_HAND}"
             )
         (first, (offset, *_)), *others = places_of(committable).items()
         unknown = self._record_tells(committable, *first, offset, answer)
@@ -181,35 +224,40 @@ class Commit:
                     if outcome.state is not CommitState.UNKNOWN:
                         return outcome
         if self.brokers.ended_in(ABORTED_STATES, committable.transaction):
-            return CommitOutcome.lost(f"its coordinator has aborted {_about(committable)} ({answer})")
+            return CommitOutcome.lost(
+                f"its coordinator has aborted {_about(committable)} ({answer})"
+            )
         return unknown
 
     def _record_tells(
         self, committable: Committable, topic: str, partition: int, offset: int, answer: str
     ) -> CommitOutcome:
         """What became of the transaction, by a record of it."""
-        about, forgotten = _about(committable), _forgotten(committable, answer)
-        where, producer = f"{topic}-{partition} at offset {offset}", committable.transaction["producer_id"]
+        about = _about(committable)
+        forgotten = _forgotten(committable, answer)
+        where = f"{topic}-{partition} at offset {offset}"
+        producer = committable.transaction["producer_id"]
         known = committable.proof.get("topic_ids", {}).get(topic)
         if known and self.brokers.topic_ids([topic])[topic] not in (known, None):
             return CommitOutcome.unknown(
-                f"{forgotten} its topic {topic!r} was deleted and made anew: its records there are gone, whether they "
-                "were committed before or not"
+                f"{forgotten} its topic {topic!r} was deleted and made anew: its records there are "
+                "gone, whether they were committed before or not"
             )
         fetched = self.brokers.fetch(topic, partition, offset)
         if fetched.error_code == OffsetOutOfRangeError.errno:
             start = self.brokers.logs([(topic, partition)]).starts.get((topic, partition), -1)
             return CommitOutcome.unknown(
-                f"{forgotten} its record {where} is gone (the log starts at {start}): retention or truncation was "
-                f"quicker. {_BY_HAND}",
+                f"{forgotten} its record {where} is gone (the log starts at {start}): retention or "
+                f"truncation was quicker. {_BY_HAND}",
                 expired=offset < start,
             )
         if fetched.error_code:
             raise for_code(fetched.error_code)(where)
         if offset >= fetched.last_stable_offset:
             raise NotYetKnown(
-                f"{about} is ended ({answer}), but readers are held up before its record {where}: the last stable "
-                f"offset is {fetched.last_stable_offset}, so a transaction is still open there"
+                f"{about} is ended ({answer}), but readers are held up before its record {where}: "
+                f"the last stable offset is {fetched.last_stable_offset}, so a transaction is "
+                "still open there"
             )
         batch = _batch_at(fetched.records, offset)
         if (
@@ -217,15 +265,19 @@ class Commit:
             or not batch.is_transactional
             or batch.is_control_batch
             or batch.records_count == 0  # left over by compaction to remember the producer
-            or (batch.producer_id, batch.producer_epoch) != (producer, committable.transaction["producer_epoch"])
+            or (batch.producer_id, batch.producer_epoch)
+            != (producer, committable.transaction["producer_epoch"])
         ):
             return CommitOutcome.unknown(
-                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and made anew. {_BY_HAND}",
+                f"{forgotten} {where} is not its record: the topic was compacted, or deleted and "
+                f"made anew. {_BY_HAND}",
                 expired=batch is None or batch.records_count == 0,
             )
         aborted = fetched.aborted_transactions or ()
         if any(its.producer_id == producer and its.first_offset <= offset for its in aborted):
-            return CommitOutcome.lost(f"the broker has aborted {about} ({answer}): its record {where} is marked so")
+            return CommitOutcome.lost(
+                f"the broker has aborted {about} ({answer}): its record {where} is marked so"
+            )
         return CommitOutcome.COMMITTED
 
 
@@ -238,34 +290,38 @@ def places_of_all(committables: Iterable[Committable]) -> set[tuple[str, int]]:
 
 
 def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
-    """Which of these lack some of their partitions or records, and why: their coordinator does not know of it, and
-    would commit the rest. One that was ended as a whole looks the same here: only its coordinator tells."""
+    """Which of these lack some of their partitions or records, and why: their coordinator does not
+    know of it, and would commit the rest. One that was ended as a whole looks the same here: only
+    its coordinator tells."""
     reasons: dict[int, str] = {}
     for at, committable in enumerate(committables):
         producer = committable.transaction["producer_id"], committable.transaction["producer_epoch"]
         for place, (first, *others) in places_of(committable).items():
-            where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
+            where = f"{place[0]}-{place[1]}"
+            start = logs.starts.get(place, first)
             last = others[1] if len(others) > 1 else None
             there = logs.open_in.get(place, {producer: (first, last)})
             if producer not in there:
                 reasons[at] = (
-                    f"somebody has ended it in {where} alone (kafka-transactions.sh abort), or all its records there "
-                    "are lost"
+                    f"somebody has ended it in {where} alone (kafka-transactions.sh abort), or all "
+                    "its records there are lost"
                 )
             elif others and there[producer][0] != first:
                 reasons[at] = (
-                    f"in {where} the open transaction begins at offset {there[producer][0]}, and not at {first}: it "
-                    "has what an attempt has written after its abort, or somebody has ended it there and it went on"
+                    f"in {where} the open transaction begins at offset {there[producer][0]}, and "
+                    f"not at {first}: it has what an attempt has written after its abort, or "
+                    "somebody has ended it there and it went on"
                 )
             elif last not in (None, there[producer][1]):
                 reasons[at] = (
-                    f"{where} has lost records that a broker had acknowledged: a replica that lagged behind leads it "
-                    "now, or a machine or disk failed"
+                    f"{where} has lost records that a broker had acknowledged: a replica that "
+                    "lagged behind leads it now, or a machine or disk failed"
                 )
             elif start > first:
                 reasons[at] = (
-                    f"{where} begins at offset {start} now, so its records from {first} on are gone: somebody has "
-                    "deleted them (kafka-delete-records.sh), or retention has, which goes by their timestamps"
+                    f"{where} begins at offset {start} now, so its records from {first} on are "
+                    "gone: somebody has deleted them (kafka-delete-records.sh), or retention has, "
+                    "which goes by their timestamps"
                 )
     return reasons
 
@@ -276,23 +332,38 @@ def ongoing(committable: Committable) -> tuple[Identity, str]:
 
 
 def made_anew(committable: Committable, ids: Ids) -> str | None:
-    """A topic that the transaction wrote to and that is gone, or another one of that name now. `ids` are those of the
-    topics as they are."""
-    return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
+    """A topic that the transaction wrote to and that is gone, or another one of that name now.
+
+    `ids` are those of the topics as they are.
+    """
+    return next(
+        (
+            name
+            for name, id in committable.proof.get("topic_ids", {}).items()
+            if ids.get(name) != id
+        ),
+        None,
+    )
 
 
 def places_of(committable: Committable) -> dict[tuple[str, int], list[int]]:
-    """Topics and partitions that the transaction wrote to, as far as the brokers have told (without proof: none), and
-    the offset of its first record there; then, unless an older version wrote it, the one after the last, and the last
-    sequence number."""
+    """Topics and partitions that the transaction wrote to, as far as the brokers have told (without
+    proof: none), and the offset of its first record there; then, unless an older version wrote it,
+    the one after the last, and the last sequence number."""
     proof = committable.proof
-    spans = proof.get("spans") or ({proof["topic"]: [[proof["partition"], proof["offset"]]]} if proof else {})
-    return {(topic, partition): its for topic, several in spans.items() for partition, *its in several}
+    spans = proof.get("spans") or (
+        {proof["topic"]: [[proof["partition"], proof["offset"]]]} if proof else {}
+    )
+    return {
+        (topic, partition): its for topic, several in spans.items() for partition, *its in several
+    }
 
 
 def _about(committable: Committable) -> str:
     its = committable.transaction
-    return f"{its['transactional_id']} (producer {its['producer_id']}, epoch {its['producer_epoch']})"
+    return (
+        f"{its['transactional_id']} (producer {its['producer_id']}, epoch {its['producer_epoch']})"
+    )
 
 
 def _forgotten(committable: Committable, answer: str) -> str:

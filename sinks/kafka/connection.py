@@ -1,7 +1,8 @@
-"""How the brokers of one cluster are asked, and whom: who coordinates a transactional id or a group, and who leads a
-partition.
+"""How the brokers of one cluster are asked, and whom: who coordinates a transactional id or a
+group, and who leads a partition.
 
-Everything here is about any question. What the questions are is told in `cluster.py` and `memory.py`.
+Everything here is about any question. What the questions are is told in `cluster.py` and
+`memory.py`.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ _SHORTEST_TRY = 0.5
 class Connections:
     """The connections to the brokers of one cluster: one for each broker, shared by all threads.
 
-    They are made at the first use. Each call raises what keeps the brokers from answering; it asks once, and
-    `errors.patiently` asks again. Coroutines run in kafka-python's thread, by `ask`.
+    They are made at the first use. Each call raises what keeps the brokers from answering; it asks
+    once, and `errors.patiently` asks again. Coroutines run in kafka-python's thread, by `ask`.
 
-    `options` are kafka-python's; `timeout` is in seconds; `reached_by` is the time.monotonic() from which on the first
-    answer is waited for no more.
+    `options` are kafka-python's; `timeout` is in seconds; `reached_by` is the time.monotonic() from
+    which on the first answer is waited for no more.
     """
 
-    def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf
+    ) -> None:
         self._options = dict(options)
         self.timeout_ms = int(timeout * 1000)
         self._reached_by = reached_by
@@ -88,12 +91,16 @@ class Connections:
         return self._client is not None
 
     def connect(self) -> None:
-        """Raise what keeps the client from its first broker, within one timeout. Send nothing if it has one."""
+        """Raise what keeps the client from its first broker, within one timeout.
+
+        Send nothing if it has one.
+        """
         self.call(lambda _: None)
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
+            client = self._client
+            self._client = None
         if client is not None:
             client.close()
 
@@ -113,11 +120,15 @@ class Connections:
             raise self.explained(error) from error
 
     def start(self, question: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Run a coroutine. Return a future for callbacks, which are called in kafka-python's thread."""
+        """Run a coroutine.
+
+        Return a future for callbacks, which are called in kafka-python's thread.
+        """
         return self.client.call_soon(question, *arguments)
 
     def explained(self, answer: Any) -> Any:
-        """Add to an error of kafka-python, which says only which connection failed, what to look at.
+        """Add to an error of kafka-python, which says only which connection failed, what to look
+        at.
 
         The type stays: it tells whether to ask again. Anything else is returned as it is.
         """
@@ -126,14 +137,17 @@ class Connections:
         servers = ", ".join(self._options["bootstrap_servers"])
         text = ", ".join(map(str, answer.args))
         return type(answer)(
-            f"{text}. A Kafka broker at {servers} does not answer: check that all of them run, and that this machine "
-            "reaches them"
+            f"{text}. A Kafka broker at {servers} does not answer: check that all of them run, and "
+            "that this machine reaches them"
         )
 
     # ------------------------------------------------------------------ in coroutines
     @property
     def _open_client(self) -> Client:
-        """The client of a coroutine. One that is still running when the sink is closed must not connect again."""
+        """The client of a coroutine.
+
+        One that is still running when the sink is closed must not connect again.
+        """
         client = self._client
         if client is None:
             raise KafkaConnectionError("the sink was closed")
@@ -149,7 +163,8 @@ class Connections:
     def send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Send each request to its node, at once, and return what `answer` waits for.
 
-        An exception in place of a node is the answer. None is the least busy of the brokers that are connected.
+        An exception in place of a node is the answer. None is the least busy of the brokers that
+        are connected.
         """
         sent: list[Any] = []
         for request, node in requests:
@@ -174,15 +189,18 @@ class Connections:
         return raised(await self.answer(*self.send([(request, node)])))
 
     async def metadata(self, topics: Iterable[str]) -> Any:
-        """Return `cluster_id`, `brokers`, and `topics`: `name`, `topic_id`, `partitions` and `error_code` of each.
+        """Return `cluster_id`, `brokers`, and `topics`: `name`, `topic_id`, `partitions` and
+        `error_code` of each.
 
-        The client's own list of brokers, which may be minutes old, becomes this one, so that a broker that has joined
-        can be asked.
+        The client's own list of brokers, which may be minutes old, becomes this one, so that a
+        broker that has joined can be asked.
         """
         answer = await self.request(metadata_request(sorted(topics)))
         self._open_client.learn(answer)
         for topic in answer.topics:
-            self.leaders[topic.name] = {its.partition_index: its.leader_id for its in topic.partitions}
+            self.leaders[topic.name] = {
+                its.partition_index: its.leader_id for its in topic.partitions
+            }
         return answer
 
     def by_leader(self, places: Iterable[Where]) -> ByLeader:
@@ -194,10 +212,12 @@ class Connections:
         return by_leader
 
     async def ask_all(self, requests: Callable[[int], list[Any]]) -> dict[int, list[Any]]:
-        """Ask every broker its `requests`: those that the client knows at once, beside the question which there are,
-        and then those that have joined since. Raises if one does not answer."""
+        """Ask every broker its `requests`: those that the client knows at once, beside the question
+        which there are, and then those that have joined since. Raises if one does not answer."""
         known = self._open_client.nodes()
-        about_them, sent = await self.both(lambda: self.metadata(()), lambda: self._ask_each(requests, known))
+        about_them, sent = await self.both(
+            lambda: self.metadata(()), lambda: self._ask_each(requests, known)
+        )
         there = [broker.node_id for broker in about_them.brokers]
         sent |= await self._ask_each(requests, [node for node in there if node not in sent])
         answers = {}
@@ -205,7 +225,9 @@ class Connections:
             answers[node] = [raised(await self.answer(its)) for its in sent[node]]
         return answers
 
-    async def _ask_each(self, requests: Callable[[int], list[Any]], nodes: Iterable[int]) -> dict[int, list[Any]]:
+    async def _ask_each(
+        self, requests: Callable[[int], list[Any]], nodes: Iterable[int]
+    ) -> dict[int, list[Any]]:
         return {node: self.send((request, node) for request in requests(node)) for node in nodes}
 
     # ------------------------------------------------------------------ the broker that knows
@@ -218,28 +240,37 @@ class Connections:
         together: bool = False,
         behind: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """Send one request for each transactional id (or group), made of its place among `names`, which may have one
-        twice; or, `together`, one for all of a coordinator. Return a response or an exception for each name.
+        """Send one request for each transactional id (or group), made of its place among `names`,
+        which may have one twice; or, `together`, one for all of a coordinator. Return a response or
+        an exception for each name.
 
-        A broker that answers that it is not the coordinator, or not at all, is looked for anew the next time. `behind`
-        makes a last request to each coordinator, whose answers come last.
+        A broker that answers that it is not the coordinator, or not at all, is looked for anew the
+        next time. `behind` makes a last request to each coordinator, whose answers come last.
         """
         nodes = await self.coordinators_of(kind, names)
         asked: defaultdict[Any, list[int]] = defaultdict(list)
         for at, name in enumerate(names):
-            asked[repr(nodes[name]) if together else at].append(at)  # kafka-python's errors have no hash
-        requests = self.send((request(places), nodes[names[places[0]]]) for places in asked.values())
+            # kafka-python's errors have no hash
+            asked[repr(nodes[name]) if together else at].append(at)
+        requests = self.send(
+            (request(places), nodes[names[places[0]]]) for places in asked.values()
+        )
         each_once = {repr(node): node for node in nodes.values()}.values()
         last = self.send((behind(), node) for node in each_once) if behind else ()
         answers: dict[int, Any] = {}
         for places, sent in zip(asked.values(), requests, strict=True):
             answer = await self.answer(sent)
-            moved = isinstance(answer, Exception) or not NOT_THE_COORDINATOR.isdisjoint(error_codes(answer))
+            moved = isinstance(answer, Exception) or not NOT_THE_COORDINATOR.isdisjoint(
+                error_codes(answer)
+            )
             for at in places:
                 answers[at] = answer
                 if moved:
                     self.forget_coordinator(kind, names[at])
-        return [*(answers[at] for at in range(len(names))), *[await self.answer(sent) for sent in last]]
+        return [
+            *(answers[at] for at in range(len(names))),
+            *[await self.answer(sent) for sent in last],
+        ]
 
     async def coordinators_of(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Any]:
         """Return by name the node that is asked, or why there is none."""
@@ -262,8 +293,10 @@ class Connections:
         self._coordinators.pop((kind, name), None)
 
     async def ask_coordinator(self, kind: CoordinatorType, name: str, request: Any) -> Any:
-        """Send a request to the coordinator of one name. Raises what keeps it from answering, or an error in its
-        answer."""
+        """Send a request to the coordinator of one name.
+
+        Raises what keeps it from answering, or an error in its answer.
+        """
         (answer,) = await self.ask_coordinators(kind, [name], lambda _: request)
         for code in sorted(error_codes(raised(answer)), key=lambda code: code == _NOT_ATTEMPTED):
             if code:
@@ -290,7 +323,9 @@ def transactions_request(state: str) -> Any:
 def listed(answers: Iterable[Any], prefix: str) -> list[str]:
     """Return the transactional ids in the answers that start with `prefix`."""
     several = [checked(answer, "list of transactions").transaction_states for answer in answers]
-    names = {transaction.transactional_id for transactions in several for transaction in transactions}
+    names = {
+        transaction.transactional_id for transactions in several for transaction in transactions
+    }
     return sorted(name for name in names if name.startswith(prefix))
 
 

@@ -1,5 +1,6 @@
-"""Dead letters of a KafkaSink: which rows no topic takes, told before they are produced; letters as records; and the
-newest letters in a topic, read as a consumer with read_committed sees them, to its end and no further."""
+"""Dead letters of a KafkaSink: which rows no topic takes, told before they are produced; letters as
+records; and the newest letters in a topic, read as a consumer with read_committed sees them, to its
+end and no further."""
 
 from __future__ import annotations
 
@@ -43,31 +44,45 @@ _HEADERS = {
     "exactly_once.checkpoint": "checkpoint",
     "exactly_once.time": "time",
 }
-"""Texts all, the first five under the names of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of Kafka 4.2)."""
+"""Texts all, the first five under the names of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of
+Kafka 4.2)."""
 
-_ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
-"""The whole row, where the value is the row's own; and the types of its columns, if Spark has names for them."""
+_ROW = "exactly_once.row"
+_ROW_SCHEMA = "exactly_once.row_schema"
+"""The whole row, where the value is the row's own; and the types of its columns, if Spark has names
+for them."""
 
 _HELD_UP = 5.0
 """Seconds that the end of a transaction is waited for that holds readers up."""
 _PAUSE = 0.05
 _WINDOW = 2_000
-"""Offsets of a partition that are looked at first for the newest letters; then ten times as many, and so on."""
+"""Offsets of a partition that are looked at first for the newest letters; then ten times as many,
+and so on."""
 
 
 def records(letters: pa.RecordBatch) -> pa.RecordBatch:
-    """Letters as columns of a KafkaSink: raw key and value, or, without a value, the whole row as JSON."""
+    """Letters as columns of a KafkaSink: raw key and value, or, without a value, the whole row as
+    JSON."""
     rows = letters["row"].cast(pa.binary())
     value = pc.if_else(letters["value"].is_valid(), letters["value"], rows)
-    texts = {name: letters[column].cast(pa.string()).cast(pa.binary()) for name, column in _HEADERS.items()}
+    texts = {
+        name: letters[column].cast(pa.string()).cast(pa.binary())
+        for name, column in _HEADERS.items()
+    }
     texts[_ROW] = pc.if_else(letters["value"].is_valid(), rows, None)
     texts[_ROW_SCHEMA] = letters["row_schema"].cast(pa.binary())
     of_rows = zip(*(column.to_pylist() for column in texts.values()), strict=True)
     headers = [
-        [{"key": name, "value": text} for name, text in zip(texts, each, strict=True) if text is not None]
+        [
+            {"key": name, "value": text}
+            for name, text in zip(texts, each, strict=True)
+            if text is not None
+        ]
         for each in of_rows
     ]
-    return pa.RecordBatch.from_arrays([letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS)
+    return pa.RecordBatch.from_arrays(
+        [letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS
+    )
 
 
 def letter_of(record: Any) -> dict[str, Any] | None:
@@ -76,25 +91,39 @@ def letter_of(record: Any) -> dict[str, Any] | None:
     if not _HEADERS.keys() <= headers.keys():
         return None
     letter: dict[str, Any] = {
-        column: headers[name].decode("utf-8", "backslashreplace") for name, column in _HEADERS.items()
+        column: headers[name].decode("utf-8", "backslashreplace")
+        for name, column in _HEADERS.items()
     }
     letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
     letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
-    schema, value = headers.get(_ROW_SCHEMA), record.value or b""
+    schema = headers.get(_ROW_SCHEMA)
+    value = record.value or b""
     row = escaped(headers.get(_ROW, value))
     raw = record.value if _ROW in headers else None
-    return letter | {"key": record.key, "value": raw, "row": row, "row_schema": schema and schema.decode()}
+    return letter | {
+        "key": record.key,
+        "value": raw,
+        "row": row,
+        "row_schema": schema and schema.decode(),
+    }
 
 
-def refused(batch: pa.RecordBatch, default_topic: str | None, producer: TransactionalProducer) -> Iterator[Refusal]:
-    """Rows for a partition that their topic has not, and those that are too large. Each has a topic."""
+def refused(
+    batch: pa.RecordBatch, default_topic: str | None, producer: TransactionalProducer
+) -> Iterator[Refusal]:
+    """Rows for a partition that their topic has not, and those that are too large.
+
+    Each has a topic.
+    """
     numbered = batch.append_column("number of the row", pa.array(range(batch.num_rows)))
     for topic, rows in by_topic(numbered, default_topic):
         for refusal in _of_topic(str(topic), rows, producer):
             yield replace(refusal, row=rows["number of the row"][refusal.row].as_py())
 
 
-def _of_topic(topic: str, rows: pa.RecordBatch, producer: TransactionalProducer) -> Iterator[Refusal]:
+def _of_topic(
+    topic: str, rows: pa.RecordBatch, producer: TransactionalProducer
+) -> Iterator[Refusal]:
     if "partition" in rows.schema.names:
         wanted = rows["partition"]
         count = producer.partitions(topic, pc.max(wanted).as_py() or 0)
@@ -114,28 +143,43 @@ def read_dead_letters(cluster: Cluster, topic: str, of: tuple[str, str], most: i
     if (about := cluster.place(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
     places = [(topic, number) for number in sorted(about.leaders)]
-    letters, gaps = list[Mapping[str, Any]](), list[str]()
+    letters = list[Mapping[str, Any]]()
+    gaps = list[str]()
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
-        gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
-    written, deadline = cluster.ends(places), time.monotonic() + _HELD_UP
+        gaps.append(
+            f"topic {topic!r} is compacted, which removes letters with a key that a later one has"
+        )
+    written = cluster.ends(places)
+    deadline = time.monotonic() + _HELD_UP
     while (ends := cluster.ends(places, committed=True)) != written and time.monotonic() < deadline:
         time.sleep(_PAUSE)
     starts = cluster.logs(places).starts
     for place in places:
-        where, start, end = f"{topic}-{place[1]}", starts[place], ends[place]
+        where = f"{topic}-{place[1]}"
+        start = starts[place]
+        end = ends[place]
         if start:
-            gaps.append(f"{where} begins at offset {start}: retention, or somebody, has removed records")
+            gaps.append(
+                f"{where} begins at offset {start}: retention, or somebody, has removed records"
+            )
         if end < written[place]:
-            gaps.append(f"readers of {where} are held up at offset {end} by a transaction that is open")
-        first, window, newest = end, _WINDOW, deque[Mapping[str, Any]]()
+            gaps.append(
+                f"readers of {where} are held up at offset {end} by a transaction that is open"
+            )
+        first = end
+        window = _WINDOW
+        newest = deque[Mapping[str, Any]]()
         while first > start and len(newest) < most:
-            first, window = max(start, end - window), 10 * window
+            first = max(start, end - window)
+            window = 10 * window
             newest = deque(_letters(cluster, place, first, end, of), maxlen=most)
         letters += newest
     return DeadLetters(letters, tuple(gaps))
 
 
-def _letters(cluster: Cluster, place: Where, first: int, end: int, of: tuple[str, str]) -> Iterator[Mapping[str, Any]]:
+def _letters(
+    cluster: Cluster, place: Where, first: int, end: int, of: tuple[str, str]
+) -> Iterator[Mapping[str, Any]]:
     try:
         for batch, visible in batches(cluster, place, first, end, _HELD_UP):
             for record in batch if visible else ():
@@ -143,8 +187,11 @@ def _letters(cluster: Cluster, place: Where, first: int, end: int, of: tuple[str
                 if letter is not None and (letter["job"], letter["sink"]) == of:
                     yield letter
     except TopicAuthorizationFailedError as error:
-        raise SinkError(f"the principal may not read topic {place[0]!r} (ACL: Read on the topic)") from error
+        raise SinkError(
+            f"the principal may not read topic {place[0]!r} (ACL: Read on the topic)"
+        ) from error
     except UnsupportedCodecError as error:
         raise SinkError(
-            f"the letters in topic {place[0]!r} are compressed ({error}): install kafka-python[lz4,snappy,zstd]"
+            f"the letters in topic {place[0]!r} are compressed ({error}): install "
+            "kafka-python[lz4,snappy,zstd]"
         ) from error

@@ -13,35 +13,38 @@ from sinks.errors import BadValue, ConfigurationError
 T = TypeVar("T")
 
 NO_RIGHTS_ON_GROUP = (
-    "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
-    "prefix 'tpc.'; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
+    "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read "
+    "on groups with the prefix 'tpc.'; or remember=False, and a checkpoint storage that was set "
+    "back goes unnoticed)"
 )
 NO_TOPIC = "the topic does not exist"
 _REFUSED = "the brokers refuse user name, password or certificate"
 _TOO_LARGE = (
-    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or a record batch is "
-    "(lower options={'batch.size': …}, in bytes; or start again, if the topic's limit was lowered meanwhile)"
+    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or "
+    "a record batch is (lower options={'batch.size': …}, in bytes; or start again, if the topic's "
+    "limit was lowered meanwhile)"
 )
 
 
 class Fenced(RuntimeError):
-    """A transaction that was ended before its producer did so, or whose transactional id somebody else has taken."""
+    """A transaction that was ended before its producer did so, or whose transactional id somebody
+    else has taken."""
 
 
 _FENCED = (
-    "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
-    "attempt or driver of this job has taken its place"
+    "the broker has ended this transaction: it was open for longer than the sink's "
+    "transaction_timeout, or another attempt or driver of this job has taken its place"
 )
 _MEANINGS: dict[str, tuple[type[Exception], str]] = {
     "TOPIC_AUTHORIZATION_FAILED": (
         ConfigurationError,
-        "the principal may not write to the topic (ACL: Write and Describe on the topic, and Read unless "
-        "remember=False)",
+        "the principal may not write to the topic (ACL: Write and Describe on the topic, and Read "
+        "unless remember=False)",
     ),
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (
         ConfigurationError,
-        "the principal may not use the transactional id (ACL: Write and Describe on transactional ids with the prefix "
-        "'tpc.')",
+        "the principal may not use the transactional id (ACL: Write and Describe on transactional "
+        "ids with the prefix 'tpc.')",
     ),
     "GROUP_AUTHORIZATION_FAILED": (ConfigurationError, NO_RIGHTS_ON_GROUP),
     "CLUSTER_AUTHORIZATION_FAILED": (
@@ -50,18 +53,25 @@ _MEANINGS: dict[str, tuple[type[Exception], str]] = {
     ),
     "INVALID_TRANSACTION_TIMEOUT": (
         ConfigurationError,
-        "the sink's transaction_timeout is above the broker's transaction.max.timeout.ms: lower it, or raise the "
-        "broker's",
+        "the sink's transaction_timeout is above the broker's transaction.max.timeout.ms: lower "
+        "it, or raise the broker's",
     ),
     "UNKNOWN_TOPIC_OR_PARTITION": (ConfigurationError, NO_TOPIC),
-    **dict.fromkeys(("SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"), (ConfigurationError, _REFUSED)),
+    **dict.fromkeys(
+        ("SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"), (ConfigurationError, _REFUSED)
+    ),
     **dict.fromkeys(("MESSAGE_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"), (BadValue, _TOO_LARGE)),
     "INVALID_RECORD": (
         BadValue,
         "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
     ),
-    "INVALID_TIMESTAMP": (BadValue, "the timestamp of a record is out of the range that the topic allows"),
-    **dict.fromkeys(("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), (Fenced, _FENCED)),
+    "INVALID_TIMESTAMP": (
+        BadValue,
+        "the timestamp of a record is out of the range that the topic allows",
+    ),
+    **dict.fromkeys(
+        ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), (Fenced, _FENCED)
+    ),
     **dict.fromkeys(("INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID"), (Fenced, _FENCED)),
     "TRANSACTION_ABORTABLE": (Fenced, _FENCED),
 }

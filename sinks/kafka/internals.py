@@ -1,26 +1,31 @@
-"""Everything that the sink uses of kafka-python without being its public API, in this one module.
+"""Everything that the sink uses of kafka-python without being its public API, in this one
+module.
 
-Public are `kafka`, `kafka.admin`, `kafka.errors`, and the token provider that an option is documented to take. They
-have no call for Produce and Fetch, for FindCoordinator, and for what a transaction needs. So the sink builds these
-messages by itself, out of `kafka.protocol`, and sends them over the connections of the admin client.
+Public are `kafka`, `kafka.admin`, `kafka.errors`, and the token provider that an option is
+documented to take. They have no call for Produce and Fetch, for FindCoordinator, and for what a
+transaction needs. So the sink builds these messages by itself, out of `kafka.protocol`, and sends
+them over the connections of the admin client.
 
-The admin client takes a documented option `kafka_client`, a function that makes its connections. `Client` makes them
-there, out of kafka-python's event loop and connection manager, and keeps both: no attribute that begins with an
-underscore is used.
+The admin client takes a documented option `kafka_client`, a function that makes its connections.
+`Client` makes them there, out of kafka-python's event loop and connection manager, and keeps both:
+no attribute that begins with an underscore is used.
 
-All of it was read and run in kafka-python 3.0.0 and 3.0.12. What is gone in another version is reported when a sink is
-made or connects, with the version, in place of an AttributeError in the middle of a batch.
+All of it was read and run in kafka-python 3.0.0 and 3.0.12. What is gone in another version is
+reported when a sink is made or connects, with the version, in place of an AttributeError in the
+middle of a batch.
 
-kafka-python 3.1 is not released. These differences were read in its main branch (3.1.0.dev, August 2026), and are
-prepared here, but could not be run:
+kafka-python 3.1 is not released. These differences were read in its main branch (3.1.0.dev, August
+2026), and are prepared here, but could not be run:
 
 * `KafkaConnectionManager.run` is gone. `NetworkSelector.run`, which is used here, is in both.
-* The event loop has moved to `kafka.net.backend`. An option `net` chooses one of several, and inside of a running
-  asyncio loop, as in a notebook, another one would be chosen. `Client` makes the one that is in both.
-* `NetworkSelector.run` gives up after `default_api_timeout_ms` (60 s). It has to be at least `request_timeout_ms`, so
-  a sink's `timeout` above 60 s would be refused.
+* The event loop has moved to `kafka.net.backend`. An option `net` chooses one of several, and
+  inside of a running asyncio loop, as in a notebook, another one would be chosen. `Client` makes
+  the one that is in both.
+* `NetworkSelector.run` gives up after `default_api_timeout_ms` (60 s). It has to be at least
+  `request_timeout_ms`, so a sink's `timeout` above 60 s would be refused.
 * Only futures that the event loop has made can be awaited; those that are awaited here are made so.
-* The admin client takes the timeouts of a new connection as options. Here they are set for its connections in both.
+* The admin client takes the timeouts of a new connection as options. Here they are set for its
+  connections in both.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ KAFKA_PYTHON = PrivateNames(
     ">=3.0,<3.1",
     (
         "kafka.admin.KafkaAdminClient.DEFAULT_CONFIG",
-        "kafka.cluster.ClusterMetadata.add_coordinator(response, key_type, key, synthesize_node_id)",
+        "kafka.cluster.ClusterMetadata.add_coordinator(response, key_type, key, "
+        "synthesize_node_id)",
         "kafka.cluster.ClusterMetadata.brokers",
         "kafka.cluster.ClusterMetadata.update_metadata(metadata)",
         "kafka.future.Future.add_callback",
@@ -129,11 +135,12 @@ __all__ = [
 T = TypeVar("T")
 
 _NEWEST = BrokerVersionData(max(BROKER_API_VERSIONS))
-"""Each connection is held to what its broker can. kafka-python would hold all of them to what the first broker could
-when it was asked, even after an upgrade."""
+"""Each connection is held to what its broker can. kafka-python would hold all of them to what the
+first broker could when it was asked, even after an upgrade."""
 
 _SET_UP = ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms")
-"""Of a connection. In kafka-python 3.0 they are not among the options that the admin client takes."""
+"""Of a connection. In kafka-python 3.0 they are not among the options that the admin client
+takes."""
 
 _BOUND_OF_RUN = "default_api_timeout_ms"
 _REQUESTS_OF_A_QUESTION = 10
@@ -143,8 +150,8 @@ _REQUESTS_OF_A_QUESTION = 10
 class Client:
     """The connections to the brokers of one cluster, with the thread that coroutines run in.
 
-    It connects when it is made, and raises what keeps it from its first broker within `first_ms`. Then it leaves
-    neither a thread nor an open file. `options` are kafka-python's.
+    It connects when it is made, and raises what keeps it from its first broker within `first_ms`.
+    Then it leaves neither a thread nor an open file. `options` are kafka-python's.
     """
 
     admin: KafkaAdminClient
@@ -166,7 +173,8 @@ class Client:
         try:
             self.admin = KafkaAdminClient(**ours | dict(options))
         except BaseException:
-            if hasattr(self, "_client"):  # the admin client closes nothing before it has reached a broker
+            # the admin client closes nothing before it has reached a broker
+            if hasattr(self, "_client"):
                 self._client.close()
             raise
         self._manager.broker_version_data = _NEWEST
@@ -193,14 +201,19 @@ class Client:
         return answer
 
     def call_soon(self, question: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Run a coroutine in the client's thread. Return a future that coroutines can await, and nobody else."""
+        """Run a coroutine in the client's thread.
+
+        Return a future that coroutines can await, and nobody else.
+        """
         return self._manager.call_soon(question, *arguments)
 
     def send(self, request: Any, node: int | None) -> Any:
-        """Send a request to a broker, and return what awaits the response. Call it from a coroutine.
+        """Send a request to a broker, and return what awaits the response.
 
-        Without a broker it goes to the least busy one of those that are connected. kafka-python would first connect to
-        another one, which may be frozen.
+        Call it from a coroutine.
+
+        Without a broker it goes to the least busy one of those that are connected. kafka-python
+        would first connect to another one, which may be frozen.
         """
         return self._manager.send(request, node_id=self._least_busy() if node is None else node)
 
@@ -208,7 +221,7 @@ class Client:
         ready = [node for node in self.nodes() if self._client.is_ready(node)]
         return min(ready, key=self._client.in_flight_request_count, default=None)
 
-    # ------------------------------------------------------------------ what it knows of the cluster
+    # ----------------------------------------------------------------- what it knows of the cluster
     def nodes(self) -> list[int]:
         """The brokers that it knows of."""
         return [broker.node_id for broker in self._manager.cluster.brokers()]
@@ -218,8 +231,13 @@ class Client:
         self._manager.cluster.update_metadata(metadata)
 
     def add_coordinator(self, broker: Any, kind: CoordinatorType, name: str) -> int:
-        """The node of a coordinator that a broker has named. It may have joined since the client has last asked."""
-        node: int = self._manager.cluster.add_coordinator(broker, kind, name, synthesize_node_id=False)
+        """The node of a coordinator that a broker has named.
+
+        It may have joined since the client has last asked.
+        """
+        node: int = self._manager.cluster.add_coordinator(
+            broker, kind, name, synthesize_node_id=False
+        )
         return node
 
 
@@ -241,12 +259,14 @@ _WITH_PASSWORDS = {
     "kafka.protocol.parser": " Send",
     "kafka.net.connection": "Sasl",
 }
-"""By logger, what the messages contain that show passwords at DEBUG: of the configuration, and of logins as they are
-sent."""
+"""By logger, what the messages contain that show passwords at DEBUG: of the configuration, and of
+logins as they are sent."""
 
 
 def filter_kafka_log() -> None:
-    """Keep passwords out of three loggers of kafka-python, which show them at DEBUG. To call it again changes nothing.
+    """Keep passwords out of three loggers of kafka-python, which show them at DEBUG.
+
+    To call it again changes nothing.
 
     A `KafkaSink` calls this before it first connects, and no import does it.
     """

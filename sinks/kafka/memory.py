@@ -1,7 +1,8 @@
 """What the brokers remember of a job: the newest checkpoint that became visible.
 
-Each transaction carries an offset of a consumer group of the job's own. It becomes the group's if, and only if, the
-records of the transaction become visible. So a start can tell that checkpoint storage was restored to an older state.
+Each transaction carries an offset of a consumer group of the job's own. It becomes the group's if,
+and only if, the records of the transaction become visible. So a start can tell that checkpoint
+storage was restored to an older state.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _METADATA = re.compile(r"lineage=(\w*)(?: round=(\d+))?")
 
 @dataclass(frozen=True)
 class Mark:
-    """The checkpoint, and the replay (above 0) of it, that a transaction is a part of, as an offset of partition
-    `PARTITION` of a topic of the job."""
+    """The checkpoint, and the replay (above 0) of it, that a transaction is a part of, as an offset
+    of partition `PARTITION` of a topic of the job."""
 
     group: str
     lineage: str
@@ -56,8 +57,10 @@ class Mark:
 
 
 def newest_marks(offsets: Iterable[tuple[int, str]]) -> dict[str, tuple[int, int]]:
-    """Return by lineage the newest checkpoint that a group has an offset of, and the round of that. An offset that
-    anyone else has set is passed over."""
+    """Return by lineage the newest checkpoint that a group has an offset of, and the round of that.
+
+    An offset that anyone else has set is passed over.
+    """
     marks: dict[str, tuple[int, int]] = {}
     for offset, metadata in offsets:
         match = _METADATA.fullmatch(metadata.rstrip("\0"))  # confluent-kafka writes a NUL behind it
@@ -74,21 +77,29 @@ class GroupMemory:
     def __init__(self, connections: Connections) -> None:
         self._net = connections
 
-    def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> Future[None]:
-        """Add an offset to a transaction, for the mark's group, and do not wait. `by_itself`: the group need not be
-        added before."""
+    def add_offset(
+        self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool
+    ) -> Future[None]:
+        """Add an offset to a transaction, for the mark's group, and do not wait.
+
+        `by_itself`: the group need not be added before.
+        """
         done = Future[None]()
         added = self._net.start(self._add_offset, identity, mark, topic, by_itself)
         added.add_callback(done.set_result).add_errback(done.set_exception)
         return done
 
-    async def _add_offset(self, identity: Identity, mark: Mark, topic: str, by_itself: bool) -> None:
+    async def _add_offset(
+        self, identity: Identity, mark: Mark, topic: str, by_itself: bool
+    ) -> None:
         if not by_itself:
             add = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
             await self._net.ask_coordinator(TRANSACTION, identity["transactional_id"], add)
         offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         partition = offsets.TxnOffsetCommitRequestPartition(
-            partition_index=PARTITION, committed_offset=mark.offset, committed_metadata=mark.metadata
+            partition_index=PARTITION,
+            committed_offset=mark.offset,
+            committed_metadata=mark.metadata,
         )
         request = TxnOffsetCommitRequest(
             group_id=mark.group,
@@ -99,17 +110,18 @@ class GroupMemory:
         await self._net.ask_coordinator(GROUP, mark.group, request)
 
     def settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
-        """Return offsets and metadata that a consumer group has committed, without what open transactions carry for
-        it. Empty if there is no such group.
+        """Return offsets and metadata that a consumer group has committed, without what open
+        transactions carry for it. Empty if there is no such group.
 
-        Raises `NotYetKnown` while a commit of transactional ids with this prefix is under way: what is decided reaches
-        the group with the brokers' markers, some milliseconds after EndTxn.
+        Raises `NotYetKnown` while a commit of transactional ids with this prefix is under way: what
+        is decided reaches the group with the brokers' markers, some milliseconds after EndTxn.
         """
         return self._net.ask(lambda: self._settled_offsets(group, prefix))
 
     async def _settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
-        """A broker that was frozen answers with the offsets of then, until it learns that another broker coordinates
-        the group now. So all other brokers have to name the broker that is asked for the offsets."""
+        """A broker that was frozen answers with the offsets of then, until it learns that another
+        broker coordinates the group now. So all other brokers have to name the broker that is asked
+        for the offsets."""
         node = raised((await self._net.coordinators_of(GROUP, [group]))[group])
 
         def requests(broker: int) -> list[Any]:
@@ -119,10 +131,20 @@ class GroupMemory:
         answers = await self._net.ask_all(requests)
         if busy := listed((deciding for deciding, *_ in answers.values()), prefix):
             raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
-        if any(answer.coordinators[0].node_id != node for _, *others in answers.values() for answer in others):
+        if any(
+            answer.coordinators[0].node_id != node
+            for _, *others in answers.values()
+            for answer in others
+        ):
             self._net.forget_coordinator(GROUP, group)
-            raise CoordinatorNotAvailableError(f"the brokers do not agree who coordinates group {group}")
+            raise CoordinatorNotAvailableError(
+                f"the brokers do not agree who coordinates group {group}"
+            )
         asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         offsets = OffsetFetchRequest(groups=[asked], min_version=8, max_version=8)
         topics = (await self._net.ask_coordinator(GROUP, group, offsets)).groups[0].topics
-        return [(each.committed_offset, each.metadata or "") for topic in topics for each in topic.partitions]
+        return [
+            (each.committed_offset, each.metadata or "")
+            for topic in topics
+            for each in topic.partitions
+        ]

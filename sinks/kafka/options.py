@@ -1,4 +1,5 @@
-"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's questions."""
+"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's
+questions."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from sinks.kafka.record_batch import CODECS
 
 logger = get_logger(__name__)
 
-_PEM = "give ssl.certificate.location and ssl.key.location (PEM files), or an ssl_context in client_options"
+_PEM = (
+    "give ssl.certificate.location and ssl.key.location (PEM files), or an ssl_context in "
+    "client_options"
+)
 _OURS = {
     "transactional.id": "it is made from the names of job and sink",
     "transaction.timeout.ms": "use transaction_timeout=…, in seconds",
@@ -47,7 +51,11 @@ _SECURITY = (
     _VERIFICATION,
 )
 
-_NUMBERS = {"batch.size": 1_000_000, "message.max.bytes": 1_000_000, "queue.buffering.max.kbytes": 65_536}
+_NUMBERS = {
+    "batch.size": 1_000_000,
+    "message.max.bytes": 1_000_000,
+    "queue.buffering.max.kbytes": 65_536,
+}
 _IGNORED = {"linger.ms": "a record batch is sent when it is full (batch.size) or the task ends"}
 _KNOWN = (*_CLIENT, *_SECURITY, *_NUMBERS, "compression.type")
 
@@ -65,7 +73,8 @@ class ProducerOptions:
 
 
 def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> Iterable[str]:
-    """What is wrong with them: those that the sink sets itself, that nobody knows, and values that cannot be."""
+    """What is wrong with them: those that the sink sets itself, that nobody knows, and values that
+    cannot be."""
     for name in options:
         if name in _OURS:
             yield f"the option {name} is not to be set: {_OURS[name]}"
@@ -73,7 +82,10 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
             logger.warning("the option %s changes nothing: %s", name, _IGNORED[name])
         elif name not in _KNOWN:
             known = ", ".join(sorted(_KNOWN))
-            yield f"there is no option {name}: there are {known}, and kafka-python's, which client_options={{…}} takes"
+            yield (
+                f"there is no option {name}: there are {known}, and kafka-python's, which "
+                "client_options={…} takes"
+            )
     for name in _NUMBERS:
         if name in options and not (str(options[name]).isdecimal() and int(options[name]) > 0):
             yield f"the option {name} is a whole number above 0, not {options[name]!r}"
@@ -84,12 +96,18 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
 
 
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:
-    batch, message, kilobytes = (int(options.get(name, default)) for name, default in _NUMBERS.items())
+    batch, message, kilobytes = (
+        int(options.get(name, default)) for name, default in _NUMBERS.items()
+    )
     compression = options.get("compression.type", "none")
-    return ProducerOptions(compression, batch, message, kilobytes << 10, int(transaction_timeout * 1000))
+    return ProducerOptions(
+        compression, batch, message, kilobytes << 10, int(transaction_timeout * 1000)
+    )
 
 
-def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def client_options(
+    bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
     """kafka-python's configuration: who we are and whom we trust; `own` goes on top."""
     made: dict[str, Any] = {"bootstrap_servers": bootstrap.split(",")}
     made |= {_CLIENT[name]: value for name, value in options.items() if name in _CLIENT}
@@ -99,16 +117,18 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
     if mechanism == "OAUTHBEARER" and "sasl_oauth_token_provider" not in own:
         if not callable(options.get("oauth_cb")):
             raise ConfigurationError(
-                "the sink cannot fetch OAUTHBEARER tokens by itself: give oauth_cb in options, or a "
-                "sasl_oauth_token_provider of kafka-python in client_options"
+                "the sink cannot fetch OAUTHBEARER tokens by itself: give oauth_cb in options, or "
+                "a sasl_oauth_token_provider of kafka-python in client_options"
             )
-        made["sasl_oauth_token_provider"] = _token_provider(options["oauth_cb"], options.get("sasl.oauthbearer.config"))
+        made["sasl_oauth_token_provider"] = _token_provider(
+            options["oauth_cb"], options.get("sasl.oauthbearer.config")
+        )
     own_ssl = [name for name in own if name.startswith("ssl_")]
     twice = [name for name in options if name.startswith("ssl.") or name == _VERIFICATION]
     if own_ssl and twice and "ssl_context" not in own:
         raise ConfigurationError(
-            f"{', '.join(twice)} of options and {', '.join(own_ssl)} of client_options both say how to trust the "
-            "brokers: write all of it in one of them"
+            f"{', '.join(twice)} of options and {', '.join(own_ssl)} of client_options both say "
+            "how to trust the brokers: write all of it in one of them"
         )
     if made.get("security_protocol") in ("SSL", "SASL_SSL") and not own_ssl:
         made["ssl_context"] = _ssl_context(options)
@@ -117,14 +137,17 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
 
 def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
     """Reads the files again for each connection: they may be renewed while a driver runs."""
-    authorities, key = options.get("ssl.ca.location"), options.get("ssl.key.location")
+    authorities = options.get("ssl.ca.location")
+    key = options.get("ssl.key.location")
     unreadable = "the certificates named in ssl.… options cannot be read"
 
     def read() -> None:
         if authorities:
             context.load_verify_locations(authorities)
         if "ssl.certificate.location" in options:
-            context.load_cert_chain(options["ssl.certificate.location"], key, options.get("ssl.key.password"))
+            context.load_cert_chain(
+                options["ssl.certificate.location"], key, options.get("ssl.key.password")
+            )
 
     def wrapped(*args: Any, **how: Any) -> ssl.SSLSocket:
         try:
@@ -135,7 +158,8 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
 
     try:
         context = ssl.create_default_context(cafile=authorities, cadata=options.get("ssl.ca.pem"))
-        wrap, context.wrap_socket = context.wrap_socket, wrapped  # type: ignore[method-assign]
+        wrap = context.wrap_socket
+        context.wrap_socket = wrapped  # type: ignore[method-assign]
         read()
     except OSError as error:
         raise ConfigurationError(f"{unreadable}: {error}") from None
@@ -155,6 +179,7 @@ def _token_provider(callback: Callable[[Any], Any], config: Any) -> Any:
             try:
                 return str(callback(config or "")[0])
             except Exception as error:
-                raise KafkaConnectionError(f"oauth_cb gave no token: {error!r}") from error  # so it is asked again
+                # so it is asked again
+                raise KafkaConnectionError(f"oauth_cb gave no token: {error!r}") from error
 
     return Provider()

@@ -1,7 +1,8 @@
-"""One transaction of a task, from its begin until it is sealed, so that any process can finish it: rows become record
-batches, several of which are under way at once.
+"""One transaction of a task, from its begin until it is sealed, so that any process can finish it:
+rows become record batches, several of which are under way at once.
 
-All state is the calling thread's. kafka-python's own thread carries bytes, and hands over what the brokers answer.
+All state is the calling thread's. kafka-python's own thread carries bytes, and hands over what the
+brokers answer.
 """
 
 from __future__ import annotations
@@ -53,21 +54,23 @@ LOOK_INTERVAL = 10.0
 """Seconds until a topic that is missing counts as deleted."""
 
 _REQUEST_TIMEOUT = 30.0
-"""Seconds that the brokers may take to tell about a topic, to add partitions or an offset to a transaction, and that a
-leader may wait for its replicas."""
+"""Seconds that the brokers may take to tell about a topic, to add partitions or an offset to a
+transaction, and that a leader may wait for its replicas."""
 _PROPAGATION = 5.0
 """Seconds until all brokers know of a topic that was just made."""
 _SETTLE_TIMEOUT = 5.0
 _REQUEST_BYTES = 4 << 20
 """Record batches in one request, at most, unless a single one is larger."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 1.0
 _SEQUENCES = 1 << 31
 _KNOWN_AGAIN = 5
 """Record batches of a producer that the leader of a partition knows, if they come twice."""
 _IN_FLIGHT = 5
 """Requests to one broker."""
 
-_OUT_OF_ORDER, _DUPLICATE = "OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_NUMBER"
+_OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
+_DUPLICATE = "DUPLICATE_SEQUENCE_NUMBER"
 
 
 @dataclass
@@ -83,7 +86,9 @@ class _Topic:
 
     def free(self) -> int:
         """The partition whose turn it is, of those that have a leader."""
-        led = [number for number, leader in sorted(self.leaders.items()) if leader >= 0] or sorted(self.leaders)
+        led = [number for number, leader in sorted(self.leaders.items()) if leader >= 0] or sorted(
+            self.leaders
+        )
         return led[self.turn % len(led)]
 
 
@@ -99,8 +104,11 @@ class _Batch:
 
 @dataclass
 class _Partition:
-    """Its record batches have sequence numbers in their order, by which the leader takes each once. After one that was
-    not taken, no other is sent until all answers are there; then all of them are sent again."""
+    """Its record batches have sequence numbers in their order, by which the leader takes each once.
+
+    After one that was not taken, no other is sent until all answers are there; then all of them are
+    sent again.
+    """
 
     topic: _Topic
     number: int
@@ -129,9 +137,13 @@ class _Partition:
 
     @property
     def next(self) -> _Batch | None:
-        """That may be sent: a leader knows the last five again, and no more; and it takes any as the first one of a
-        producer that it does not know."""
-        if self.retry_at is not None or self.under_way == len(self.batches) or (self.under_way and self.taken < 0):
+        """That may be sent: a leader knows the last five again, and no more; and it takes any as
+        the first one of a producer that it does not know."""
+        if (
+            self.retry_at is not None
+            or self.under_way == len(self.batches)
+            or (self.under_way and self.taken < 0)
+        ):
             return None
         batch = self.batches[self.under_way]
         return batch if batch.nth - self.batches[0].nth < _KNOWN_AGAIN else None
@@ -147,13 +159,17 @@ class _Partition:
 
 
 ProduceResult = tuple[int, list[tuple[_Partition, _Batch]], Any]
-"""A node, the batches that were sent there, and the node's response, or the exception in place of a response."""
+"""A node, the batches that were sent there, and the node's response, or the exception in place of a
+response."""
 
 
 class TransactionalProducer:
-    """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic; `mark`
-    is what the transaction carries for the brokers' memory; `limits`: bytes that a topic takes in one record batch, as
-    far as they are known. `columns.refused` keeps away rows that none can write."""
+    """One transaction of one producer.
+
+    `transactional_id` names it; `default_topic` is for rows without a topic; `mark` is what the
+    transaction carries for the brokers' memory; `limits`: bytes that a topic takes in one record
+    batch, as far as they are known. `columns.refused` keeps away rows that none can write.
+    """
 
     def __init__(
         self,
@@ -167,12 +183,15 @@ class TransactionalProducer:
         self.transactional_id = transactional_id
         self.default_topic = default_topic
         self.serialize: Callable[[Any, Any], bytes | None] | None = None
-        self._brokers, self._options, self._limits = cluster, options, limits or {}
+        self._brokers = cluster
+        self._options = options
+        self._limits = limits or {}
         self._mark = mark
         self._add_mark: Callable[[], Future[None]] | None = None
         self._marking: Future[None] | None = None
         self.topic_ids: dict[str, str] = {}
-        """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
+        """Asked for before the first record for a topic, so a topic that is made anew later has
+        another one."""
         self.sent = self.delivered = 0
         self._failure: Exception | None = None
         self._cluster = ""
@@ -211,16 +230,21 @@ class TransactionalProducer:
             raise failure(error, what) from error
 
     def seal(self, timeout: float) -> Committable:
-        """Flush, and leave the transaction open at the broker for somebody else to finish: by its name there. The proof
-        says where one of its records lies; the ids of all topics that it wrote to; and in `spans`, by topic: partition,
-        offset of the first record there, the one after the last, and the sequence number of the last, unless a broker
-        did not tell an offset."""
+        """Flush, and leave the transaction open at the broker for somebody else to finish: by its
+        name there. The proof says where one of its records lies; the ids of all topics that it
+        wrote to; and in `spans`, by topic: partition, offset of the first record there, the one
+        after the last, and the sequence number of the last, unless a broker did not tell an offset.
+        """
         self.flush(timeout)
         self.end_mark()
         if self._identity is None or not self._spans:
-            raise RuntimeError(f"the brokers did not tell the offset of any record of {self.transactional_id}")
+            raise RuntimeError(
+                f"the brokers did not tell the offset of any record of {self.transactional_id}"
+            )
         (topic, partition), (offset, _) = next(iter(self._spans.items()))
-        written = {partition.topic.name for partition in self._partitions.values() if partition.made}
+        written = {
+            partition.topic.name for partition in self._partitions.values() if partition.made
+        }
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for (name, number), (first, end) in sorted(self._spans.items()):
             last = (self._partitions[name, number].sequence - 1) % _SEQUENCES
@@ -262,10 +286,13 @@ class TransactionalProducer:
                 self._end(commit=False)
         except Exception as error:
             level = logging.WARNING if self.sent or self._marking else logging.DEBUG
-            logger.log(level, "transaction %s is left to the sweep: %s", self.transactional_id, error)
+            logger.log(
+                level, "transaction %s is left to the sweep: %s", self.transactional_id, error
+            )
 
     def _settle(self, timeout: float) -> None:
-        """What is under way would else come behind the abort, and begin another transaction where nothing fences it."""
+        """What is under way would else come behind the abort, and begin another transaction where
+        nothing fences it."""
         deadline = time.monotonic() + timeout
         while self._requests.total() and time.monotonic() < deadline:
             self._hear(0.05)
@@ -281,10 +308,15 @@ class TransactionalProducer:
 
     # ------------------------------------------------------------------ the offset that remembers
     def _begin_mark(self, topic: str) -> None:
-        """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
+        """Once, as soon as there is a topic: the brokers take some time for it, in which records
+        are written."""
         if self._mark and self._add_mark is None:
             self._add_mark = partial(
-                self._brokers.memory.add_offset, self._identity or {}, self._mark, topic, by_itself=self._adds
+                self._brokers.memory.add_offset,
+                self._identity or {},
+                self._mark,
+                topic,
+                by_itself=self._adds,
             )
             self._marking = self._add_mark()
 
@@ -293,19 +325,26 @@ class TransactionalProducer:
 
         def added() -> bool:
             assert self._add_mark
-            marking, self._marking = self._marking or self._add_mark(), None
+            marking = self._marking or self._add_mark()
+            self._marking = None
             if not wait([marking], self._options.transaction_timeout_ms / 1000).done:
                 return False
             marking.result()
             return True
 
-        if self._marking and not self._ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added):
-            raise KafkaTimeoutError(f"the brokers did not take the offset of {self.transactional_id} in time")
+        if self._marking and not self._ask(
+            f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added
+        ):
+            raise KafkaTimeoutError(
+                f"the brokers did not take the offset of {self.transactional_id} in time"
+            )
 
     # ------------------------------------------------------------------ rows
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send the rows, or keep them until there are more. Waits while too much is under way; raises what one that
-        failed means."""
+        """Send the rows, or keep them until there are more.
+
+        Waits while too much is under way; raises what one that failed means.
+        """
         self._raise_failure()
         if not batch.num_rows:
             return
@@ -320,7 +359,9 @@ class TransactionalProducer:
             wanted = pc.max(rows["partition"]).as_py() or 0
         count = self.partitions(name, wanted)
         if wanted >= count:
-            raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
+            raise BadValue(
+                f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}"
+            )
         plan = RecordBatchPlan.of(rows)
         largest = int(plan.sizes.max(initial=0))
         if largest > self._options.largest:
@@ -330,8 +371,12 @@ class TransactionalProducer:
             self._keep(self._topics[name], number, share, bytes)
 
     def _keep(self, topic: _Topic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
-        """Until there is a record batch of them. Those without a partition go to all in turn, a batch at a time."""
-        ends, start = np.concatenate([[0], np.cumsum(bytes)]), 0
+        """Until there is a record batch of them.
+
+        Those without a partition go to all in turn, a batch at a time.
+        """
+        ends = np.concatenate([[0], np.cumsum(bytes)])
+        start = 0
         while start < rows.num_rows:
             chosen = topic.free() if number == FREE else number
             partition = self._partitions.setdefault((topic.name, chosen), _Partition(topic, chosen))
@@ -366,12 +411,15 @@ class TransactionalProducer:
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
         data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)
         timed = "timestamp" in rows.schema.names and rows["timestamp"].null_count < rows.num_rows
-        partition.batches.append(_Batch(partition.made, data, rows.num_rows, timed, time.monotonic()))
+        partition.batches.append(
+            _Batch(partition.made, data, rows.num_rows, timed, time.monotonic())
+        )
         partition.made += 1
         partition.sequence = (partition.sequence + rows.num_rows) % _SEQUENCES
         self._held -= partition.bytes
         self._encoded += len(data)
-        partition.rows, partition.bytes = [], 0
+        partition.rows = []
+        partition.bytes = 0
         if partition.number == partition.topic.free():
             partition.topic.turn += 1
 
@@ -389,7 +437,9 @@ class TransactionalProducer:
     def _add_topic(self, name: str, place: Place) -> _Topic:
         if name not in self._topics:
             limit = self._limits.get(name) or self._limit(name, math.inf)
-            self._topics[name] = _Topic(name, limit, int(min(self._options.batch_bytes, limit)) - HEADER)
+            self._topics[name] = _Topic(
+                name, limit, int(min(self._options.batch_bytes, limit)) - HEADER
+            )
             self._cluster, self.topic_ids[name] = place.cluster, place.id
         self._topics[name].leaders = place.leaders
         return self._topics[name]
@@ -409,14 +459,18 @@ class TransactionalProducer:
             return known
 
     def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
-        """Places of records that the producer or their topic does not take; bytes that each has, and may have."""
+        """Places of records that the producer or their topic does not take; bytes that each has,
+        and may have."""
         self.partitions(name, 0)
         topic = self._topics[name]
         plan = RecordBatchPlan.of(rows)
         most = plan.bounds + HEADER
         if (most > topic.limit).any():
-            topic.limit = self._limit(name, topic.limit)  # somebody may have raised it since the start
-        for at in np.flatnonzero((plan.sizes > self._options.largest) | (most > topic.limit)).tolist():
+            # somebody may have raised it since the start
+            topic.limit = self._limit(name, topic.limit)
+        for at in np.flatnonzero(
+            (plan.sizes > self._options.largest) | (most > topic.limit)
+        ).tolist():
             alone = record_batch(rows.slice(at, 1), 0, self._options.compression, Origin(0, 0, 0))
             if plan.sizes[at] > self._options.largest:
                 yield at, int(plan.sizes[at]), self._options.largest
@@ -425,7 +479,8 @@ class TransactionalProducer:
 
     # ------------------------------------------------------------------ requests
     def flush(self, timeout: float) -> None:
-        """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
+        """Return when every record sent was acknowledged by the broker, or raise what went wrong
+        with one."""
         deadline = time.monotonic() + timeout
         self._raise_failure()
         self._encode(*self._partitions.values())
@@ -440,7 +495,9 @@ class TransactionalProducer:
     def _patience(self) -> float:
         """Seconds until there is something to send again, at most a tenth."""
         now = time.monotonic()
-        return max(0.0, min([0.1, *(partition.due_at - now for partition in self._partitions.values())]))
+        return max(
+            0.0, min([0.1, *(partition.due_at - now for partition in self._partitions.values())])
+        )
 
     def _late(self) -> Exception:
         late: Exception = KafkaTimeoutError(
@@ -478,8 +535,11 @@ class TransactionalProducer:
             partition.retry_at = None
 
     def _look(self, topic: _Topic) -> None:
-        """For its leaders. A topic that was deleted is waited for in vain; one that was made anew has lost what went
-        there."""
+        """For its leaders.
+
+        A topic that was deleted is waited for in vain; one that was made anew has lost what went
+        there.
+        """
         now = time.monotonic()
         try:
             about = self._brokers.place(topic.name)
@@ -490,17 +550,23 @@ class TransactionalProducer:
         if about is None:
             topic.missing_since = topic.missing_since or now
         else:
-            topic.missing_since, topic.leaders = None, {**topic.leaders, **about.leaders}
+            topic.missing_since = None
+            topic.leaders = {**topic.leaders, **about.leaders}
         if topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL:
             raise ConfigurationError(f"topic {topic.name!r} was deleted while rows went there")
         if about is not None and about.id != self.topic_ids[topic.name]:
-            raise RuntimeError(f"topic {topic.name!r} was deleted and made anew while rows went there")
+            raise RuntimeError(
+                f"topic {topic.name!r} was deleted and made anew while rows went there"
+            )
 
     def _add(self, partitions: Sequence[_Partition]) -> None:
         """To the transaction, before the first record."""
         if places := [partition.place for partition in partitions]:
-            identity, what = self._identity or {}, f"partitions of {self.transactional_id}"
-            self._ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places))
+            identity = self._identity or {}
+            what = f"partitions of {self.transactional_id}"
+            self._ask(
+                what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places)
+            )
         for partition in partitions:
             partition.added = True
 
@@ -540,14 +606,24 @@ class TransactionalProducer:
         self._requests[leader] -= 1
         by_place = {}
         if not isinstance(answer, Exception):
-            by_place = {(of.name, its.index): its for of in answer.responses for its in of.partition_responses}
+            by_place = {
+                (of.name, its.index): its
+                for of in answer.responses
+                for its in of.partition_responses
+            }
         for partition, batch in taken:
             partition.under_way -= 1
             about = by_place.get(partition.place)
             if about is None:
-                self._refused(partition, batch, answer if isinstance(answer, Exception) else KafkaConnectionError())
+                self._refused(
+                    partition,
+                    batch,
+                    answer if isinstance(answer, Exception) else KafkaConnectionError(),
+                )
             elif about.error_code:
-                self._refused(partition, batch, for_code(about.error_code)(about.error_message or ""))
+                self._refused(
+                    partition, batch, for_code(about.error_code)(about.error_message or "")
+                )
             else:
                 self._taken(partition, batch, about.base_offset, about.log_append_time_ms)
 
@@ -563,16 +639,18 @@ class TransactionalProducer:
             first, end = self._spans.get(partition.place, (offset, 0))
             if batch.nth > partition.taken and offset < end:
                 self._failure = self._failure or RuntimeError(
-                    f"{partition.topic.name}-{partition.number} has lost records that a broker had acknowledged: the "
-                    f"next ones are at offset {offset}, and those before end at {end}"
+                    f"{partition.topic.name}-{partition.number} has lost records that a broker had "
+                    f"acknowledged: the next ones are at offset {offset}, and those before end at "
+                    f"{end}"
                 )
             self._spans[partition.place] = min(first, offset), max(end, offset + batch.records)
         partition.taken = max(partition.taken, batch.nth)
         # Of a batch that it has already, a leader tells the latest of the records' own times.
         if batch.timed and appended_at not in (-1, latest_time(batch.data)):
             self._failure = self._failure or ConfigurationError(
-                f"topic {partition.topic.name!r} puts its own time in place of the records' timestamps "
-                "(message.timestamp.type = LogAppendTime): set CreateTime, or leave the column `timestamp` out"
+                f"topic {partition.topic.name!r} puts its own time in place of the records' "
+                "timestamps (message.timestamp.type = LogAppendTime): set CreateTime, or leave "
+                "the column `timestamp` out"
             )
 
     def _refused(self, partition: _Partition, batch: _Batch, error: Exception) -> None:
@@ -584,11 +662,15 @@ class TransactionalProducer:
             partition.fail(time.monotonic())
         elif name == "INVALID_TIMESTAMP" and not batch.timed:
             self._failure = self._failure or ConfigurationError(
-                f"topic {partition.topic.name!r} takes no records of the time that this machine's clock shows: set the "
-                "clock (or the topic's message.timestamp.after.max.ms and message.timestamp.before.max.ms)"
+                f"topic {partition.topic.name!r} takes no records of the time that this machine's "
+                "clock shows: set the clock (or the topic's message.timestamp.after.max.ms and "
+                "message.timestamp.before.max.ms)"
             )
         else:
-            what = f"{batch.records} record(s) for topic {partition.topic.name!r} were not taken by the broker"
+            what = (
+                f"{batch.records} record(s) for topic {partition.topic.name!r} were not taken by "
+                "the broker"
+            )
             self._failure = self._failure or failure(error, what)
 
     def _raise_failure(self) -> None:
@@ -597,7 +679,8 @@ class TransactionalProducer:
 
 
 def _next_of(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
-    """What goes into one request: of each partition one record batch, since a leader takes no more."""
+    """What goes into one request: of each partition one record batch, since a leader takes no
+    more."""
     taken: list[tuple[_Partition, _Batch]] = []
     bytes = 0
     for partition in partitions:

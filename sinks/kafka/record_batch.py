@@ -1,8 +1,9 @@
-"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per record; and which
-partition a record goes to.
+"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per
+record; and which partition a record goes to.
 
-The records of a batch are, one after another, a few numbers, the key, a number, the value, and the headers. Arrow puts
-these columns together row by row; the data of the column that comes of it is what a batch holds.
+The records of a batch are, one after another, a few numbers, the key, a number, the value, and the
+headers. Arrow puts these columns together row by row; the data of the column that comes of it is
+what a batch holds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from sinks.kafka.internals import murmur2 as murmur2_of_key
-from sinks.kafka.row_bytes import Numbers, RowBytes, binary, ends_of, lengths_of, rows_of, size, varints
+from sinks.kafka.row_bytes import (
+    Numbers,
+    RowBytes,
+    binary,
+    ends_of,
+    lengths_of,
+    rows_of,
+    size,
+    varints,
+)
 
 _TRANSACTIONAL = 0x10
 _NONE = 1
@@ -36,8 +46,11 @@ def milliseconds(moments: pa.Array) -> pa.Array:
     return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
 
 
-def by_topic(batch: pa.RecordBatch, default: str | None) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """The rows of each topic of the column `topic`, in their order; `default` where it is null or absent."""
+def by_topic(
+    batch: pa.RecordBatch, default: str | None
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """The rows of each topic of the column `topic`, in their order; `default` where it is null or
+    absent."""
     if "topic" not in batch.schema.names:
         yield default, batch
         return
@@ -55,11 +68,15 @@ def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
 
 # ---------------------------------------------------------------------- records
 def _headers(lists: pa.Array) -> tuple[RowBytes, pa.Array | None]:
-    """How many each row has, and all of them. Each is encoded once; a row's are a slice of them all."""
+    """How many each row has, and all of them.
+
+    Each is encoded once; a row's are a slice of them all.
+    """
     each, ends = _flat(lists)
     if not len(each):
         return 0, None
-    key, value = each.field("key").cast(pa.binary()), each.field("value").cast(pa.binary())
+    key = each.field("key").cast(pa.binary())
+    value = each.field("value").cast(pa.binary())
     joined = rows_of(len(each), [varints(lengths_of(key)), key, varints(lengths_of(value)), value])
     return varints(np.diff(ends)), binary(ends_of(joined)[ends], joined.buffers()[2])
 
@@ -68,7 +85,9 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     """The records' section, in pieces; `deltas` are of the timestamps."""
     count = rows.num_rows
     names = rows.schema.names
-    key, value = (rows[name].cast(pa.binary()) if name in names else None for name in ("key", "value"))
+    key, value = (
+        rows[name].cast(pa.binary()) if name in names else None for name in ("key", "value")
+    )
     has, headers = _headers(rows["headers"]) if "headers" in names else (0, None)
     timestamp: RowBytes = 0 if deltas is None else varints(deltas)
     place = varints(np.arange(count, dtype=np.int64))
@@ -80,9 +99,21 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     for some in (*lengths, None if headers is None else lengths_of(headers)):
         if some is not None:
             length += np.maximum(some, 0)
-    every = (varints(length), 0, timestamp, place, key_length, key, value_length, value, has, headers)
+    every = (
+        varints(length),
+        0,
+        timestamp,
+        place,
+        key_length,
+        key,
+        value_length,
+        value,
+        has,
+        headers,
+    )
     parts = [part for part in every if part is not None]
-    if headers is None:  # a row ends with a 0 then, which stands at the beginning of the next one here
+    # a row ends with a 0 then, which stands at the beginning of the next one here
+    if headers is None:
         parts.insert(0, parts.pop())
     joined = rows_of(count, parts)
     data = joined.buffers()[2].slice(0, int(ends_of(joined)[-1]))
@@ -97,8 +128,8 @@ _SNAPPY_BLOCK = 32 << 10
 _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _LZ4_BLOCK = 64 << 10
 _LZ4_FRAME = bytes.fromhex("04224d18604082")
-"""Version 1, blocks of 64 KiB that do not depend on others, and a checksum of that. Java reads no blocks that do, which
-Arrow's own frames have."""
+"""Version 1, blocks of 64 KiB that do not depend on others, and a checksum of that. Java reads no
+blocks that do, which Arrow's own frames have."""
 _LZ4_RAW = 1 << 31
 
 
@@ -148,23 +179,30 @@ class Origin(NamedTuple):
 _PLAIN = Origin(-1, -1, -1)
 
 
-def record_batch(rows: pa.RecordBatch, now: int, codec: str = "none", origin: Origin | None = None) -> bytes:
-    """One batch of at least one row: columns `value`, `key` (string or binary), `headers`, `timestamp`, each optional.
-    `now` is the timestamp of rows without one, in milliseconds. With an `origin` it is part of a transaction."""
+def record_batch(
+    rows: pa.RecordBatch, now: int, codec: str = "none", origin: Origin | None = None
+) -> bytes:
+    """One batch of at least one row: columns `value`, `key` (string or binary), `headers`,
+    `timestamp`, each optional. `now` is the timestamp of rows without one, in milliseconds. With an
+    `origin` it is part of a transaction."""
     first = last = now
     deltas = None
     if "timestamp" in rows.schema.names:
         moments = pc.fill_null(milliseconds(rows["timestamp"]), now).to_numpy(zero_copy_only=False)
-        first, last = int(moments[0]), int(moments.max())
+        first = int(moments[0])
+        last = int(moments.max())
         deltas = moments - first
     plain = _records(rows, deltas)
     pieces = _compressed(codec, plain)
-    if sum(map(len, pieces)) > sum(map(len, plain)):  # of random bytes, which `bounds` has no room for
-        codec, pieces = "none", plain
+    # of random bytes, which `bounds` has no room for
+    if sum(map(len, pieces)) > sum(map(len, plain)):
+        codec = "none"
+        pieces = plain
     attributes = CODECS.index(codec) | (_TRANSACTIONAL if origin else 0)
     count = rows.num_rows
     rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
-    crc, length = crc32c(rest), 9 + len(rest) + sum(map(len, pieces))
+    crc = crc32c(rest)
+    length = 9 + len(rest) + sum(map(len, pieces))
     for piece in pieces:
         crc = crc32c(piece, crc)
     return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))
@@ -177,9 +215,11 @@ def latest_time(batch: bytes) -> int:
 
 
 # ---------------------------------------------------------------------- partitions
-_SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
+_SEED = np.uint32(0x9747B28C)
+_FACTOR = np.uint32(0x5BD1E995)
 _LONG = 4096
-"""Bytes of a key that is hashed by itself: a column is hashed in as many steps as its longest key has words."""
+"""Bytes of a key that is hashed by itself: a column is hashed in as many steps as its longest key
+has words."""
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
@@ -188,7 +228,8 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     lengths = np.diff(ends)
     order = np.argsort(-lengths, kind="stable")
     order = order[np.searchsorted(-lengths[order], -_LONG) :]
-    start, length = ends[:-1][order], lengths[order]
+    start = ends[:-1][order]
+    length = lengths[order]
     data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
     words = np.ndarray((max(0, len(data) - 3),), "<u4", data, strides=(1,))
     hashes = _SEED ^ length.astype(np.uint32)
@@ -197,7 +238,8 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
         longer = int(np.searchsorted(-whole, -at))
         word = words[start[:longer] + 4 * at] * _FACTOR
         hashes[:longer] = hashes[:longer] * _FACTOR ^ (word ^ word >> np.uint32(24)) * _FACTOR
-    rest, tail = length % 4, start + 4 * whole
+    rest = length % 4
+    tail = start + 4 * whole
     for nth in (2, 1, 0):
         some = rest > nth
         hashes[some] ^= data[tail[some] + nth].astype(np.uint32) << np.uint32(8 * nth)
@@ -225,15 +267,18 @@ def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
         hashes = murmur2(pc.fill_null(keys, b"")).astype(np.int64)
         partitions = np.where(keys.is_null().to_numpy(zero_copy_only=False), FREE, hashes % count)
     if "partition" in rows.schema.names:
-        wanted = pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
+        wanted = (
+            pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
+        )
         partitions = np.where(wanted == FREE, partitions, wanted)
     return partitions
 
 
-# ---------------------------------------------------------------------- rows on their way to batches
+# --------------------------------------------------------------------- rows on their way to batches
 @dataclass(frozen=True)
 class RecordBatchPlan:
-    """How the rows of one topic become record batches: what each takes there, and which partition it goes to."""
+    """How the rows of one topic become record batches: what each takes there, and which partition
+    it goes to."""
 
     rows: pa.RecordBatch
     sizes: Numbers
@@ -258,12 +303,15 @@ class RecordBatchPlan:
         return cls(rows, sizes, sizes + around)
 
     def shares(self, count: int) -> Iterator[tuple[int, pa.RecordBatch, Numbers]]:
-        """Yield each of `count` partitions that rows go to (or `FREE`), with these rows and their bounds.
+        """Yield each of `count` partitions that rows go to (or `FREE`), with these rows and their
+        bounds.
 
         The rows come without the columns that only say where they go.
         """
         where = partitions_of(self.rows, count)
-        rows = self.rows.select([name for name in self.rows.schema.names if name not in ("topic", "partition")])
+        rows = self.rows.select(
+            [name for name in self.rows.schema.names if name not in ("topic", "partition")]
+        )
         if (where == where[0]).all():
             yield int(where[0]), rows, self.bounds
             return
@@ -272,5 +320,6 @@ class RecordBatchPlan:
         bounds = self.bounds[order]
         ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
         for start, end in zip([0, *ends], ends, strict=False):
-            some = rows.take(pa.array(order[start:end]))  # a slice would keep the whole batch in memory
+            # a slice would keep the whole batch in memory
+            some = rows.take(pa.array(order[start:end]))
             yield int(where[start]), some, bounds[start:end]

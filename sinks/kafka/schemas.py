@@ -36,9 +36,15 @@ class Schemas:
         timeout: float,
     ) -> None:
         given = {"value": value_format if value_format == "avro" else None, "key": key_format}
-        subjects = {"value": subject or (topic and f"{topic}-value"), "key": key_subject or (topic and f"{topic}-key")}
+        subjects = {
+            "value": subject or (topic and f"{topic}-value"),
+            "key": key_subject or (topic and f"{topic}-key"),
+        }
         formats = {column: format for column, format in given.items() if format}
-        self.problems = [*_problems(formats, registry, subjects, evolution), *_key_problems(key_format, value_format)]
+        self.problems = [
+            *_problems(formats, registry, subjects, evolution),
+            *_key_problems(key_format, value_format),
+        ]
         if subject and "value" not in formats:
             self.problems.append("subject belongs to value_format='avro'")
         if key_subject and not key_format:
@@ -49,7 +55,9 @@ class Schemas:
 
             for column, kind in (("key", KeyColumn), ("value", ValueColumn)):
                 if column in formats:
-                    self._columns.append(kind(sink, registry, str(subjects[column]), evolution, timeout))
+                    self._columns.append(
+                        kind(sink, registry, str(subjects[column]), evolution, timeout)
+                    )
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -87,12 +95,16 @@ class Schemas:
         for values in self._columns:
             at = batch.schema.get_field_index(values.column)
             made, bad = values.writer.encoded(batch.column(at))
-            batch, refused = batch.set_column(at, values.column, made), [*refused, *bad]
+            batch = batch.set_column(at, values.column, made)
+            refused = [*refused, *bad]
         return batch, refused
 
 
 def _problems(
-    formats: Mapping[str, str], registry: object, subjects: Mapping[str, str | None], evolution: SchemaEvolution
+    formats: Mapping[str, str],
+    registry: object,
+    subjects: Mapping[str, str | None],
+    evolution: SchemaEvolution,
 ) -> Iterable[str]:
     if evolution not in STEPS:
         yield f"schema_evolution is one of {', '.join(map(repr, STEPS))}, not {evolution!r}"
@@ -100,14 +112,23 @@ def _problems(
         if not registry:
             yield f"{column}_format={format!r} needs schema_registry, the registry's URL"
         if subjects[column] is None:
-            yield f"{column}_format={format!r} needs a topic or a subject, by which the registry knows the schema"
+            yield (
+                f"{column}_format={format!r} needs a topic or a subject, by which the registry "
+                "knows the schema"
+            )
     if not formats and (registry or evolution != "none"):
-        yield "schema_registry and schema_evolution belong to value_format='avro' and key_format='avro'"
+        yield (
+            "schema_registry and schema_evolution belong to value_format='avro' and "
+            "key_format='avro'"
+        )
 
 
 def _key_problems(key_format: str | None, value_format: str | None) -> Sequence[str]:
     if key_format not in (None, "avro"):
         return [f"key_format is 'avro' or None, not {key_format!r}"]
     if key_format and value_format == "json":
-        return ["value_format='json' makes JSON of keys: leave key_format out, or make JSON of the value in the query"]
+        return [
+            "value_format='json' makes JSON of keys: leave key_format out, or make JSON of the "
+            "value in the query"
+        ]
     return []

@@ -83,11 +83,13 @@ class KafkaSink(
 ):
     """Records into one topic, or those that a column `topic` names.
 
-    Columns, as for Spark's Kafka sink: `value` and `key` (string or binary; a null value is a tombstone), `topic`
-    (string), `partition` (int), `headers` (array of struct<key: string, value: binary>), and `timestamp`.
+    Columns, as for Spark's Kafka sink: `value` and `key` (string or binary; a null value is a
+    tombstone), `topic` (string), `partition` (int), `headers` (array of struct<key: string, value:
+    binary>), and `timestamp`.
 
-    Each task writes one Kafka transaction and leaves it open; the driver ends it by EndTxn. Consumers with
-    `isolation.level=read_committed` see its records only then, and wait for it meanwhile.
+    Each task writes one Kafka transaction and leaves it open; the driver ends it by EndTxn.
+    Consumers with `isolation.level=read_committed` see its records only then, and wait for it
+    meanwhile.
     """
 
     system = "Kafka"
@@ -117,34 +119,41 @@ class KafkaSink(
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the sink's uid.
-        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type` … (docs/kafka.md
-          has all).
-        * `transaction_timeout`: how long the broker keeps a transaction open after a task's first record, in seconds,
-          or as a text such as "15 min". What it aborts after the decision is written again, so nothing is lost; it must
-          be below the broker's transaction.max.timeout.ms (15 minutes by default).
+        * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the
+          sink's uid.
+        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`,
+          `compression.type` … (docs/kafka.md has all).
+        * `transaction_timeout`: how long the broker keeps a transaction open after a task's first
+          record, in seconds, or as a text such as "15 min". What it aborts after the decision is
+          written again, so nothing is lost; it must be below the broker's
+          transaction.max.timeout.ms (15 minutes by default).
         * `create_topic`: create a missing `topic` with the brokers' defaults.
-        * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text; without a column
-          `value`, all other columns become its fields.
-        * `value_format="avro"`: `value`, a struct or the struct of all other columns, is written as a record of Avro
-          in Confluent's wire format. `schema_registry` is the registry's URL, or settings of confluent-kafka's
-          SchemaRegistryClient. `subject` (default: `topic` + "-value") has the schema. With `schema_evolution="none"`
-          that schema has to take the rows; "add" registers new nullable fields, and a first version; "widen" also
-          wider numbers. See docs/schema-registry.md
-        * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of `key_subject`
-          (default: `topic` + "-key"), which never changes; unless `schema_evolution` is "none", the sink registers it.
-        * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
-          those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
-          (a struct is a dict) and a SerializationContext, and returns bytes.
+        * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text;
+          without a column `value`, all other columns become its fields.
+        * `value_format="avro"`: `value`, a struct or the struct of all other columns, is written as
+          a record of Avro in Confluent's wire format. `schema_registry` is the registry's URL, or
+          settings of confluent-kafka's SchemaRegistryClient. `subject` (default: `topic` +
+          "-value") has the schema. With `schema_evolution="none"` that schema has to take the rows;
+          "add" registers new nullable fields, and a first version; "widen" also wider numbers. See
+          docs/schema-registry.md
+        * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of
+          `key_subject` (default: `topic` + "-key"), which never changes; unless `schema_evolution`
+          is "none", the sink registers it.
+        * `value_serializer`: a function without arguments, called once in each task, that returns a
+          serializer as those of confluent-kafka's schema registry client (Avro, Protobuf, JSON
+          Schema): it is called with each value (a struct is a dict) and a SerializationContext, and
+          returns bytes.
         * `timeout`: how long a request to a broker may take: seconds, or a text such as "30 s".
-        * `client_options`: options of kafka-python's client, which connects to the brokers. All options travel to the
-          executors, so they have to be picklable.
-        * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
-          that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
-        * `dead_letters`: a sink for rows that no topic takes. `max_dead_letters`: the most of them in a
-          checkpoint, or, as a float, their largest share of its rows.
+        * `client_options`: options of kafka-python's client, which connects to the brokers. All
+          options travel to the executors, so they have to be picklable.
+        * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by
+          which a start knows that checkpoint storage was set back. It needs the right to read the
+          topic and groups of that prefix.
+        * `dead_letters`: a sink for rows that no topic takes. `max_dead_letters`: the most of them
+          in a checkpoint, or, as a float, their largest share of its rows.
 
-        Raises ConfigurationError for options that the sink sets itself, and for a kafka-python that it cannot use.
+        Raises ConfigurationError for options that the sink sets itself, and for a kafka-python that
+        it cannot use.
         """
         KAFKA_PYTHON.check()
         if value_format in _TRANSFORMS:
@@ -155,8 +164,10 @@ class KafkaSink(
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,
         )
-        self.bootstrap_servers, self.topic = bootstrap_servers, topic
-        self.create_topic, self.timeout = create_topic, seconds_of_sink(self.name, timeout, "timeout")
+        self.bootstrap_servers = bootstrap_servers
+        self.topic = topic
+        self.create_topic = create_topic
+        self.timeout = seconds_of_sink(self.name, timeout, "timeout")
         transaction_timeout = seconds_of_sink(self.name, transaction_timeout, "transaction_timeout")
         self.value_serializer = value_serializer
         self.remember = remember
@@ -165,7 +176,10 @@ class KafkaSink(
         if self.timeout <= 0:
             problems.append("timeout must be more than 0 seconds")
         if value_format not in (None, *_TRANSFORMS):
-            problems.append(f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not {value_format!r}")
+            problems.append(
+                f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not "
+                f"{value_format!r}"
+            )
         self._schemas = Schemas(
             self.name,
             topic,
@@ -180,13 +194,18 @@ class KafkaSink(
         self.evolves = bool(self._schemas)
         problems += self._schemas.problems
         if value_format == "avro" and value_serializer:
-            problems.append("values are written by value_format='avro' or by a value_serializer, not by both")
+            problems.append(
+                "values are written by value_format='avro' or by a value_serializer, not by both"
+            )
         if value_serializer and dead_letters:
-            problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
+            problems.append(
+                "what a value_serializer refuses fails the checkpoint: it takes no dead_letters"
+            )
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(options or {}, transaction_timeout)
-        self._options, self._client_options = dict(options or {}), dict(client_options or {})
+        self._options = dict(options or {})
+        self._client_options = dict(client_options or {})
         self._limits: dict[str, int] = {}
         """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
@@ -197,13 +216,16 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
-        """See that the columns are the sink's, the brokers answer, the topic is there (or create it), and that a
-        transaction of this timeout may be begun: one is, without records, and aborted.
+        """See that the columns are the sink's, the brokers answer, the topic is there (or create
+        it), and that a transaction of this timeout may be begun: one is, without records, and
+        aborted.
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
         """
         if schema == SCHEMA and self.value_serializer:
-            raise ConfigurationError(f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out")
+            raise ConfigurationError(
+                f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out"
+            )
         schema = dead_letters.RECORDS if schema == SCHEMA else schema
         serialized = [*self._schemas.columns, *(["value"] if self.value_serializer else [])]
         columns.check(self.name, schema, self.topic, serialized)
@@ -219,7 +241,10 @@ class KafkaSink(
         return self._schemas.diff(schema)
 
     def _written_last(self, named: str) -> Iterable[Committable]:
-        """The newest checkpoint's, with this name in its proof. A topic that was made anew has no such records."""
+        """The newest checkpoint's, with this name in its proof.
+
+        A topic that was made anew has no such records.
+        """
         written = [committable for committable in self._committed if named in committable.proof]
         ids = self._brokers.topic_ids(topics_of(written)) if written else {}
         return [committable for committable in written if not made_anew(committable, ids)]
@@ -230,23 +255,30 @@ class KafkaSink(
             self._patiently(lambda: self._brokers.ongoing("tpc."))
         except KafkaError as error:
             raise ConfigurationError(
-                f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
-                "address, the security options, and that the brokers run [EO-KAFKA-BROKERS]"
+                f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: "
+                f"{error!r}. Check the address, the security options, and that the brokers run "
+                "[EO-KAFKA-BROKERS]"
             ) from error
         if problem:
             raise ConfigurationError(f"sink {self.name!r}: {problem}")
         again = Retrying(
-            retry=retry_if_exception_type(Fenced), wait=wait_random(0, 0.1), stop=stop_after_attempt(20), reraise=True
+            retry=retry_if_exception_type(Fenced),
+            wait=wait_random(0, 0.1),
+            stop=stop_after_attempt(20),
+            reraise=True,
         )
         try:
             again(self._begin_and_abort)
         except ConfigurationError as error:
             raise ConfigurationError(f"sink {self.name!r}: {error}") from None
         except RuntimeError as error:
-            raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
+            raise ConfigurationError(
+                f"sink {self.name!r}: no transaction could be begun: {error}"
+            ) from error
 
     def _begin_and_abort(self) -> None:
-        """Fenced while a sink of the same name is checked elsewhere: another job's to this topic, or by an operator."""
+        """Fenced while a sink of the same name is checked elsewhere: another job's to this topic,
+        or by an operator."""
         name = f"tpc.check.{token(self.name)}"
         producer = self._producer(name, Mark(name, "", -1) if self.remember else None)
         try:
@@ -263,7 +295,8 @@ class KafkaSink(
         if self.topic is None:
             self._brokers.cluster_id()
             return ""
-        about, named = self._brokers.topic(self.topic), f"topic {self.topic!r}"
+        about = self._brokers.topic(self.topic)
+        named = f"topic {self.topic!r}"
         if about is None and self.create_topic:
             topic = self.topic
             try:
@@ -273,16 +306,20 @@ class KafkaSink(
             return ""
         if about is None:
             return (
-                f"there is no {named} at {self.bootstrap_servers}, or the principal may not see it; create it, or set "
-                "create_topic=True"
+                f"there is no {named} at {self.bootstrap_servers}, or the principal may not see "
+                "it; create it, or set create_topic=True"
             )
         rights = about["authorized_operations"]
         if "WRITE" not in rights:
-            return f"the principal may not write to {named}; it may {', '.join(rights) or 'do nothing'}"
+            return (
+                f"the principal may not write to {named}; it may "
+                f"{', '.join(rights) or 'do nothing'}"
+            )
         if self.remember and "READ" not in rights:
             return (
-                f"the principal may not read {named}, which the group needs that remembers the job's checkpoints (ACL: "
-                "Read on the topic; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
+                f"the principal may not read {named}, which the group needs that remembers the "
+                "job's checkpoints (ACL: Read on the topic; or remember=False, and a checkpoint "
+                "storage that was set back goes unnoticed)"
             )
         return ""
 
@@ -305,7 +342,8 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
-        """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps each for days."""
+        """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps
+        each for days."""
         pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
         round = TransactionId.parse(context.transaction_id).round
         mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id, round)
@@ -324,32 +362,43 @@ class KafkaSink(
         rows, refused = self._as_records(batch)
         if refused:
             bad = min(refused, key=lambda refusal: refusal.row)
-            raise BadValue(f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}").because(
-                bad.error, bad.error_class
-            )
-        transaction.write(self._serialized_by(transaction.serialize, rows) if transaction.serialize else rows)
+            raise BadValue(
+                f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}"
+            ).because(bad.error, bad.error_class)
+        transaction.write(
+            self._serialized_by(transaction.serialize, rows) if transaction.serialize else rows
+        )
 
-    def _serialized_by(self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch) -> pa.RecordBatch:
-        values, topics = rows["value"], [self.topic] * rows.num_rows
+    def _serialized_by(
+        self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        values = rows["value"]
+        topics = [self.topic] * rows.num_rows
         plain = python_values(values.type, all_maps=True)
         if "topic" in rows.schema.names:
             topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
 
         def serialized(row: int, column: pa.Scalar, topic: str | None) -> bytes | None:
             try:
-                value, context = plain(column.as_py()), SerializationContext(str(topic), MessageField.VALUE)
+                value = plain(column.as_py())
+                context = SerializationContext(str(topic), MessageField.VALUE)
                 made = None if value is None else serialize(value, context)
             except Exception as error:
                 raise BadValue(
-                    f"sink {self.name!r}: row {row} of a batch: the serializer refuses column `value`, for topic "
-                    f"{topic!r}: {error!r}"
+                    f"sink {self.name!r}: row {row} of a batch: the serializer refuses column "
+                    f"`value`, for topic {topic!r}: {error!r}"
                 ) from error
             try:
-                return made if made is None or isinstance(made, bytes) else pa.scalar(made, pa.binary()).as_py()
+                return (
+                    made
+                    if made is None or isinstance(made, bytes)
+                    else pa.scalar(made, pa.binary()).as_py()
+                )
             except Exception as error:
                 raise BadValue(
-                    f"sink {self.name!r}: row {row} of a batch: the serializer made of column `value` what Kafka "
-                    f"does not take, for topic {topic!r}: {error}. Let value_serializer return bytes or None"
+                    f"sink {self.name!r}: row {row} of a batch: the serializer made of column "
+                    f"`value` what Kafka does not take, for topic {topic!r}: {error}. Let "
+                    "value_serializer return bytes or None"
                 ) from error
 
         made = pa.array(map(serialized, count(1), values, topics), pa.binary())
@@ -383,7 +432,12 @@ class KafkaSink(
         sealed = transaction.seal(self._delivery_timeout)
         transaction.close()
         remembered = self.remember and self.topic is not None
-        proof = {**sealed.proof, "target": self._target, "remembered": remembered, **self._schemas.named}
+        proof = {
+            **sealed.proof,
+            "target": self._target,
+            "remembered": remembered,
+            **self._schemas.named,
+        }
         return replace(sealed, proof=proof)
 
     def rollback(self, transaction: TransactionalProducer) -> None:
@@ -404,23 +458,27 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """What somebody has ended since its task let go of it is written again before the decision, not after it: that
-        asks nothing of the query."""
+        """What somebody has ended since its task let go of it is written again before the decision,
+        not after it: that asks nothing of the query."""
         names = [committable.transaction["transactional_id"] for committable in committables]
         places = places_of_all(committables)
         states, logs = self._patiently(lambda: self._brokers.states_and_logs(names, places))
         why = (
-            f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches "
-            "take longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
-            "made anew"
+            f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; "
+            "raise it, if batches take longer), an operator or another driver of this job has, or "
+            "a topic that it wrote to was deleted or made anew"
         )
-        closed = [at for at, committable in enumerate(committables) if states.get(names[at]) != ongoing(committable)]
+        closed = [
+            at
+            for at, committable in enumerate(committables)
+            if states.get(names[at]) != ongoing(committable)
+        ]
         ended = dict.fromkeys(closed, why) or in_part(committables, logs)
         if ended:
             at, why = next(iter(ended.items()))
             raise TransactionEnded(
-                f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of checkpoint "
-                f"{checkpoint.checkpoint_id} are not open any more, or not whole. Of "
+                f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of "
+                f"checkpoint {checkpoint.checkpoint_id} are not open any more, or not whole. Of "
                 f"{shown(committables[at].transaction)}: {why}"
             )
 
@@ -433,12 +491,17 @@ class KafkaSink(
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """All requests are under way at once. Visible some milliseconds after the answers, by the brokers' markers."""
+        """All requests are under way at once.
+
+        Visible some milliseconds after the answers, by the brokers' markers.
+        """
         self._committed = committables
         return self._commit(committables)
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        return Commit(self.name, self._brokers, self.bootstrap_servers, self._target, self._patiently).of(committables)
+        return Commit(
+            self.name, self._brokers, self.bootstrap_servers, self._target, self._patiently
+        ).of(committables)
 
     @property
     def _target(self) -> str:
@@ -453,7 +516,8 @@ class KafkaSink(
             state = self._brokers.states([name]).get(name)
             if state and state[1] in COMMITTED_STATES:
                 raise CommittedError(
-                    f"transaction {shown(transaction)} is committed: the coordinator has it as {state[1]}"
+                    f"transaction {shown(transaction)} is committed: the coordinator has it as "
+                    f"{state[1]}"
                 )
         elif answer and answer not in ASK_THE_WITNESS:
             raise NotYetKnown(f"{name} could not be aborted: the broker answered {answer}")
@@ -465,22 +529,29 @@ class KafkaSink(
         return self._brokers.ongoing(_prefix(job, self.name))
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        """None where the group has no offset: it was never written, has expired, or went with the topic."""
-        return {lineage: checkpoint for lineage, (checkpoint, _) in self._rounds(job).items()} or None
+        """None where the group has no offset: it was never written, has expired, or went with the
+        topic."""
+        return {
+            lineage: checkpoint for lineage, (checkpoint, _) in self._rounds(job).items()
+        } or None
 
     def _rounds(self, job: str) -> Mapping[str, tuple[int, int]]:
         """By lineage, the newest checkpoint and the newest round of it."""
         if not self.remember:
             return {}
-        group, prefix = _group(job, self.name), _prefix(job, self.name)
+        group = _group(job, self.name)
+        prefix = _prefix(job, self.name)
         try:
-            return newest_marks(self._patiently(lambda: self._brokers.memory.settled_offsets(group, prefix)))
+            return newest_marks(
+                self._patiently(lambda: self._brokers.memory.settled_offsets(group, prefix))
+            )
         except GroupAuthorizationFailedError as error:
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
     def _patiently(self, question: Callable[[], T]) -> T:
-        """A broker that is frozen takes one request's time, and then is no longer among those that are asked. A first
-        connection to an only address is tried again by kafka-python, for one `timeout`."""
+        """A broker that is frozen takes one request's time, and then is no longer among those that
+        are asked. A first connection to an only address is tried again by kafka-python, for one
+        `timeout`."""
         brokers = self._brokers
         if "," not in self.bootstrap_servers:
             brokers.connect()
@@ -506,7 +577,8 @@ class KafkaSink(
         if min(map(int, copies.values()), default=2) < 2:
             of = ", ".join(f"{setting} = {value}" for setting, value in copies.items())
             yield Finding.warning(
-                f"the transaction log has one copy ({of}): the loss of one disk may lose decided transactions",
+                f"the transaction log has one copy ({of}): the loss of one disk may lose decided "
+                "transactions",
                 "3 replicas, and 2 in sync",
             )
         yield from self._schemas.diagnose()
@@ -515,14 +587,19 @@ class KafkaSink(
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         names = [transaction["transactional_id"] for transaction in transactions]
         about = zip(transactions, names, self._brokers.ages(names), strict=True)
-        return [InDoubt(identity, subtask=int(name.split(".")[-2]), age=age) for identity, name, age in about]
+        return [
+            InDoubt(identity, subtask=int(name.split(".")[-2]), age=age)
+            for identity, name, age in about
+        ]
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the record batches in the log, and by what the brokers remember."""
         if quick:
             counted = Audit([Holding(remarks=("the log was not read",))] * len(parts))
         else:
-            counted = audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
+            counted = audit(
+                self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic())
+            )
         rounds = self._rounds(job)
 
         def not_among(part: Part) -> tuple[str, ...]:
@@ -531,7 +608,10 @@ class KafkaSink(
             return (f"a transaction of its replay {round}",) if later else ()
 
         together = zip(counted.holdings, parts, strict=True)
-        return replace(counted, holdings=[replace(holding, unexpected=not_among(part)) for holding, part in together])
+        return replace(
+            counted,
+            holdings=[replace(holding, unexpected=not_among(part)) for holding, part in together],
+        )
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
         """Of what a consumer gets of the topic now, from its end on."""
@@ -541,7 +621,8 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:
-        cluster, self._cluster = self._cluster, None
+        cluster = self._cluster
+        self._cluster = None
         if cluster is not None and self._in_task and self._place:
             put_back(self._place, cluster)
         elif cluster is not None:
@@ -549,7 +630,10 @@ class KafkaSink(
 
     @property
     def _place(self) -> tuple[object, ...] | None:
-        """Tasks with the same settings leave connections to each other. None: they have some that are objects."""
+        """Tasks with the same settings leave connections to each other.
+
+        None: they have some that are objects.
+        """
         settings = [
             *self._options.items(),
             *((f"client {name}", value) for name, value in self._client_options.items()),
@@ -568,7 +652,10 @@ class KafkaSink(
         return super().__getstate__() | {"_cluster": None, "_in_task": True, "_committed": ()}
 
     def __repr__(self) -> str:
-        return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
+        return (
+            f"KafkaSink(name={self.name!r}, topic={self.topic!r}, "
+            f"bootstrap_servers={self.bootstrap_servers!r})"
+        )
 
 
 _TRANSFORMS: Mapping[str | None, Transform] = {

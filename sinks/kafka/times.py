@@ -1,7 +1,8 @@
 """Times as the texts that JSON has for them, made without a pattern.
 
-With `spark.sql.legacy.timeParserPolicy=LEGACY` Spark writes by the patterns of Spark 2: these know no offset with
-seconds, have other days before 1582, and other years after 9999."""
+With `spark.sql.legacy.timeParserPolicy=LEGACY` Spark writes by the patterns of Spark 2: these know
+no offset with seconds, have other days before 1582, and other years after 9999.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def has_old_patterns(session: SparkSession) -> bool:
 
 
 def with_texts(value: Column, kind: DataType) -> Column:
-    """The value with texts in place of dates and of timestamps, of which those without a time zone stay: Spark has no
-    old pattern for them."""
+    """The value with texts in place of dates and of timestamps, of which those without a time zone
+    stay: Spark has no old pattern for them."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, DateType, MapType, StructType, TimestampType
 
@@ -32,7 +33,10 @@ def with_texts(value: Column, kind: DataType) -> Column:
     if not _holds_times(kind):
         return value
     if isinstance(kind, StructType):
-        fields = [with_texts(value.getField(field.name), field.dataType).alias(field.name) for field in kind]
+        fields = [
+            with_texts(value.getField(field.name), field.dataType).alias(field.name)
+            for field in kind
+        ]
         return functions.when(value.isNotNull(), functions.struct(*fields))
     if isinstance(kind, ArrayType):
         return functions.transform(value, lambda element: with_texts(element, kind.elementType))
@@ -60,7 +64,10 @@ def _moment(value: Column) -> Column:
     to_the_second = functions.substring_index(value.cast("string"), ".", 1)
     micros = functions.pmod(functions.unix_micros(value), functions.lit(1_000_000))
     return functions.concat(
-        functions.translate(to_the_second, " ", "T"), functions.lit("."), _digits(micros, 6), _offset(value)
+        functions.translate(to_the_second, " ", "T"),
+        functions.lit("."),
+        _digits(micros, 6),
+        _offset(value),
     )
 
 
@@ -78,7 +85,9 @@ def _offset(value: Column) -> Column:
         _digits((away / 3600).cast("int"), 2),
         functions.lit(":"),
         _digits((away % 3600 / 60).cast("int"), 2),
-        functions.when(seconds == 0, "").otherwise(functions.concat(functions.lit(":"), _digits(seconds, 2))),
+        functions.when(seconds == 0, "").otherwise(
+            functions.concat(functions.lit(":"), _digits(seconds, 2))
+        ),
     )
     return functions.when(offset == 0, "Z").otherwise(text)
 

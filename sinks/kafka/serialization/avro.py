@@ -29,15 +29,33 @@ _MOST_DIGITS = 38
 UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _LOGICAL = {
     *("date", "decimal", "duration", "uuid", "time-millis", "time-micros"),
-    *(f"{kind}-{unit}" for kind in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")),
+    *(
+        f"{kind}-{unit}"
+        for kind in ("timestamp", "local-timestamp")
+        for unit in ("millis", "micros", "nanos")
+    ),
 }
 """The logical types of Avro. Readers ignore others."""
-_ESSENTIAL = ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
+_ESSENTIAL = (
+    "type",
+    "name",
+    "fields",
+    "items",
+    "values",
+    "symbols",
+    "size",
+    "logicalType",
+    "precision",
+    "scale",
+)
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A schema that takes the rows: the registered one with `changes`, or a first one. `unfit` is what none fixes."""
+    """A schema that takes the rows: the registered one with `changes`, or a first one.
+
+    `unfit` is what none fixes.
+    """
 
     text: str
     changes: tuple[SchemaChange, ...] = ()
@@ -46,9 +64,13 @@ class Merged:
 
 @cache
 def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merged:
-    """`registered` with room for rows of this type, or, without one, a schema that is called `name`."""
+    """`registered` with room for rows of this type, or, without one, a schema that is called
+    `name`."""
     unfit = [*_unnameable(value, "")]
-    for where, kind in (*((f"column {field.name!r}: ", field.type) for field in value), ("", value)):
+    for where, kind in (
+        *((f"column {field.name!r}: ", field.type) for field in value),
+        ("", value),
+    ):
         try:
             no_internals(kind)
         except Unfit as error:
@@ -58,7 +80,8 @@ def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merg
         return Merged(registered or "", unfit=tuple(unfit))
     text = registered or json.dumps({"type": "record", "name": name, "fields": []})
     try:
-        merge, before = _Merge(parsed(text)[1]), json.loads(text)
+        merge = _Merge(parsed(text)[1])
+        before = json.loads(text)
         if not isinstance(before, dict) or before["type"] != "record":
             raise ValueError(f"the registered schema is no record: {registered}")
         after = merge.record(before, value, "")
@@ -71,7 +94,10 @@ def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merg
 
 @cache
 def parsed(text: str) -> tuple[Schema, Mapping[str, Schema]]:
-    """A schema with full names, as fastavro takes it, and its named types. Raises ValueError for what is none."""
+    """A schema with full names, as fastavro takes it, and its named types.
+
+    Raises ValueError for what is none.
+    """
     named: dict[str, Schema] = {}
     try:
         return parse_schema(json.loads(text), named), named
@@ -85,8 +111,8 @@ def hash_of(text: str) -> str:
 
 
 def essence(text: str) -> str:
-    """What tells how bytes are read: the schema without docs, defaults and aliases, and with full names. A text that is
-    no schema is its own essence."""
+    """What tells how bytes are read: the schema without docs, defaults and aliases, and with full
+    names. A text that is no schema is its own essence."""
     try:
         return json.dumps(_essential(parsed(text)[0]), sort_keys=True)
     except ValueError:
@@ -143,7 +169,10 @@ def _unnameable(kind: pa.DataType, path: str) -> Iterator[str]:
         for field in kind:
             where = _below(path, field.name)
             if not field.name.isascii() or not field.name.isidentifier():
-                yield f"column {where!r}: a name in Avro has letters, digits and _ only, and no digit first: rename it"
+                yield (
+                    f"column {where!r}: a name in Avro has letters, digits and _ only, and no "
+                    "digit first: rename it"
+                )
             if names[field.name.lower()] > 1:
                 yield f"column {where!r} comes twice, but for capitals"
             yield from _unnameable(field.type, where)
@@ -159,7 +188,10 @@ class _Merge:
 
     def __init__(self, named: Mapping[str, Schema]) -> None:
         short = Counter(name.rpartition(".")[2] for name in named)
-        self.named = {**named, **{last: named[n] for n in named if short[last := n.rpartition(".")[2]] == 1}}
+        self.named = {
+            **named,
+            **{last: named[n] for n in named if short[last := n.rpartition(".")[2]] == 1},
+        }
         self.changes: list[SchemaChange] = []
         self.unfit: list[str] = []
 
@@ -171,7 +203,9 @@ class _Merge:
         for field in schema["fields"]:
             where = _below(path, field["name"])
             if field["name"] in columns:
-                fields.append({**field, "type": self.of(field["type"], columns[field["name"]], where)})
+                fields.append(
+                    {**field, "type": self.of(field["type"], columns[field["name"]], where)}
+                )
             else:
                 fields.append(field)
                 if "default" not in field and not null_first(field["type"]):
@@ -181,7 +215,9 @@ class _Merge:
             if name in known:
                 continue
             if name.lower() in capitals:
-                self.unfit.append(f"column {where!r}: the field is called {capitals[name.lower()]!r}")
+                self.unfit.append(
+                    f"column {where!r}: the field is called {capitals[name.lower()]!r}"
+                )
                 continue
             namespace = _below(schema.get("namespace", ""), schema["name"])
             optional = ["null", self.new(column, where, name, namespace)]
@@ -190,15 +226,23 @@ class _Merge:
         return {**schema, "fields": fields}
 
     def new(self, kind: pa.DataType, path: str, name: str, namespace: str) -> Schema:
-        """For a column without a field. All that may be null in Spark, but keys of maps, may be null here."""
+        """For a column without a field.
+
+        All that may be null in Spark, but keys of maps, may be null here.
+        """
 
         def optional(inner: pa.DataType, path: str, called: str) -> Schema:
             return ["null", self.new(inner, path, called, _below(namespace, name))]
 
         record = {"type": "record", "name": name, "namespace": namespace}
         if t.is_struct(kind):
-            fields = [(field.name, optional(field.type, _below(path, field.name), field.name)) for field in kind]
-            return record | {"fields": [{"name": name, "type": inner, "default": None} for name, inner in fields]}
+            fields = [
+                (field.name, optional(field.type, _below(path, field.name), field.name))
+                for field in kind
+            ]
+            return record | {
+                "fields": [{"name": name, "type": inner, "default": None} for name, inner in fields]
+            }
         if is_list(kind):
             return {"type": "array", "items": optional(kind.value_type, f"{path}[]", name)}
         if t.is_map(kind):
@@ -207,10 +251,15 @@ class _Merge:
             key = self.new(kind.key_type, _below(path, "key"), "key", _below(namespace, name))
             item = optional(kind.item_type, _below(path, "value"), "value")
             fields = [("key", key), ("value", item)]
-            return {"type": "array", "items": record | {"fields": [{"name": n, "type": inner} for n, inner in fields]}}
+            return {
+                "type": "array",
+                "items": record | {"fields": [{"name": n, "type": inner} for n, inner in fields]},
+            }
         primitive = _primitive(kind)
         if primitive is None:
-            self.unfit.append(f"column {path!r}: there is no type of Avro for {kind}; cast it to another")
+            self.unfit.append(
+                f"column {path!r}: there is no type of Avro for {kind}; cast it to another"
+            )
             return "null"
         return primitive if len(primitive) > 1 else primitive["type"]
 
@@ -222,9 +271,13 @@ class _Merge:
             return schema
         if isinstance(schema, list):
             if len([branch for branch in schema if branch != "null"]) != 1:
-                self.unfit.append(f"the field {path!r} is a union of several types: {json.dumps(schema)}")
+                self.unfit.append(
+                    f"the field {path!r} is a union of several types: {json.dumps(schema)}"
+                )
                 return schema
-            return [branch if branch == "null" else self.of(branch, kind, path) for branch in schema]
+            return [
+                branch if branch == "null" else self.of(branch, kind, path) for branch in schema
+            ]
         if isinstance(schema, str) and schema in self.named:
             return self._shared(schema, kind, path)
         form = schema if isinstance(schema, dict) else {"type": schema}
@@ -245,13 +298,19 @@ class _Merge:
         self.of(self.named[name], kind, path)
         if len(self.changes) > before:
             del self.changes[before:]
-            self.unfit.append(f"the field {path!r} is of the type {name!r}, which stands elsewhere: widen it by hand")
+            self.unfit.append(
+                f"the field {path!r} is of the type {name!r}, which stands elsewhere: widen it by "
+                "hand"
+            )
         return name
 
-    def _simple(self, schema: Schema, form: Mapping[str, Any], kind: pa.DataType, path: str) -> Schema:
+    def _simple(
+        self, schema: Schema, form: Mapping[str, Any], kind: pa.DataType, path: str
+    ) -> Schema:
         wanted = _primitive(kind)
         if wanted:
-            there, needs = has(form), has(wanted)
+            there = has(form)
+            needs = has(wanted)
             if needs == "bytesdecimal" and there in ("bytesdecimal", "fixeddecimal"):
                 return self._decimal(form, wanted, path)
             if there == needs or (needs, there) in _WIDER or there in _BY_VALUE.get(needs, ()):
@@ -267,11 +326,16 @@ class _Merge:
         precision = wanted["precision"] - wanted["scale"] + scale
         if wanted["scale"] > scale or (precision > _MOST_DIGITS and form["type"] == "bytes"):
             self.unfit.append(
-                f"column {path!r} is decimal({wanted['precision']},{wanted['scale']}), and the field is decimal("
-                f"{form['precision']},{scale}), whose scale stays: readers of another one would misplace the point"
+                f"column {path!r} is decimal({wanted['precision']},{wanted['scale']}), and the "
+                f"field is decimal({form['precision']},{scale}), whose scale stays: readers of "
+                "another one would misplace the point"
             )
-        elif precision > form["precision"] and form["type"] == "bytes":  # of a fixed one, value by value
-            what = f"widen the field {path}: decimal({form['precision']},{scale}) to decimal({precision},{scale})"
+        elif precision > form["precision"] and form["type"] == "bytes":
+            # of a fixed one, value by value
+            what = (
+                f"widen the field {path}: decimal({form['precision']},{scale}) to "
+                f"decimal({precision},{scale})"
+            )
             self._change(path, "widen", what)
             return {**form, "precision": precision}
         return form
@@ -296,7 +360,12 @@ _BY_VALUE = {
 
 def _primitive(kind: pa.DataType) -> dict[str, Any] | None:
     if t.is_decimal(kind):
-        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        return {
+            "type": "bytes",
+            "logicalType": "decimal",
+            "precision": kind.precision,
+            "scale": kind.scale,
+        }
     return next((dict(schema) for fits, schema in _PRIMITIVES if fits(kind)), None)
 
 

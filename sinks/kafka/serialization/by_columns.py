@@ -14,7 +14,8 @@ from sinks.kafka.row_bytes import Bytes, Numbers, RowBytes, lengths_of, varints
 from sinks.kafka.serialization.avro import UUID, Schema, null_first
 
 RowPieces: TypeAlias = "list[RowBytes | pa.Array]"
-"""The bytes of all rows in pieces, each of which has its bytes of every row: joined, they are the records."""
+"""The bytes of all rows in pieces, each of which has its bytes of every row: joined, they are the
+records."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -23,7 +24,10 @@ class RowByRow(Exception):
 
 
 def record(schema: Schema, rows: pa.StructArray, where: Mask) -> RowPieces:
-    """These rows as fastavro writes them. Raises RowByRow for other types, and if a row is to be refused."""
+    """These rows as fastavro writes them.
+
+    Raises RowByRow for other types, and if a row is to be refused.
+    """
     columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
     parts: RowPieces = []
     for field in schema["fields"]:
@@ -72,7 +76,12 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     if kind in ("int", "long"):
         return [_only(where, varints(_integers(column)))]
     if kind == "boolean":
-        return [_only(where, Bytes(_integers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)))]
+        return [
+            _only(
+                where,
+                Bytes(_integers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)),
+            )
+        ]
     if kind in ("float", "double"):
         return [_only(where, _floats(column, pa.float32() if kind == "float" else pa.float64()))]
     if kind == "enum":
@@ -88,7 +97,11 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     if kind in ("string", "bytes"):
         data = _bytes(column)
         if isinstance(schema, dict) and schema.get("logicalType") == "uuid":
-            are = pc.match_substring_regex(column, f"^{UUID}$").fill_null(False).to_numpy(zero_copy_only=False)
+            are = (
+                pc.match_substring_regex(column, f"^{UUID}$")
+                .fill_null(False)
+                .to_numpy(zero_copy_only=False)
+            )
             if not are[where].all():
                 raise RowByRow
         return [_only(where, varints(np.maximum(lengths_of(data), 0))), data]
@@ -104,7 +117,11 @@ def _integers(column: pa.Array) -> Numbers:
 def _floats(column: pa.Array, kind: pa.DataType) -> Bytes:
     """As they are in memory."""
     numbers = column.cast(kind).fill_null(0).to_numpy()
-    data = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(numbers), -1)
+    data = (
+        numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+        .view(np.uint8)
+        .reshape(len(numbers), -1)
+    )
     return Bytes(np.ascontiguousarray(data.T), np.full(len(numbers), data.shape[1], np.int64))
 
 

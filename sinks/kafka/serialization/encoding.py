@@ -23,7 +23,16 @@ from sinks.arrow.values import ValidationError, python_values
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.kafka.row_bytes import rows_of
-from sinks.kafka.serialization.avro import UUID, Schema, form_of, has, hash_of, merged, nullable, parsed
+from sinks.kafka.serialization.avro import (
+    UUID,
+    Schema,
+    form_of,
+    has,
+    hash_of,
+    merged,
+    nullable,
+    parsed,
+)
 from sinks.kafka.serialization.by_columns import RowByRow, record, valid
 
 with needs_extra("avro"):
@@ -53,12 +62,17 @@ class AvroWriter:
         return {"id": self.schema_id, "hash": hash_of(self.text)}
 
     def encoded(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        """A value for each row, null for a null one, and which rows the schema does not take; those are null too.
+        """A value for each row, null for a null one, and which rows the schema does not take; those
+        are null too.
 
-        Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an earlier query."""
+        Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an
+        earlier query.
+        """
         fit = merged(self.text, column.type)
         if lacking := [*fit.unfit, *(change.statement for change in fit.changes)]:
-            raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
+            raise SchemaMismatch(
+                f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}"
+            )
         known = self.text, column.type
         rows, finer = with_integers(column, self.text)
         at_once = self._at_once(rows) if _AGREES.get(known, True) else None
@@ -68,7 +82,10 @@ class AvroWriter:
         if at_once is not None and values.null_count < len(values):
             _AGREES[known] = not refused and at_once.equals(values)
             if not _AGREES[known]:
-                logger.warning("rows of %s are written one by one: all at once, they would be other bytes", column.type)
+                logger.warning(
+                    "rows of %s are written one by one: all at once, they would be other bytes",
+                    column.type,
+                )
         return values, sorted([*finer, *refused], key=lambda refusal: refusal.row)
 
     @property
@@ -86,10 +103,13 @@ class AvroWriter:
         return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
 
     def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        schema, prefix, plain = _physical(self.text), self._prefix, python_values(rows.type)
+        schema = _physical(self.text)
+        prefix = self._prefix
+        plain = python_values(rows.type)
         fitting = _fitting(*parsed(self.text), rows.type, "") or _as_it_is
         strict = _refuses_null(schema)
-        values, refused = list[bytes | None](), list[Refusal]()
+        values = list[bytes | None]()
+        refused = list[Refusal]()
         try:
             given = rows.to_pylist()
         except ValueError:  # Python cannot hold one of them (text that is no UTF-8)
@@ -120,15 +140,20 @@ def _validate(row: Any, schema: Schema) -> None:
 
 @cache
 def _physical(text: str) -> Schema:
-    """For rows `with_integers` and `_fitting`: of all logical types only decimals of bytes stay, and UUIDs. A field's
-    default is what is written."""
+    """For rows `with_integers` and `_fitting`: of all logical types only decimals of bytes stay,
+    and UUIDs. A field's default is what is written."""
 
     def stripped(part: dict[str, Any]) -> dict[str, Any]:
-        keep = (part.get("type"), part.get("logicalType")) in (("bytes", "decimal"), ("string", "uuid"))
+        keep = (part.get("type"), part.get("logicalType")) in (
+            ("bytes", "decimal"),
+            ("string", "uuid"),
+        )
         return {name: value for name, value in part.items() if keep or name != "logicalType"}
 
     schema, named = deepcopy(parsed(json.dumps(json.loads(text, object_hook=stripped))))
-    for field in [field for kind in named.values() for field in kind.get("fields", ()) if "default" in field]:
+    for field in [
+        field for kind in named.values() for field in kind.get("fields", ()) if "default" in field
+    ]:
         field["default"] = _default(field["type"], field["default"], named)
     return schema
 
@@ -143,7 +168,10 @@ def _default(schema: Schema, value: Any, named: Mapping[str, Schema]) -> Any:
         return [_default(form["items"], each, named) for each in value]
     if isinstance(value, dict):
         kinds = {field["name"]: field["type"] for field in form.get("fields", ())}
-        return {name: _default(form.get("values", kinds.get(name)), its, named) for name, its in value.items()}
+        return {
+            name: _default(form.get("values", kinds.get(name)), its, named)
+            for name, its in value.items()
+        }
     return value
 
 
@@ -158,10 +186,12 @@ def _refuses_null(schema: Schema) -> bool:
     return not all(map(nullable, inner)) or any(map(_refuses_null, inner))
 
 
-# ---------------------------------------------------------------------- what Avro has in another form
+# -------------------------------------------------------------------- what Avro has in another form
 def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, list[Refusal]]:
-    """With days and times as the integers that the schema has for them, in its unit. A row with a time that is finer
-    is refused, and null."""
+    """With days and times as the integers that the schema has for them, in its unit.
+
+    A row with a time that is finer is refused, and null.
+    """
     schema, named = parsed(text)
 
     def made(rows: pa.StructArray) -> pa.StructArray:
@@ -186,18 +216,24 @@ def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, li
 Change = Callable[[pa.DataType, str], pa.DataType]
 
 
-def _retyped(kind: pa.DataType, change: Change, schema: Schema, named: Mapping[str, Schema]) -> pa.DataType:
-    """`change` gets each type that is not nested, and what the schema has for it; "" where it has no such field."""
+def _retyped(
+    kind: pa.DataType, change: Change, schema: Schema, named: Mapping[str, Schema]
+) -> pa.DataType:
+    """`change` gets each type that is not nested, and what the schema has for it; "" where it has
+    no such field."""
     form = form_of(schema, named) or {"type": ""}
 
     def again(field: pa.Field, schema: Schema) -> pa.Field:
-        return field.with_type(_retyped(field.type, change, schema, named)).with_nullable(True)  # of a null struct
+        # of a null struct
+        return field.with_type(_retyped(field.type, change, schema, named)).with_nullable(True)
 
     if t.is_struct(kind):
         fields = {field["name"]: field["type"] for field in form.get("fields", ())}
         return pa.struct([again(field, fields.get(field.name, "")) for field in kind])
     if is_list(kind):
-        return (pa.list_ if t.is_list(kind) else pa.large_list)(again(kind.value_field, form.get("items", "")))
+        return (pa.list_ if t.is_list(kind) else pa.large_list)(
+            again(kind.value_field, form.get("items", ""))
+        )
     if t.is_map(kind):
         key, value = _entry(form, named)
         return pa.map_(_retyped(kind.key_type, change, key, named), again(kind.item_field, value))
@@ -233,9 +269,11 @@ def _as_integer(kind: pa.DataType, _: str) -> pa.DataType:
 Fit = Callable[[Any], Any]
 
 
-def _fitting(schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, path: str) -> Fit | None:
-    """From a value to one that fastavro writes as it is; raises ValidationError for one that its type does not take.
-    None if there is nothing to do."""
+def _fitting(
+    schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, path: str
+) -> Fit | None:
+    """From a value to one that fastavro writes as it is; raises ValidationError for one that its
+    type does not take. None if there is nothing to do."""
     form = form_of(schema, named)
     if form is None:
         return None
@@ -244,9 +282,14 @@ def _fitting(schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, pat
         found = {
             name: inner
             for name, its in ((field["name"], field["type"]) for field in form["fields"])
-            if name in kinds and (inner := _fitting(its, named, kinds[name], f"{path}.{name}" if path else name))
+            if name in kinds
+            and (inner := _fitting(its, named, kinds[name], f"{path}.{name}" if path else name))
         }
-        return _given(lambda row: row | {name: inner(row[name]) for name, inner in found.items()}) if found else None
+        return (
+            _given(lambda row: row | {name: inner(row[name]) for name, inner in found.items()})
+            if found
+            else None
+        )
     if is_list(kind):
         each = _fitting(form["items"], named, kind.value_type, f"{path}[]")
         return _given(lambda values: list(map(each, values))) if each else None
@@ -255,16 +298,21 @@ def _fitting(schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, pat
     return _of_value(form, kind, path)
 
 
-def _of_map(form: Mapping[str, Any], named: Mapping[str, Schema], kind: pa.DataType, path: str) -> Fit | None:
+def _of_map(
+    form: Mapping[str, Any], named: Mapping[str, Schema], kind: pa.DataType, path: str
+) -> Fit | None:
     in_schema, of_schema = _entry(form, named)
     key = _fitting(in_schema, named, kind.key_type, f"{path}.key")
     item = _fitting(of_schema, named, kind.item_type, f"{path}{{}}")
     if key is None and item is None:
         return None
-    of_key, of_item = key or _as_it_is, item or _as_it_is
+    of_key = key or _as_it_is
+    of_item = item or _as_it_is
     if form["type"] == "map":
         return _given(lambda entries: {key: of_item(value) for key, value in entries.items()})
-    return _given(lambda entries: [{"key": of_key(e["key"]), "value": of_item(e["value"])} for e in entries])
+    return _given(
+        lambda entries: [{"key": of_key(e["key"]), "value": of_item(e["value"])} for e in entries]
+    )
 
 
 def _of_value(form: Mapping[str, Any], kind: pa.DataType, path: str) -> Fit | None:
@@ -299,7 +347,9 @@ def _fixed(value: Decimal, form: Mapping[str, Any], path: str) -> bytes:
         return (-whole if sign else whole).to_bytes(form["size"], "big", signed=True)
     except OverflowError:
         what = f"decimal({form['precision']},{form.get('scale', 0)}) of {form['size']} bytes"
-        raise ValidationError(f"column {path!r}: {value} is too large for the field, {what}") from None
+        raise ValidationError(
+            f"column {path!r}: {value} is too large for the field, {what}"
+        ) from None
 
 
 def _as_it_is(value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""A schema registry, asked for one subject: Confluent's interface, which others have too (Apicurio, Karapace)."""
+"""A schema registry, asked for one subject: Confluent's interface, which others have too (Apicurio,
+Karapace)."""
 
 from __future__ import annotations
 
@@ -28,15 +29,23 @@ class RefusedSchema(Exception):
 
 
 class Registry:
-    """Answers what the registry has now: nothing is cached for longer than this object lives. A context manager."""
+    """Answers what the registry has now: nothing is cached for longer than this object lives.
+
+    A context manager.
+    """
 
     def __init__(self, settings: Mapping[str, Any], subject: str) -> None:
-        """`settings` are SchemaRegistryClient's. Raises ConfigurationError where the client refuses them."""
+        """`settings` are SchemaRegistryClient's.
+
+        Raises ConfigurationError where the client refuses them.
+        """
         self.subject = subject
-        given, own = str(settings.get("url", "")), dict[str, str]()
+        given = str(settings.get("url", ""))
+        own = dict[str, str]()
         self.url = re.sub("//[^/]*@", "//", given)
         user = re.match("[^/,]*//([^/,]*:[^/,]*)@", given)  # the client takes the first URL's
-        if user and "basic.auth.user.info" not in settings:  # in the URL, it would be logged with each request
+        # in the URL, it would be logged with each request
+        if user and "basic.auth.user.info" not in settings:
             own = {"url": self.url, "basic.auth.user.info": unquote(user[1])}
         try:
             self._client = SchemaRegistryClient({**_RETRIES, **settings, **own})
@@ -51,14 +60,18 @@ class Registry:
 
     def latest(self) -> RegisteredSchema | None:
         """The subject's newest version."""
-        return self._ask("for the latest version", lambda: self._client.get_latest_version(self.subject))
+        return self._ask(
+            "for the latest version", lambda: self._client.get_latest_version(self.subject)
+        )
 
     def first(self) -> RegisteredSchema | None:
         """The subject's oldest version."""
         numbers = self._ask("for the versions", lambda: self._client.get_versions(self.subject))
         if not numbers:
             return None
-        return self._ask("for a version", lambda: self._client.get_version(self.subject, min(numbers)))
+        return self._ask(
+            "for a version", lambda: self._client.get_version(self.subject, min(numbers))
+        )
 
     def schema(self, schema_id: int) -> Schema | None:
         """The one that has this number, in whatever subject."""
@@ -74,12 +87,20 @@ class Registry:
         """Whether the registry finds this schema compatible with the subject's latest version."""
         schema = Schema(text, KIND)
         what = "whether a schema is compatible"
-        return self._ask(what, lambda: self._client.test_compatibility(self.subject, schema)) is not False
+        return (
+            self._ask(what, lambda: self._client.test_compatibility(self.subject, schema))
+            is not False
+        )
 
     def register(self, text: str) -> int:
-        """The number of the schema, which is the same for one that is registered already. Raises `RefusedSchema`."""
+        """The number of the schema, which is the same for one that is registered already.
+
+        Raises `RefusedSchema`.
+        """
         schema = Schema(text, KIND)
-        schema_id = self._ask("to register a schema", lambda: self._client.register_schema(self.subject, schema))
+        schema_id = self._ask(
+            "to register a schema", lambda: self._client.register_schema(self.subject, schema)
+        )
         if schema_id is None:
             raise RefusedSchema("it has no such subject")
         return schema_id
@@ -88,12 +109,14 @@ class Registry:
         """None for what is not there."""
         try:
             return question()
-        except Exception as error:  # of the registry, or of the HTTP client, which may be one of two
+        except Exception as error:
+            # of the registry, or of the HTTP client, which may be one of two
             if isinstance(error, SchemaRegistryError) and error.http_status_code == _CONFLICT:
                 raise RefusedSchema(error.error_message) from error
             if isinstance(error, SchemaRegistryError) and error.error_code // 100 == _NOT_FOUND:
                 return None  # 40401 and so on; a wrong address has 404 alone, or -1
             raise ConfigurationError(
-                f"the schema registry at {self.url}, subject {self.subject!r}, cannot be asked {what}: {error!r}. "
-                "Check that it runs, the address with its path, and the user [EO-REGISTRY]"
+                f"the schema registry at {self.url}, subject {self.subject!r}, cannot be asked "
+                f"{what}: {error!r}. Check that it runs, the address with its path, and the user "
+                "[EO-REGISTRY]"
             ) from error

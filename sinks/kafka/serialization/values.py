@@ -27,8 +27,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a subject's schema comes to take the rows. `version`, `schema_id` and `before` are of the schema that it has:
-    0 and None if it has none."""
+    """How a subject's schema comes to take the rows.
+
+    `version`, `schema_id` and `before` are of the schema that it has: 0 and None if it has none.
+    """
 
     version: int
     schema_id: int
@@ -53,22 +55,31 @@ class _Plan:
 class ValueColumn:
     """The column `value` of one sink."""
 
-    column, proof = "value", "schema"
+    column = "value"
+    proof = "schema"
     """`proof`: where a committable names the schema."""
     otherwise = "Cast the columns in Spark, or let a `value_serializer` write the values"
 
     def __init__(
-        self, sink: str, registry: str | Mapping[str, Any], subject: str, evolution: SchemaEvolution, timeout: float
+        self,
+        sink: str,
+        registry: str | Mapping[str, Any],
+        subject: str,
+        evolution: SchemaEvolution,
+        timeout: float,
     ) -> None:
         self.subject = subject
         self._where = f"sink {sink!r}: subject {subject!r}"
-        self._settings = {"timeout": timeout, **({"url": registry} if isinstance(registry, str) else registry)}
+        self._settings = {
+            "timeout": timeout,
+            **({"url": registry} if isinstance(registry, str) else registry),
+        }
         self._allowed = STEPS[1 : STEPS.index(evolution) + 1]
         self._writer: AvroWriter | None = None
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
-        """Raise ConfigurationError if `evolve` would, or if the registry gives another schema than ours for the numbers
-        in `used`. Registers nothing."""
+        """Raise ConfigurationError if `evolve` would, or if the registry gives another schema than
+        ours for the numbers in `used`. Registers nothing."""
         with self._registry() as registry:
             self._require_same(registry, used)
             plan = self._plan(registry, value)
@@ -77,17 +88,26 @@ class ValueColumn:
                 raise self._incompatible(plan, registry.compatibility())
 
     def evolve(self, value: pa.DataType) -> None:
-        """Choose the schema of these values, and register it if the subject's latest one lacks something for them."""
+        """Choose the schema of these values, and register it if the subject's latest one lacks
+        something for them."""
         with self._registry() as registry:
             plan = self._plan(registry, value)
             self._require_allowed(plan)
-            schema_id, text = plan.schema_id, plan.merged.text
+            schema_id = plan.schema_id
+            text = plan.merged.text
             if plan.steps:
                 try:
                     schema_id = registry.register(text)
                 except RefusedSchema as refused:
-                    raise self._incompatible(plan, f"{registry.compatibility()}; it says: {refused}") from refused
-                logger.info("%s has schema %d now: %s", self._where, schema_id, plan.changes or "its first version")
+                    raise self._incompatible(
+                        plan, f"{registry.compatibility()}; it says: {refused}"
+                    ) from refused
+                logger.info(
+                    "%s has schema %d now: %s",
+                    self._where,
+                    schema_id,
+                    plan.changes or "its first version",
+                )
             self._require_same(registry, {schema_id: hash_of(text)})
         self._writer = AvroWriter(schema_id, text)
 
@@ -95,7 +115,8 @@ class ValueColumn:
         with self._registry() as registry:
             plan = self._plan(registry, value)
             notes = [f"subject {self.subject} at {registry.url}: {plan.shown}"]
-            changes, unfit = plan.merged.changes, list(plan.merged.unfit)
+            changes = plan.merged.changes
+            unfit = list(plan.merged.unfit)
             if unfit:
                 notes.append(self.otherwise)
             if plan.steps and not unfit:
@@ -104,25 +125,36 @@ class ValueColumn:
                     first = f"register the first version of {self.subject}"
                     changes = (SchemaChange("", first, "add", locks="nothing"),)
                 else:
-                    takes, rule = registry.takes(plan.merged.text), registry.compatibility()
+                    takes = registry.takes(plan.merged.text)
+                    rule = registry.compatibility()
                     verdict = "compatible" if takes else "not compatible"
-                    notes.append(f"the registry calls it {verdict} with the latest version (compatibility {rule})")
+                    notes.append(
+                        f"the registry calls it {verdict} with the latest version (compatibility "
+                        f"{rule})"
+                    )
                     if not takes:
-                        unfit.append(f"the registry refuses the new schema, by its compatibility {rule}")
+                        unfit.append(
+                            f"the registry refuses the new schema, by its compatibility {rule}"
+                        )
         automatic = (replace(change, automatic=change.step in self._allowed) for change in changes)
         return SchemaDiff(tuple(automatic), tuple(unfit), tuple(notes))
 
     def diagnose(self) -> Iterable[Finding]:
         with self._registry() as registry:
-            latest, rule = registry.latest(), registry.compatibility()
+            latest = registry.latest()
+            rule = registry.compatibility()
         has = f"version {latest.version}" if latest else "no version yet"
-        yield Finding.ok(f"the schema registry answers: subject {self.subject!r} has {has}, compatibility {rule}")
+        yield Finding.ok(
+            f"the schema registry answers: subject {self.subject!r} has {has}, compatibility {rule}"
+        )
 
     @property
     def writer(self) -> AvroWriter:
         """The schema that the last `evolve` chose."""
         if self._writer is None:
-            raise RuntimeError(f"{self._where}: no schema was chosen: evolve() comes before a transaction")
+            raise RuntimeError(
+                f"{self._where}: no schema was chosen: evolve() comes before a transaction"
+            )
         return self._writer
 
     # ------------------------------------------------------------------ the parts
@@ -137,22 +169,29 @@ class ValueColumn:
         if not t.is_struct(value):
             raise SchemaMismatch(
                 f"{self._where}: column `{self.column}` is {value}, and must be a struct for Avro"
-                + ("; without one, all other columns become its fields" if self.column == "value" else "")
+                + (
+                    "; without one, all other columns become its fields"
+                    if self.column == "value"
+                    else ""
+                )
             )
         registered = self._written(registry)
         if registered is None:
             return _Plan(0, 0, None, self._merged(None, value))
         if _kind(registered.schema) != KIND:
             raise ConfigurationError(
-                f"{self._where} has schemas of {registered.schema.schema_type}, not Avro: give another `subject`"
+                f"{self._where} has schemas of {registered.schema.schema_type}, not Avro: give "
+                "another `subject`"
             )
         if registered.schema.references:
             raise ConfigurationError(
-                f"{self._where}: its schema refers to other subjects, which is not supported: register it with these "
-                "types written out"
+                f"{self._where}: its schema refers to other subjects, which is not supported: "
+                "register it with these types written out"
             )
         text = str(registered.schema.schema_str)
-        return _Plan(registered.version or 0, registered.schema_id or 0, text, self._merged(text, value))
+        return _Plan(
+            registered.version or 0, registered.schema_id or 0, text, self._merged(text, value)
+        )
 
     def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
         return merged(registered, value, _record_name(self.subject))
@@ -160,21 +199,22 @@ class ValueColumn:
     def _require_allowed(self, plan: _Plan) -> None:
         if plan.merged.unfit:
             raise SchemaMismatch(
-                f"{self._where} has {plan.shown}. These rows do not fit: {'; '.join(plan.merged.unfit)}. "
-                f"{self.otherwise}"
+                f"{self._where} has {plan.shown}. These rows do not fit: "
+                f"{'; '.join(plan.merged.unfit)}. {self.otherwise}"
             )
         if not plan.steps <= set(self._allowed):
             needed = "widen" if "widen" in plan.steps else "add"
             raise SchemaMismatch(
-                f"{self._where} has {plan.shown}. For these rows: {plan.changes or 'it needs a first version'}. "
-                f"Register this schema, or set schema_evolution={needed!r} and the sink does: {shown(plan.merged.text)}"
+                f"{self._where} has {plan.shown}. For these rows: "
+                f"{plan.changes or 'it needs a first version'}. Register this schema, or set "
+                f"schema_evolution={needed!r} and the sink does: {shown(plan.merged.text)}"
             )
 
     def _incompatible(self, plan: _Plan, rule: str) -> SchemaMismatch:
         return SchemaMismatch(
-            f"{self._where}: the schema registry does not take what these rows need: {plan.changes}. Its compatibility "
-            f"is {rule}. Drop or cast the columns, let the subject have another compatibility, or write to another "
-            "subject and topic"
+            f"{self._where}: the schema registry does not take what these rows need: "
+            f"{plan.changes}. Its compatibility is {rule}. Drop or cast the columns, let the "
+            "subject have another compatibility, or write to another subject and topic"
         )
 
     def _require_same(self, registry: Registry, used: Mapping[int, str]) -> None:
@@ -183,18 +223,23 @@ class ValueColumn:
             if schema is None or _kind(schema) != KIND or hash_of(str(schema.schema_str)) != wanted:
                 now = "no schema" if schema is None else f"another schema, {schema.schema_str}"
                 raise ConfigurationError(
-                    f"{self._where} has records with the schema number {schema_id}, and the registry at {registry.url} "
-                    f"has {now} under it. Restore the registry, or register the schema under its number (mode IMPORT). "
-                    "Nothing of this batch was written [EO-REGISTRY-BEHIND]"
+                    f"{self._where} has records with the schema number {schema_id}, and the "
+                    f"registry at {registry.url} has {now} under it. Restore the registry, or "
+                    "register the schema under its number (mode IMPORT). Nothing of this batch "
+                    "was written [EO-REGISTRY-BEHIND]"
                 )
 
 
 class KeyColumn(ValueColumn):
-    """The column `key`. Equal keys have to be equal bytes for as long as the topic lives, or they change their
-    partition, and compaction keeps both. So the schema is the subject's first version, which nothing changes, and stays
-    the one that the topic's records have."""
+    """The column `key`.
 
-    column, proof = "key", "key_schema"
+    Equal keys have to be equal bytes for as long as the topic lives, or they change their
+    partition, and compaction keeps both. So the schema is the subject's first version, which
+    nothing changes, and stays the one that the topic's records have.
+    """
+
+    column = "key"
+    proof = "key_schema"
     otherwise = "Cast the columns in Spark, or give the keys as bytes, without `key_format`"
     _used: tuple[int, ...] = ()
 
@@ -211,8 +256,13 @@ class KeyColumn(ValueColumn):
 
     def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
         merged = super()._merged(registered, value)
-        other = [f"column {name!r} is a map, whose entries come in any order" for name in _maps(value, "key")]
-        other += [f"{change.statement}: a key's schema is never changed" for change in merged.changes]
+        other = [
+            f"column {name!r} is a map, whose entries come in any order"
+            for name in _maps(value, "key")
+        ]
+        other += [
+            f"{change.statement}: a key's schema is never changed" for change in merged.changes
+        ]
         unfit = [f"{each}, so equal keys would be other bytes" for each in other]
         return replace(merged, changes=(), unfit=(*merged.unfit, *unfit))
 
@@ -220,9 +270,9 @@ class KeyColumn(ValueColumn):
         super()._require_allowed(plan)
         if plan.before is not None and self._used and plan.schema_id not in self._used:
             raise ConfigurationError(
-                f"{self._where} has {plan.shown} first, and the topic's keys are written with the schema number "
-                f"{self._used[0]}: equal keys would be other bytes. Restore the subject's first version, or write to "
-                "another topic [EO-REGISTRY-BEHIND]"
+                f"{self._where} has {plan.shown} first, and the topic's keys are written with the "
+                f"schema number {self._used[0]}: equal keys would be other bytes. Restore the "
+                "subject's first version, or write to another topic [EO-REGISTRY-BEHIND]"
             )
 
 
