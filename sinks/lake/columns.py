@@ -13,7 +13,10 @@ from sinks.errors import BadValue
 
 
 def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
-    """Why rows of `batch` do not fit the table. With `adds`, columns that it lacks are no reason."""
+    """Why rows of `batch` do not fit the table.
+
+    With `adds`, columns that it lacks are no reason.
+    """
     columns = {name.lower(): name for name in table.names}
     lower = [name.lower() for name in batch.names]
     for field in batch:
@@ -21,12 +24,15 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
         if batch.names.count(field.name) > 1:
             yield f"column {field.name!r} comes twice"
         elif lower.count(field.name.lower()) > 1:
-            yield f"column {field.name!r} differs from another one in capitals alone: rename it in Spark"
+            yield (
+                f"column {field.name!r} differs from another one in capitals alone: rename it in "
+                "Spark"
+            )
         elif known is None:
             if not adds:
                 yield (
-                    f"column {field.name!r} is not in the table: leave it out, add it there, or let "
-                    'schema_evolution="add" do so'
+                    f"column {field.name!r} is not in the table: leave it out, add it there, or "
+                    'let schema_evolution="add" do so'
                 )
                 continue
             try:
@@ -37,15 +43,24 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
             yield f"column {field.name!r} is {known!r} in the table: rename it in Spark"
         elif not fits(field.type, table.field(known).type):
             there = spark_name(table.field(known).type)
-            yield f"column {field.name!r} is {spark_name(field.type)}, and {there} in the table: cast it in Spark"
+            yield (
+                f"column {field.name!r} is {spark_name(field.type)}, and {there} in the table: "
+                "cast it in Spark"
+            )
     for field in table:
         if not field.nullable and field.name not in batch.names:
-            yield f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it in Spark"
+            yield (
+                f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it "
+                "in Spark"
+            )
 
 
 def column_of(field: pa.Field) -> pa.Field:
-    """The column that a table gets for a batch's. Raises Unfit for a variant and the like, of which it would get the
-    inner bytes, and for types that no lake has."""
+    """The column that a table gets for a batch's.
+
+    Raises Unfit for a variant and the like, of which it would get the inner bytes, and for types
+    that no lake has.
+    """
     try:
         no_internals(field.type)
         return field.remove_metadata().with_type(_of_table(field.type))
@@ -54,7 +69,8 @@ def column_of(field: pa.Field) -> pa.Field:
 
 
 def _of_table(kind: pa.DataType) -> pa.DataType:
-    """Moments are in UTC, whatever time zone the session shows them in, and times in microseconds."""
+    """Moments are in UTC, whatever time zone the session shows them in, and times in
+    microseconds."""
 
     def child(field: pa.Field) -> pa.Field:
         return field.with_type(_of_table(field.type))
@@ -79,11 +95,15 @@ def fits(given: pa.DataType, column: pa.DataType) -> bool:
     if at.is_struct(given) and at.is_struct(column):
         there = [column.field(i) for i in range(column.num_fields)]
         here = [given.field(i) for i in range(given.num_fields)]
-        return [field.name for field in here] == [field.name for field in there] and all(map(_child_fits, here, there))
+        return [field.name for field in here] == [field.name for field in there] and all(
+            map(_child_fits, here, there)
+        )
     if is_list(given) and is_list(column):
         return _child_fits(given.value_field, column.value_field)
     if at.is_map(given) and at.is_map(column):
-        return fits(given.key_type, column.key_type) and _child_fits(given.item_field, column.item_field)
+        return fits(given.key_type, column.key_type) and _child_fits(
+            given.item_field, column.item_field
+        )
     if at.is_signed_integer(given) and at.is_signed_integer(column):
         return bool(given.bit_width <= column.bit_width)
     if at.is_decimal(given) and at.is_decimal(column):
@@ -91,29 +111,42 @@ def fits(given: pa.DataType, column: pa.DataType) -> bool:
         return bool(whole and given.scale <= column.scale)
     if at.is_timestamp(given) and at.is_timestamp(column):
         return given.unit == column.unit and (given.tz is None) == (column.tz is None)
-    wider = (at.is_float32(given) and at.is_float64(column)) or (at.is_time(given) and at.is_time(column))
-    return bool(wider or (is_text(given) and is_text(column)) or (is_bytes(given) and is_bytes(column)))
+    wider = (at.is_float32(given) and at.is_float64(column)) or (
+        at.is_time(given) and at.is_time(column)
+    )
+    return bool(
+        wider or (is_text(given) and is_text(column)) or (is_bytes(given) and is_bytes(column))
+    )
 
 
 def _child_fits(given: pa.Field, column: pa.Field) -> bool:
     return fits(given.type, column.type) and (column.nullable or not given.nullable)
 
 
-def converted(batch: pa.RecordBatch, table: pa.Schema, parts: Collection[str], who: str) -> pa.RecordBatch:
-    """The batch with the table's columns and types. Raises BadValue for a NULL in a column that takes none, for a text
-    that is no UTF-8, of which no bounds can be told, and for a year that a partition column (`parts`) cannot have."""
+def converted(
+    batch: pa.RecordBatch, table: pa.Schema, parts: Collection[str], who: str
+) -> pa.RecordBatch:
+    """The batch with the table's columns and types.
+
+    Raises BadValue for a NULL in a column that takes none, for a text that is no UTF-8, of which no
+    bounds can be told, and for a year that a partition column (`parts`) cannot have.
+    """
     arrays = []
     for field in table:
         at_place = batch.schema.get_field_index(field.name)
         array = batch.column(at_place) if at_place >= 0 else pa.nulls(batch.num_rows, field.type)
         try:
             if array.null_count and not field.nullable:
-                raise RefusedValue(array.is_null().index(True).as_py(), "NULL, and it is NOT NULL in the table")
+                raise RefusedValue(
+                    array.is_null().index(True).as_py(), "NULL, and it is NOT NULL in the table"
+                )
             in_utf8(array)
             if field.name in parts:
                 in_years(array)
         except RefusedValue as refused:
             why = f"column {field.name!r}: {refused}"
-            raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(why) from None
+            raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(
+                why
+            ) from None
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=table)

@@ -1,4 +1,5 @@
-"""The files of a lake table, wherever it lies: data that tasks write, and marks of what is pre-committed."""
+"""The files of a lake table, wherever it lies: data that tasks write, and marks of what is
+pre-committed."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ class Files(ABC):
 
     def missing(self, paths: Iterable[str]) -> set[str]:
         listed = list(paths)
-        return {path for path, there in zip(listed, side_by_side(self.exists, listed), strict=True) if not there}
+        return {
+            path
+            for path, there in zip(listed, side_by_side(self.exists, listed), strict=True)
+            if not there
+        }
 
 
 def make_durable(file: Path, root: Path) -> None:
@@ -55,10 +60,14 @@ def make_durable(file: Path, root: Path) -> None:
 
 
 class ObjectFiles(Files):
-    """By obstore, which is built on the same library as deltalake. In a local folder it does not fsync by itself."""
+    """By obstore, which is built on the same library as deltalake.
+
+    In a local folder it does not fsync by itself.
+    """
 
     def __init__(self, store: ObjectStore, folder: Path | None) -> None:
-        self._store, self.folder = store, folder
+        self._store = store
+        self.folder = folder
 
     def put(self, path: str, data: bytes) -> None:
         obstore.put(self._store, path, data)
@@ -75,7 +84,10 @@ class ObjectFiles(Files):
         return [str(entry["path"]).rpartition("/")[2] for entry in entries]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """S3 does not mind what is not there. A folder, and the stores of Google and Azure, would leave the rest."""
+        """S3 does not mind what is not there.
+
+        A folder, and the stores of Google and Azure, would leave the rest.
+        """
         if isinstance(self._store, S3Store):
             obstore.delete(self._store, list(paths))
         else:
@@ -108,13 +120,20 @@ class ObjectFiles(Files):
 
 
 def files_at(uri: str, options: Mapping[str, str]) -> ObjectFiles:
-    """Below a folder, or in a store that obstore knows, with those of deltalake's storage options that it knows."""
+    """Below a folder, or in a store that obstore knows, with those of deltalake's storage options
+    that it knows."""
     if "://" not in uri:
         return ObjectFiles(LocalStore(uri), Path(uri))
     config: Any = {name.lower(): value for name, value in options.items()}
-    client: Any = {name.removeprefix("aws_"): config.pop(name) for name in list(config) if name.endswith(_OF_CLIENT)}
+    client: Any = {
+        name.removeprefix("aws_"): config.pop(name)
+        for name in list(config)
+        if name.endswith(_OF_CLIENT)
+    }
     while True:
         try:
-            return ObjectFiles(from_url(uri, config=config or None, client_options=client or None), None)
+            return ObjectFiles(
+                from_url(uri, config=config or None, client_options=client or None), None
+            )
         except UnknownConfigurationKeyError as error:
             del config[str(error).split("'")[1]]

@@ -1,12 +1,16 @@
-"""Two phases on a lake table. Tasks write files that no reader knows; the driver names those of a checkpoint in one
-commit of the table.
+"""Two phases on a lake table.
 
-A task pre-commits by a *mark*: the small file `_tpc/APP/TRANSACTION.json` beside the data, which has the paths of its
-files. APP stands for job and sink. What has a mark, and is not decided in the table, is in doubt.
+Tasks write files that no reader knows; the driver names those of a checkpoint in one commit of the
+table.
 
-What became of a transaction is decided in one place: the table's own log, which takes a commit only on top of what its
-writer has read. Each commit carries a `LakeMemory` of what was committed and aborted before. So a commit and an abort
-of two drivers cannot both take effect, and files are deleted only when no commit can name them any more.
+A task pre-commits by a *mark*: the small file `_tpc/APP/TRANSACTION.json` beside the data, which
+has the paths of its files. APP stands for job and sink. What has a mark, and is not decided in the
+table, is in doubt.
+
+What became of a transaction is decided in one place: the table's own log, which takes a commit only
+on top of what its writer has read. Each commit carries a `LakeMemory` of what was committed and
+aborted before. So a commit and an abort of two drivers cannot both take effect, and files are
+deleted only when no commit can name them any more.
 """
 
 from __future__ import annotations
@@ -29,7 +33,13 @@ from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
-from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
+from sinks.errors import (
+    CommittedError,
+    ConfigurationError,
+    SchemaMismatch,
+    TransactionBlocked,
+    TransactionEnded,
+)
 from sinks.lake.columns import column_of, converted, mismatches
 from sinks.lake.files import Files
 from sinks.optional import (
@@ -73,23 +83,30 @@ class Outrun(Exception):
 
 @dataclass
 class LakeMemory:
-    """What a table itself remembers of a sink's transactions, changed only in one step with the table.
+    """What a table itself remembers of a sink's transactions, changed only in one step with the
+    table.
 
-    `newest` has by lineage the newest committed checkpoint; `committed` and `aborted` name transactions by lineage
-    and checkpoint."""
+    `newest` has by lineage the newest committed checkpoint; `committed` and `aborted` name
+    transactions by lineage and checkpoint.
+    """
 
     newest: dict[str, int] = field(default_factory=dict)
     committed: dict[str, list[str]] = field(default_factory=dict)
     aborted: dict[str, list[str]] = field(default_factory=dict)
 
     def is_committed(self, name: TransactionId) -> bool | None:
-        """True if it is committed, False if aborted; None if the table has decided nothing of it. Of a checkpoint that
-        is forgotten everything counts as committed: somebody may have put its marks back, and an abort deletes
-        files."""
-        place, short = _place(name), _short(name)
+        """True if it is committed, False if aborted; None if the table has decided nothing of it.
+
+        Of a checkpoint that is forgotten everything counts as committed: somebody may have put its
+        marks back, and an abort deletes files.
+        """
+        place = _place(name)
+        short = _short(name)
         if short in self.aborted.get(place, ()):
             return False
-        forgotten = place not in self.committed and name.checkpoint < self.newest.get(name.lineage, -1)
+        forgotten = place not in self.committed and name.checkpoint < self.newest.get(
+            name.lineage, -1
+        )
         return True if forgotten or short in self.committed.get(place, ()) else None
 
     def commit(self, name: TransactionId) -> None:
@@ -99,7 +116,9 @@ class LakeMemory:
     def abort(self, name: TransactionId) -> None:
         self.aborted.setdefault(_place(name), []).append(_short(name))
 
-    def others(self, lineage: str, checkpoint: int, names: Collection[TransactionId]) -> tuple[str, ...]:
+    def others(
+        self, lineage: str, checkpoint: int, names: Collection[TransactionId]
+    ) -> tuple[str, ...]:
         """Committed transactions of a checkpoint that are none of these."""
         known = {_short(name) for name in names}
         shorts = self.committed.get(f"{lineage}.{checkpoint}", ())
@@ -131,9 +150,12 @@ def _short(name: TransactionId) -> str:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """What tasks have to know of a table. `target`: its place and its id, for people and to notice another one.
-    `columns`: those of the table, not of the batch; it is partitioned by `parts`. `details`: what only one kind of
-    table needs. Files that were written for another `layout` cannot be committed."""
+    """What tasks have to know of a table.
+
+    `target`: its place and its id, for people and to notice another one. `columns`: those of the
+    table, not of the batch; it is partitioned by `parts`. `details`: what only one kind of table
+    needs. Files that were written for another `layout` cannot be committed.
+    """
 
     target: str
     columns: pa.Schema
@@ -161,10 +183,13 @@ class LakeSink(
     Auditable[LakeTransaction],
     Diagnosable[LakeTransaction],
 ):
-    """Appends rows to a lake table. What differs between Delta and Iceberg are the abstract methods, from `_look`
-    on."""
+    """Appends rows to a lake table.
 
-    takes_at_least_once = False  # each task would make a commit of its own, and all contend for one table
+    What differs between Delta and Iceberg are the abstract methods, from `_look` on.
+    """
+
+    # each task would make a commit of its own, and all contend for one table
+    takes_at_least_once = False
 
     def __init__(
         self,
@@ -175,12 +200,20 @@ class LakeSink(
         dead_letters: Sink | None,
         max_dead_letters: int | float,
     ) -> None:
-        super().__init__(name=name, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
+        super().__init__(
+            name=name,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
         if schema_evolution not in ("none", "add"):
-            raise ConfigurationError(f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}')
+            raise ConfigurationError(
+                f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}'
+            )
         if problem := next(no_flags(create_table=create_table), None):
             raise ConfigurationError(f"sink {name!r}: {problem}")
-        self.evolves, self._create_table = schema_evolution != "none", create_table
+        self.evolves = schema_evolution != "none"
+        self._create_table = create_table
         self._table: LakeTable | None = None
         self._handle: Any = None
         self._store: Files | None = None
@@ -199,7 +232,8 @@ class LakeSink(
     # ------------------------------------------------------------------ one kind of table
     @abstractmethod
     def _look(self) -> LakeTable | None:
-        """The table as it is now, on which `_remembered` and `_append` build; None if there is none."""
+        """The table as it is now, on which `_remembered` and `_append` build; None if there is
+        none."""
 
     @abstractmethod
     def _location(self) -> str:
@@ -220,37 +254,56 @@ class LakeSink(
     def _open_files(self) -> Files: ...
 
     @abstractmethod
-    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
-        """Write rows into new files, which are durable when it returns. No other call has the same `name`. Each path is
-        added to `begun` before the file is there."""
+    def _write_files(
+        self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]
+    ) -> list[File]:
+        """Write rows into new files, which are durable when it returns.
+
+        No other call has the same `name`. Each path is added to `begun` before the file is there.
+        """
 
     @abstractmethod
     def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
-        """Those that have names which a transaction gives its files. Others may have written its mark."""
+        """Those that have names which a transaction gives its files.
+
+        Others may have written its mark.
+        """
 
     @abstractmethod
     def _remembered(self, app: str) -> LakeMemory | None:
-        """What the table that `_look` has found remembers of `app`; None if it has moved on since."""
+        """What the table that `_look` has found remembers of `app`; None if it has moved on
+        since."""
 
     @abstractmethod
-    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
-        """Commit files and memory in one step. Raises Outrun if the table, or what it remembers of `app`, is not any
-        more what `_look` has found."""
+    def _append(
+        self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]
+    ) -> None:
+        """Commit files and memory in one step.
+
+        Raises Outrun if the table, or what it remembers of `app`, is not any more what `_look` has
+        found.
+        """
 
     @abstractmethod
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """How many rows each of these files has, as the table counts them; without those that it has no more."""
+        """How many rows each of these files has, as the table counts them; without those that it
+        has no more."""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
-        """Find the table, or create it. Raises ConfigurationError (SchemaMismatch if it is only about columns) with
-        all reasons at once."""
+        """Find the table, or create it.
+
+        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
+        once.
+        """
         if self._look() is None and self._create_table:
             try:
                 self._create(pa.schema(map(column_of, schema)))
             except Exception as error:  # deltalake adds a stack of its own
                 why = str(error).partition("\n")[0]
-                raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
+                raise ConfigurationError(
+                    f"sink {self.name!r} cannot create {self}: {why}"
+                ) from error
         table = self._require_table()
         self._require_fit(schema, table, self._problems(), adds=self.evolves)
         self._table = table
@@ -258,7 +311,8 @@ class LakeSink(
     def _require_fit(
         self, schema: pa.Schema, table: LakeTable, others: Iterable[str] = (), *, adds: bool = False
     ) -> None:
-        columns, others = list(mismatches(schema, table.columns, adds=adds)), list(others)
+        columns = list(mismatches(schema, table.columns, adds=adds))
+        others = list(others)
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
@@ -268,7 +322,12 @@ class LakeSink(
         """New columns take NULL."""
         table = self._require_table()
         if added := [field.with_nullable(True) for field in lacking(schema, table.columns.names)]:
-            logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
+            logger.info(
+                "sink %r adds columns to %s: %s",
+                self.name,
+                table.target,
+                ", ".join(map(str, added)),
+            )
             self._add_columns(pa.schema(map(column_of, added)))
         self.check(schema)
 
@@ -276,7 +335,11 @@ class LakeSink(
         columns = self._require_table().columns
         added = [
             SchemaChange(
-                field.name, f"add column {field.name}: {spark_name(field.type)}", "add", "nothing", self.evolves
+                field.name,
+                f"add column {field.name}: {spark_name(field.type)}",
+                "add",
+                "nothing",
+                self.evolves,
             )
             for field in lacking(schema, columns.names)
         ]
@@ -310,7 +373,10 @@ class LakeSink(
 
     def weaknesses(self) -> Sequence[str]:
         local = self._location().startswith(("/", "file:"))
-        why = f"{self} is in a local folder, whose metadata nobody syncs to disk: a power failure may lose rows"
+        why = (
+            f"{self} is in a local folder, whose metadata nobody syncs to disk: a power failure "
+            "may lose rows"
+        )
         return (why,) if local else ()
 
     def describe_writing(self, written: Identity | None = None) -> str:
@@ -324,27 +390,43 @@ class LakeSink(
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
         table = transaction.table
-        rows = converted(batch, table.columns, table.parts, f"{table.target}, partition {transaction.context.subtask}")
+        rows = converted(
+            batch,
+            table.columns,
+            table.parts,
+            f"{table.target}, partition {transaction.context.subtask}",
+        )
         transaction.rows.append(rows)
         transaction.size += rows.nbytes
         if transaction.size > _BUFFERED:
             self._flush(transaction)
 
-    def write_good_rows(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        """Refused are rows for which `write` raises BadValue, such as a NULL where the table takes none."""
-        return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most, alone=True)
+    def write_good_rows(
+        self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int
+    ) -> Sequence[Refusal]:
+        """Refused are rows for which `write` raises BadValue, such as a NULL where the table takes
+        none."""
+        return find_refused_rows(
+            batch, lambda piece: self.write(transaction, piece), most, alone=True
+        )
 
     def _flush(self, transaction: LakeTransaction) -> None:
-        rows, transaction.rows, transaction.size = pa.Table.from_batches(transaction.rows), [], 0
+        rows = pa.Table.from_batches(transaction.rows)
+        transaction.rows = []
+        transaction.size = 0
         name = f"{transaction.context.transaction_id}-{len(transaction.files)}"
         transaction.files += self._write_files(transaction.table, rows, name, transaction.begun)
 
     def pre_commit(self, transaction: LakeTransaction) -> Committable:
         if transaction.rows:
             self._flush(transaction)
-        text, files, table = transaction.context.transaction_id, transaction.files, transaction.table
+        text = transaction.context.transaction_id
+        files = transaction.files
+        table = transaction.table
         self._files().put(_mark(text), json.dumps([file["path"] for file in files]).encode())
-        return Committable({"transaction": text}, {"target": table.target, "layout": table.layout, "files": files})
+        return Committable(
+            {"transaction": text}, {"target": table.target, "layout": table.layout, "files": files}
+        )
 
     def rollback(self, transaction: LakeTransaction) -> None:
         self._files().delete([_mark(transaction.context.transaction_id)])
@@ -352,10 +434,13 @@ class LakeSink(
 
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Rows for another table or layout than there is now, or whose mark somebody has deleted, are written again."""
+        """Rows for another table or layout than there is now, or whose mark somebody has deleted,
+        are written again."""
         table = self._require_table()
         if reasons := list(self._problems()):
-            raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
+            raise ConfigurationError(
+                f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}"
+            )
         marked = self._marked(app_of(checkpoint.job, self.name)).values()
         for committable in committables:
             text = committable.transaction["transaction"]
@@ -363,20 +448,37 @@ class LakeSink(
             if unfit := unfit or (f"{_mark(text)} is gone" if text not in marked else ""):
                 raise TransactionEnded(f"sink {self.name!r}: {unfit}")
 
-    def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+    def commit_whole(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
         if not all(committable.proof for committable in committables):
-            reason = "only the record tells its files: restore checkpoint storage, or write its rows by hand"
+            reason = (
+                "only the record tells its files: restore checkpoint storage, or write its rows by "
+                "hand"
+            )
             return [CommitOutcome.unknown(reason)] * len(committables)
         by_name = {TransactionId.parse(c.transaction["transaction"]): c for c in committables}
-        first, outcomes = next(iter(by_name)), dict[TransactionId, CommitOutcome]()
+        first = next(iter(by_name))
+        outcomes = dict[TransactionId, CommitOutcome]()
 
         def decide(table: LakeTable, marked: Marked, memory: LakeMemory) -> list[File] | None:
-            open_ = [name for name in by_name if memory.is_committed(name) is None and name in marked]
-            gone = self._files().missing(file["path"] for name in open_ for file in by_name[name].proof["files"])
-            altered = "; ".join(self._problems()) if any(_unfit(c, table) for c in by_name.values()) else ""
+            open_ = [
+                name for name in by_name if memory.is_committed(name) is None and name in marked
+            ]
+            gone = self._files().missing(
+                file["path"] for name in open_ for file in by_name[name].proof["files"]
+            )
+            altered = (
+                "; ".join(self._problems())
+                if any(_unfit(c, table) for c in by_name.values())
+                else ""
+            )
             outcomes.update(
-                {name: _outcome(table, memory, marked, gone, altered, name, c) for name, c in by_name.items()}
+                {
+                    name: _outcome(table, memory, marked, gone, altered, name, c)
+                    for name, c in by_name.items()
+                }
             )
             if lost := [name for name in open_ if outcomes[name].state is CommitState.LOST]:
                 for name in lost:
@@ -392,20 +494,28 @@ class LakeSink(
             memory.forget(checkpoint)
             return [file for name in held for file in by_name[name].proof["files"]]
 
-        about = {"tpc.job": checkpoint.job, "tpc.lineage": first.lineage, "tpc.checkpoint": str(first.checkpoint)}
+        about = {
+            "tpc.job": checkpoint.job,
+            "tpc.lineage": first.lineage,
+            "tpc.checkpoint": str(first.checkpoint),
+        }
         self._change(_app(first), decide, about)
         done = [c for name, c in by_name.items() if outcomes[name].state is CommitState.COMMITTED]
         self._files().delete([_mark(c.transaction["transaction"]) for c in done])
         return [outcomes[name] for name in by_name]
 
     def _change(
-        self, app: str, decide: Callable[[LakeTable, Marked, LakeMemory], list[File] | None], about: Mapping[str, str]
+        self,
+        app: str,
+        decide: Callable[[LakeTable, Marked, LakeMemory], list[File] | None],
+        about: Mapping[str, str],
     ) -> None:
-        """Let `decide` alter the memory and name the files to append, until that is in the table, or there is nothing
-        to alter."""
+        """Let `decide` alter the memory and name the files to append, until that is in the table,
+        or there is nothing to alter."""
         outrun = Outrun()
         for attempt in range(_TRIES):
-            marked = self._marked(app)  # read before the memory: what is decided may lose its mark between the two
+            # read before the memory: what is decided may lose its mark between the two
+            marked = self._marked(app)
             table, memory = self._table_and_memory(app) or (self._require_table(), LakeMemory())
             try:
                 if (files := decide(table, marked, memory)) is not None:
@@ -414,10 +524,13 @@ class LakeSink(
             except Outrun as error:
                 outrun = error
             time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
-        raise TransactionBlocked(f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}") from outrun
+        raise TransactionBlocked(
+            f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}"
+        ) from outrun
 
     def _table_and_memory(self, app: str) -> tuple[LakeTable, LakeMemory] | None:
-        """The table and what it remembers of `app`, both at one moment; None if there is no table."""
+        """The table and what it remembers of `app`, both at one moment; None if there is no
+        table."""
         while (table := self._look_again()) is not None:
             if (memory := self._remembered(app)) is not None:
                 return table, memory
@@ -431,13 +544,17 @@ class LakeSink(
 
     def abort_all(self, transactions: Sequence[Identity]) -> Sequence[CommittedError | None]:
         """One commit of the table for all of them."""
-        names = {its["transaction"]: TransactionId.parse(its["transaction"]) for its in transactions}
+        names = {
+            its["transaction"]: TransactionId.parse(its["transaction"]) for its in transactions
+        }
         decided = dict[str, bool | None]()
         """Whether it is committed; None if the table knows nothing of it."""
 
         def decide(table: LakeTable, marked: Marked, memory: LakeMemory) -> list[File] | None:
             decided.update({text: memory.is_committed(name) for text, name in names.items()})
-            open_ = [text for text, name in names.items() if decided[text] is None and name in marked]
+            open_ = [
+                text for text, name in names.items() if decided[text] is None and name in marked
+            ]
             for text in open_:
                 memory.abort(names[text])
                 decided[text] = False
@@ -447,9 +564,15 @@ class LakeSink(
         about = {"tpc.aborted": f"{first} and {len(others)} more" if others else first}
         self._change(_app(names[first]), decide, about)
         try:
-            side_by_side(self._discard, [text for text, committed in decided.items() if committed is False])
+            side_by_side(
+                self._discard, [text for text, committed in decided.items() if committed is False]
+            )
         except Exception:
-            logger.info("files of aborted transactions are deleted when sink %r purges", self.name, exc_info=True)
+            logger.info(
+                "files of aborted transactions are deleted when sink %r purges",
+                self.name,
+                exc_info=True,
+            )
         why = f"its checkpoint is committed, as {self} remembers"
         texts = [its["transaction"] for its in transactions]
         return [CommittedError(f"{text}: {why}") if decided[text] else None for text in texts]
@@ -471,7 +594,11 @@ class LakeSink(
             return []
         marked = self._marked(app_of(job, self.name))
         seen = self._table_and_memory(app_of(job, self.name)) if marked else None
-        return [{"transaction": text} for name, text in marked.items() if seen and seen[1].is_committed(name) is None]
+        return [
+            {"transaction": text}
+            for name, text in marked.items()
+            if seen and seen[1].is_committed(name) is None
+        ]
 
     def _marked(self, app: str) -> Marked:
         """Transactions that are pre-committed, or decided with their mark yet to be deleted."""
@@ -484,8 +611,10 @@ class LakeSink(
         return marked
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """Delete the marks, and files, that processes left which died amid `commit` or `abort`. The memory itself is
-        cut by the next commit."""
+        """Delete the marks, and files, that processes left which died amid `commit` or `abort`.
+
+        The memory itself is cut by the next commit.
+        """
         if seen := self._table_and_memory(app := app_of(checkpoint.job, self.name)):
             for name, text in self._marked(app).items():
                 committed = seen[1].is_committed(name)
@@ -501,11 +630,16 @@ class LakeSink(
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         if (seen := self._table_and_memory(app_of(job, self.name))) is None:
             return Audit([Holding(rows=0)] * len(parts))
-        paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
+        paths = [
+            [file["path"] for c in part.committables for file in c.proof["files"]] for part in parts
+        ]
         held = dict(self._rows_held([path for some in paths for path in some]))
         if not quick:
-            held |= dict.fromkeys(self._files().missing(held), 0)  # the table names them, and nobody can read them
-        return Audit([_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)])
+            # the table names them, and nobody can read them
+            held |= dict.fromkeys(self._files().missing(held), 0)
+        return Audit(
+            [_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_handle": None, "_store": None}
@@ -520,9 +654,12 @@ def _outcome(
     name: TransactionId,
     committable: Committable,
 ) -> CommitOutcome:
-    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table. `altered`: why the
-    sink may not write to that, "" if it may: what is LOST is written again."""
-    text, committed = committable.transaction["transaction"], memory.is_committed(name)
+    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table.
+
+    `altered`: why the sink may not write to that, "" if it may: what is LOST is written again.
+    """
+    text = committable.transaction["transaction"]
+    committed = memory.is_committed(name)
     if committed:
         return CommitOutcome.COMMITTED
     if committed is False:
@@ -535,23 +672,36 @@ def _outcome(
         )
     if unfit := _unfit(committable, table):
         if altered:
-            return CommitOutcome.unknown(f"{text}: {table.target} was altered, undo that: {altered}")
+            return CommitOutcome.unknown(
+                f"{text}: {table.target} was altered, undo that: {altered}"
+            )
         return CommitOutcome.lost(f"{text}: {unfit}")
     if mine := gone.intersection(file["path"] for file in committable.proof["files"]):
-        return CommitOutcome.lost(f"{text}: somebody has deleted {min(mine)}, which was not visible yet")
+        return CommitOutcome.lost(
+            f"{text}: somebody has deleted {min(mine)}, which was not visible yet"
+        )
     return CommitOutcome.HELD
 
 
 def _unfit(committable: Committable, table: LakeTable) -> str:
     same = committable.proof["layout"] == table.layout
-    return "" if same else f"{table.target} has other columns or partitions than when its rows were written"
+    return (
+        ""
+        if same
+        else f"{table.target} has other columns or partitions than when its rows were written"
+    )
 
 
-def _holding(memory: LakeMemory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
+def _holding(
+    memory: LakeMemory, part: Part, paths: Sequence[str], held: Mapping[str, int]
+) -> Holding:
     names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
     unnamed = memory.others(part.lineage, part.checkpoint_id, names)
     if gone := [path for path in paths if path not in held]:
-        why = f"{len(gone)} of its files are not counted by the table any more: compacted, or deleted with their rows"
+        why = (
+            f"{len(gone)} of its files are not counted by the table any more: compacted, or "
+            "deleted with their rows"
+        )
         return Holding(remarks=(why,), unexpected=unnamed)
     return Holding(rows=sum(held[path] for path in paths), unexpected=unnamed)
 
