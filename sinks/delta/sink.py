@@ -27,27 +27,41 @@ from sinks.arrow.types import is_bytes, is_text
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
 from sinks.lake.files import ObjectFiles, files_at
-from sinks.lake.sink import Evolution, File, LakeMemory, LakeSink, LakeTable, LakeTransaction, Outrun, app_of
+from sinks.lake.sink import (
+    Evolution,
+    File,
+    LakeMemory,
+    LakeSink,
+    LakeTable,
+    LakeTransaction,
+    Outrun,
+    app_of,
+)
 from sinks.transaction import Checkpoint
 
 _FEATURES = {
     *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
     *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
-"""Features that a table may have: deltalake supports them, and an append can ignore them or `_problems` looks."""
+"""Features that a table may have: deltalake supports them, and an append can ignore them or
+`_problems` looks."""
 _RULES = {
-    **dict.fromkeys(("delta.generationExpression", "delta.identity.start", "delta.invariants"), "use a table without"),
+    **dict.fromkeys(
+        ("delta.generationExpression", "delta.identity.start", "delta.invariants"),
+        "use a table without",
+    ),
     "__CHAR_VARCHAR_TYPE_STRING": "make it a string, by ALTER COLUMN … TYPE STRING in Spark",
 }
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
-"""So many of a file get statistics, as by Delta's own writers, unless a table says by one of `_CHOSEN` which: then all
-get them."""
+"""So many of a file get statistics, as by Delta's own writers, unless a table says by one of
+`_CHOSEN` which: then all get them."""
 _CHOSEN = {"delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"}
 _LONGEST = 32
 """Characters of a bound, at most one more."""
 _LAST_MOMENT = 253_402_300_799_999_000
-"""Microseconds from 1970 to the last whole millisecond of the year 9999. Readers take no bound beyond it."""
+"""Microseconds from 1970 to the last whole millisecond of the year 9999. Readers take no bound
+beyond it."""
 
 
 class DeltaSink(LakeSink):
@@ -68,13 +82,18 @@ class DeltaSink(LakeSink):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and environment variables
-        do as well. `create_table` creates a missing table from the first batch, with `partition_by`."""
+        """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and
+        environment variables do as well. `create_table` creates a missing table from the first
+        batch, with `partition_by`."""
         self._uri = os.fspath(uri).rstrip("/")
         name = name or self._uri.rpartition("/")[2]
-        super().__init__(name, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
+        super().__init__(
+            name, schema_evolution, create_table, transform, dead_letters, max_dead_letters
+        )
         if "@" in urlsplit(self._uri).netloc:
-            raise ConfigurationError(f"sink {self.name!r}: credentials belong into storage_options, not into the URI")
+            raise ConfigurationError(
+                f"sink {self.name!r}: credentials belong into storage_options, not into the URI"
+            )
         if (scheme := urlsplit(self._uri).scheme) == "file":
             self._uri = unquote(urlsplit(self._uri).path)
         if scheme in ("", "file"):
@@ -82,7 +101,8 @@ class DeltaSink(LakeSink):
         self._options = dict(storage_options or {})
         self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self._entry: tuple[str, object] = "", None
-        """Path and stamp of the newest log entry that was read. If its file is another one now, so is the table."""
+        """Path and stamp of the newest log entry that was read. If its file is another one now, so
+        is the table."""
 
     def __str__(self) -> str:
         return self._uri
@@ -104,20 +124,26 @@ class DeltaSink(LakeSink):
             if isinstance(error, TableNotFoundError):
                 return None
             raise
-        columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
-        # Without the metadata of fields within structs: deltalake gives it in another order at each look, and files do
-        # not depend on it.
+        columns = _arrow(self._handle.schema())
+        parts = self._handle.metadata().partition_columns
+        # Without the metadata of fields within structs: deltalake gives it in another order at each
+        # look, and files do not depend on it.
         shown = columns.to_string(show_field_metadata=False, show_schema_metadata=False)
         layout = hashlib.sha256(f"{shown}{parts}".encode()).hexdigest()[:16]
         chosen = _CHOSEN & self._handle.metadata().configuration.keys()
         most = len(columns) if chosen else _COLUMNS
-        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, most)
+        return LakeTable(
+            f"{self._uri} ({self._handle.metadata().id})", columns, parts, layout, most
+        )
 
     def _location(self) -> str:
         return self._uri
 
     def _create(self, schema: pa.Schema) -> None:
-        options: Any = {"storage_options": self._options, "partition_by": self._partition_by or None}
+        options: Any = {
+            "storage_options": self._options,
+            "partition_by": self._partition_by or None,
+        }
         DeltaTable.create(self._uri, schema, mode="ignore", **options)
 
     def _problems(self) -> Iterable[str]:
@@ -127,32 +153,56 @@ class DeltaSink(LakeSink):
             if name.startswith("delta.constraints."):
                 yield f"it has a CHECK constraint, {name[18:]!r}, which nobody would ask: drop it"
         if settings.get("delta.columnMapping.mode", "none") != "none":
-            yield "its columns are mapped (delta.columnMapping.mode), which this sink cannot do: use a table without"
+            yield (
+                "its columns are mapped (delta.columnMapping.mode), which this sink cannot do: use "
+                "a table without"
+            )
         if _FORGETS in settings:
             yield f"{_FORGETS} lets its log forget what was committed: unset it"
         protocol = table.protocol()
         implied = ["identityColumns"] if protocol.min_writer_version == 6 else []
         if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
-            yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}: DROP FEATURE in Spark"
+            yield (
+                f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}: DROP "
+                "FEATURE in Spark"
+            )
         for column, metadata in _metadata(json.loads(table.schema().to_json()), ""):
             for rule in sorted(_RULES.keys() & metadata):
-                yield f"column {column!r} has {rule}, which writers keep and this sink cannot: {_RULES[rule]}"
-        columns, parts = _arrow(table.schema()), table.metadata().partition_columns
+                yield (
+                    f"column {column!r} has {rule}, which writers keep and this sink cannot: "
+                    f"{_RULES[rule]}"
+                )
+        columns = _arrow(table.schema())
+        parts = table.metadata().partition_columns
         for name in parts:
             kind = columns.field(name).type
-            if not (is_text(kind) or at.is_integer(kind) or at.is_date(kind) or at.is_boolean(kind)):
-                yield f"partition column {name!r} is no text, integer, date or boolean: partition by another one"
+            if not (
+                is_text(kind) or at.is_integer(kind) or at.is_date(kind) or at.is_boolean(kind)
+            ):
+                yield (
+                    f"partition column {name!r} is no text, integer, date or boolean: partition by "
+                    "another one"
+                )
         if len(parts) == len(columns):
-            yield "all its columns are partition columns, so that readers find no rows: partition by fewer"
+            yield (
+                "all its columns are partition columns, so that readers find no rows: partition by "
+                "fewer"
+            )
         if self._partition_by and self._partition_by != parts:
-            yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}: leave that out"
+            yield (
+                f"it is partitioned by {parts}, and partition_by is {self._partition_by}: leave "
+                "that out"
+            )
 
     def _add_columns(self, columns: pa.Schema) -> None:
         self._handle.alter.add_columns(Schema.from_arrow(columns).fields)
 
     def weaknesses(self) -> Sequence[str]:
         if "://" in self._uri and not self._open_files().puts_once(f"_tpc/probe-{time.time_ns()}"):
-            return (f"the store of {self._uri} ignores the condition of a put: two writers may overwrite each other",)
+            return (
+                f"the store of {self._uri} ignores the condition of a put: two writers may "
+                "overwrite each other",
+            )
         return super().weaknesses()
 
     # ------------------------------------------------------------------ in the task
@@ -164,35 +214,51 @@ class DeltaSink(LakeSink):
             texts = batch[name] if name in batch.schema.names else None
             if texts is not None and is_text(texts.type) and pc.any(pc.equal(texts, "")).as_py():
                 why = f"an empty text in the partition column {name!r}, which Delta reads as NULL"
-                raise BadValue(f"{self._uri}, partition {transaction.context.subtask}: {why}").because(why)
+                raise BadValue(
+                    f"{self._uri}, partition {transaction.context.subtask}: {why}"
+                ).because(why)
         super().write(transaction, batch)
 
-    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
+    def _write_files(
+        self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]
+    ) -> list[File]:
         files = []
         for number, (values, part) in enumerate(_partitions(rows, table.parts)):
-            path, stream = f"part-{name}-{number}.zstd.parquet", io.BytesIO()
+            path = f"part-{name}-{number}.zstd.parquet"
+            stream = io.BytesIO()
             pq.write_table(part, stream, compression="zstd", write_statistics=_without_nan(part))
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
-            size, stats = len(data), json.dumps(_statistics(part, table.details), ensure_ascii=False)
-            files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
+            size = len(data)
+            stats = json.dumps(_statistics(part, table.details), ensure_ascii=False)
+            files.append(
+                {
+                    "path": path,
+                    "size": size,
+                    "rows": part.num_rows,
+                    "values": values,
+                    "stats": stats,
+                }
+            )
         return files
 
     def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
-        return [path for path in map(str, paths) if path.startswith(f"part-{text}-") and "/" not in path]
+        return [
+            path for path in map(str, paths) if path.startswith(f"part-{text}-") and "/" not in path
+        ]
 
     # ------------------------------------------------------------------ the log
     def _remembered(self, app: str) -> LakeMemory | None:
-        """The log keeps only a number for each app, so the memory is in a file of that number, put before the log has
-        it."""
+        """The log keeps only a number for each app, so the memory is in a file of that number, put
+        before the log has it."""
         number = self._handle.transaction_version(app)
         if number is None:
             if _FORGETS in self._handle.metadata().configuration:
                 raise ConfigurationError(
-                    f"sink {self.name!r}: {self._uri} has {_FORGETS}, so its log may have forgotten what this sink has "
-                    "committed: look whether the newest checkpoint is in the table, and unset the property "
-                    "[EO-LAKE-HISTORY]"
+                    f"sink {self.name!r}: {self._uri} has {_FORGETS}, so its log may have "
+                    "forgotten what this sink has committed: look whether the newest checkpoint "
+                    "is in the table, and unset the property [EO-LAKE-HISTORY]"
                 )
             return LakeMemory()
         if (text := self._files().get(_memory(app, number))) is None:
@@ -200,18 +266,24 @@ class DeltaSink(LakeSink):
             if self._handle is None or self._handle.transaction_version(app) != number:
                 return None
             raise ConfigurationError(
-                f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the table has what this "
-                "sink has committed: restore the folder _tpc [EO-LAKE-HISTORY]"
+                f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the "
+                "table has what this sink has committed: restore the folder _tpc [EO-LAKE-HISTORY]"
             )
         return LakeMemory.from_json(text)
 
-    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
+    def _append(
+        self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]
+    ) -> None:
         table: DeltaTable = self._handle
-        before, now = table.transaction_version(app) or 0, int(time.time() * 1000)
-        number = max(before, time.time_ns()) + 1 + secrets.randbits(20)  # nobody else's, and later than `before`
+        before = table.transaction_version(app) or 0
+        now = int(time.time() * 1000)
+        # nobody else's, and later than `before`
+        number = max(before, time.time_ns()) + 1 + secrets.randbits(20)
         self._files().put(_memory(app, number), memory.to_json().encode())
         adds = [AddAction(f["path"], f["size"], f["values"], now, True, f["stats"]) for f in files]
-        properties = CommitProperties(app_transactions=[Transaction(app, number, now)], custom_metadata=dict(about))
+        properties = CommitProperties(
+            app_transactions=[Transaction(app, number, now)], custom_metadata=dict(about)
+        )
         parts = table.metadata().partition_columns
         try:
             table.create_write_transaction(
@@ -225,11 +297,17 @@ class DeltaSink(LakeSink):
         app = app_of(checkpoint.job, self.name)
         if self._handle is not None and (newest := self._handle.transaction_version(app)):
             numbers = map(_MEMORY.fullmatch, self._files().names(f"_tpc/{app}"))
-            self._files().delete([_memory(app, int(n[1])) for n in numbers if n and int(n[1]) < newest])
+            self._files().delete(
+                [_memory(app, int(n[1])) for n in numbers if n and int(n[1]) < newest]
+            )
 
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
-        actions = pa.table(self._handle.get_add_actions(flatten=True)).select(["path", "num_records"])
-        known = actions.filter(pc.is_in(actions["path"], pa.array(paths, actions["path"].type))).drop_null()
+        actions = pa.table(self._handle.get_add_actions(flatten=True)).select(
+            ["path", "num_records"]
+        )
+        known = actions.filter(
+            pc.is_in(actions["path"], pa.array(paths, actions["path"].type))
+        ).drop_null()
         return dict(zip(*(column.to_pylist() for column in known), strict=True))
 
 
@@ -258,14 +336,21 @@ def _metadata(kind: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 # ---------------------------------------------------------------------- what the log says of a file
-def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """For each partition of the table: the values of the partition `columns`, as the log has them, and its rows without
-    these columns."""
+def _partitions(
+    rows: pa.Table, columns: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """For each partition of the table: the values of the partition `columns`, as the log has them,
+    and its rows without these columns."""
     if not columns:
         yield {}, rows
         return
-    keys = [str(number) for number in range(len(columns))]  # Arrow takes a name that begins with a dot for a path
-    texts = rows.select(columns).rename_columns(keys).cast(pa.schema([(key, pa.string()) for key in keys]))
+    # Arrow takes a name that begins with a dot for a path
+    keys = [str(number) for number in range(len(columns))]
+    texts = (
+        rows.select(columns)
+        .rename_columns(keys)
+        .cast(pa.schema([(key, pa.string()) for key in keys]))
+    )
     numbered = texts.append_column("place", pa.array(range(rows.num_rows)))
     groups = numbered.group_by(keys, use_threads=False).aggregate([("place", "list")])
     for group in groups.to_pylist():
@@ -274,15 +359,21 @@ def _partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[s
 
 
 def _without_nan(rows: pa.Table) -> list[str]:
-    """The flat columns that have none. In Parquet's own bounds it is not, and Spark, to which it is above all numbers,
-    would miss it."""
+    """The flat columns that have none.
+
+    In Parquet's own bounds it is not, and Spark, to which it is above all numbers, would miss it.
+    """
     flat = [name for name in rows.column_names if not at.is_nested(rows[name].type)]
-    return [name for name in flat if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())]
+    return [
+        name
+        for name in flat
+        if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())
+    ]
 
 
 def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
-    """Of the first so many columns, with bounds of all that have values, or of none: deltalake's readers miss rows
-    where one lacks."""
+    """Of the first so many columns, with bounds of all that have values, or of none: deltalake's
+    readers miss rows where one lacks."""
     flat = [name for name in rows.column_names[:most] if not at.is_nested(rows[name].type)]
     nulls = {name: rows[name].null_count for name in flat}
     some = [name for name in flat if nulls[name] < rows.num_rows and not is_bytes(rows[name].type)]
@@ -293,7 +384,8 @@ def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Of some values, one that none is below, and one that none is above; None if JSON has no form for them."""
+    """Of some values, one that none is below, and one that none is above; None if JSON has no form
+    for them."""
     kind = column.type
     try:
         for chunk in column.chunks:
@@ -305,11 +397,15 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
         return None  # Delta orders NaN above all numbers, Arrow nowhere
     ends = pc.min_max(column.cast(pa.string()) if at.is_date(kind) else column).as_py()
-    low, high = ends["min"], ends["max"]
+    low = ends["min"]
+    high = ends["max"]
     if at.is_floating(kind):
-        return low or -0.0, high or 0.0  # -0.0 is below 0.0 for deltalake, and none of both for Arrow
+        # -0.0 is below 0.0 for deltalake, and none of both for Arrow
+        return low or -0.0, high or 0.0
     if at.is_decimal(kind):
-        exact = all(Decimal(text := repr(float(end))) == end and "e" not in text for end in (low, high))
+        exact = all(
+            Decimal(text := repr(float(end))) == end and "e" not in text for end in (low, high)
+        )
         return (float(low), float(high)) if exact else None
     if not isinstance(high, str):
         return low, high
