@@ -1,5 +1,5 @@
-"""Gives pyiceberg's REST catalogs a timeout, which they lack: a catalog that no longer answers would be waited for
-without end, past the commit timeout. Importing this does it."""
+"""Gives pyiceberg's REST catalogs a timeout, which they lack: a catalog that no longer answers
+would be waited for without end, past the commit timeout. Importing this does it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyiceberg.catalog.rest.auth as auth
 import requests
 
 TIMEOUT = (10.0, 60.0)
-"""Seconds to connect, and to wait for an answer. What became of a commit without an answer is asked again."""
+"""Seconds to connect, and to wait for an answer. What became of a commit without an answer is asked
+again."""
 
 
 class Session(requests.Session):

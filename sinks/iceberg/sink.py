@@ -24,13 +24,23 @@ from pyiceberg.avro.resolver import construct_writer, resolve_reader
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor as Visitor
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    PyArrowFile,
+    PyArrowFileIO,
+    _dataframe_to_data_files,
+    schema_to_pyarrow,
+)
 from pyiceberg.manifest import DataFile, ManifestContent, data_file_with_partition
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetSnapshotRefUpdate, TableUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
 from pyiceberg.transforms import DayTransform
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import StructType
@@ -42,17 +52,32 @@ from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.lake.files import Files, make_durable
 from sinks.lake.sink import Evolution, File, LakeMemory, LakeSink, LakeTable, Outrun
 
-_BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
+_BARE: Any = {
+    "snapshots": [],
+    "snapshot_log": [],
+    "metadata_log": [],
+    "refs": {},
+    "current_snapshot_id": None,
+}
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
 _COUNTS = by_arrow.MetricsMode(by_arrow.MetricModeTypes.COUNTS)
 _ONE_ROW_GROUP = {TableProperties.PARQUET_ROW_GROUP_LIMIT: str(1 << 30)}
-"""In a file. Of several, pyiceberg leaves those without bounds out, as where a text is longer than 4 KiB, and readers
-would miss their rows."""
+"""In a file. Of several, pyiceberg leaves those without bounds out, as where a text is longer than
+4 KiB, and readers would miss their rows."""
 _FORMAT = 2
 """The version of Iceberg's format that pyiceberg can write and this sink was made for."""
-_OF_STORES = ("adls.", "client.", "gcs.", "hdfs.", "s3.", "buffer-size", "DEFAULT_NETLOC", "DEFAULT_SCHEME")
-"""Beginnings of the properties with which pyiceberg opens files. A catalog puts its own among them, and objects that
-cannot travel to tasks."""
+_OF_STORES = (
+    "adls.",
+    "client.",
+    "gcs.",
+    "hdfs.",
+    "s3.",
+    "buffer-size",
+    "DEFAULT_NETLOC",
+    "DEFAULT_SCHEME",
+)
+"""Beginnings of the properties with which pyiceberg opens files. A catalog puts its own among them,
+and objects that cannot travel to tasks."""
 _FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
 """Transforms and types of partition columns by which pyiceberg doubles rows, or fails."""
 
@@ -74,7 +99,8 @@ for _name in ("list", "map"):
 
 
 def _or_without_bounds(collect: Callable[..., Any]) -> Callable[..., Any]:
-    """pyiceberg fails where Python has no such bound: a year beyond 9999, or a text that ends with U+D800."""
+    """pyiceberg fails where Python has no such bound: a year beyond 9999, or a text that ends with
+    U+D800."""
 
     def collected(stats_columns: Mapping[int, Any], **of: Any) -> Any:
         try:
@@ -94,12 +120,16 @@ by_arrow.data_file_statistics_from_parquet_metadata = _or_without_bounds(
 
 
 def _by_whole_days(of: Callable[..., Any]) -> Callable[..., Any]:
-    """pyiceberg takes the last second of a day before 1970 for the next day's, where readers miss its rows."""
+    """pyiceberg takes the last second of a day before 1970 for the next day's, where readers miss
+    its rows."""
 
     def transform(by: DayTransform[Any], source: object) -> Callable[[Any], Any]:
-        days, moment = of(by, source), pa.timestamp("us")
+        days = of(by, source)
+        moment = pa.timestamp("us")
         return lambda given: days(
-            pc.floor_temporal(given.cast(moment), unit="day") if at.is_timestamp(given.type) else given
+            pc.floor_temporal(given.cast(moment), unit="day")
+            if at.is_timestamp(given.type)
+            else given
         )
 
     return transform
@@ -113,7 +143,8 @@ class TableFiles(Files):
 
     def __init__(self, location: str, properties: Mapping[str, str]) -> None:
         self.place = location, properties
-        self._location, self.properties = location.rstrip("/"), dict(properties)
+        self._location = location.rstrip("/")
+        self.properties = dict(properties)
         self._io = PyArrowFileIO(self.properties)
 
     def put(self, path: str, data: bytes) -> None:
@@ -136,7 +167,9 @@ class TableFiles(Files):
 
     def names(self, folder: str) -> list[str]:
         scheme, netloc, place = PyArrowFileIO.parse_location(self._whole(folder), self.properties)
-        entries = self._io.fs_by_scheme(scheme, netloc).get_file_info(fs.FileSelector(place, allow_not_found=True))
+        entries = self._io.fs_by_scheme(scheme, netloc).get_file_info(
+            fs.FileSelector(place, allow_not_found=True)
+        )
         return [entry.base_name for entry in entries]
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -171,12 +204,21 @@ class IcebergSink(LakeSink):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`table` is `NAMESPACE.TABLE`. `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or
-        is the name of one in its configuration file."""
-        super().__init__(name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
+        """`table` is `NAMESPACE.TABLE`.
+
+        `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or is the name
+        of one in its configuration file.
+        """
+        super().__init__(
+            name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters
+        )
         if "." not in table:
-            raise ConfigurationError(f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}")
-        self.table, self._catalog, self._branch = table, catalog, branch
+            raise ConfigurationError(
+                f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}"
+            )
+        self.table = table
+        self._catalog = catalog
+        self._branch = branch
 
     def __str__(self) -> str:
         return self.table
@@ -185,8 +227,8 @@ class IcebergSink(LakeSink):
     def check(self, schema: pa.Schema) -> None:
         if any(map(_lacks_name, schema)):
             raise SchemaMismatch(
-                f"sink {self.name!r}: a column, or a field of a struct, has an empty name, which pyiceberg cannot "
-                "write: give it another one in Spark"
+                f"sink {self.name!r}: a column, or a field of a struct, has an empty name, which "
+                "pyiceberg cannot write: give it another one in Spark"
             )
         super().check(schema)
 
@@ -208,28 +250,45 @@ class IcebergSink(LakeSink):
                 return None
             if unknown := _unknown_to_pyiceberg(error):
                 raise ConfigurationError(
-                    f"sink {self.name!r}: pyiceberg cannot read the metadata of {self.table}: {unknown}. Its table has "
-                    f"something newer than format version {_FORMAT}: use a table of that version"
+                    f"sink {self.name!r}: pyiceberg cannot read the metadata of {self.table}: "
+                    f"{unknown}. Its table has something newer than format version {_FORMAT}: use "
+                    "a table of that version"
                 ) from error
             raise
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
-        layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
-        mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
+        layout = (
+            f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
+        )
+        mine = {
+            key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")
+        }
         plain = metadata.model_copy(update=_BARE | {"properties": mine | _ONE_ROW_GROUP})
-        text = IcebergBaseModel.model_dump_json(plain)  # the method of version 3 itself raises NotImplementedError
+        # the method of version 3 itself raises NotImplementedError
+        text = IcebergBaseModel.model_dump_json(plain)
         known = self._handle.io.properties
-        place = metadata.location, {key: value for key, value in known.items() if key.startswith(_OF_STORES)}
-        if getattr(self._store, "place", None) != place:  # it may be another table, or have other credentials
+        place = (
+            metadata.location,
+            {key: value for key, value in known.items() if key.startswith(_OF_STORES)},
+        )
+        # it may be another table, or have other credentials
+        if getattr(self._store, "place", None) != place:
             self._store = TableFiles(*place)
         where = self.table if self._branch == "main" else f"{self.table}, branch {self._branch}"
-        parts = [str(metadata.schema().find_column_name(field.source_id)) for field in metadata.spec().fields]
+        parts = [
+            str(metadata.schema().find_column_name(field.source_id))
+            for field in metadata.spec().fields
+        ]
         return LakeTable(f"{where} ({metadata.table_uuid})", columns, parts, layout, (text, *place))
 
     def _open_catalog(self) -> Any:
         import sinks.iceberg.rest  # noqa: F401  # here, because tasks ask no catalog
 
-        return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
+        return (
+            load_catalog(self._catalog)
+            if isinstance(self._catalog, str)
+            else load_catalog(**self._catalog)
+        )
 
     def _location(self) -> str:
         return str(self._handle.metadata.location) if self._look() else ""
@@ -243,11 +302,18 @@ class IcebergSink(LakeSink):
         table: Table = self._handle
         yield from self._of_other_format()
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
-            yield f"its files are {kind}, and this sink writes parquet: set write.format.default to that"
+            yield (
+                f"its files are {kind}, and this sink writes parquet: set write.format.default to "
+                "that"
+            )
         for part in table.spec().fields:
-            by, kind = str(part.transform), str(table.schema().find_type(part.source_id))
+            by = str(part.transform)
+            kind = str(table.schema().find_type(part.source_id))
             if (by.partition("[")[0], kind) in _FAILS:
-                yield f"it is partitioned by {part.name!r}, {by} of a {kind}: it doubles rows or fails, use another"
+                yield (
+                    f"it is partitioned by {part.name!r}, {by} of a {kind}: it doubles rows or "
+                    "fails, use another"
+                )
         by_column: dict[int, list[str]] = {}
         for part in table.spec().fields:
             by_column.setdefault(part.source_id, []).append(f"{part.name!r} ({part.transform})")
@@ -255,24 +321,34 @@ class IcebergSink(LakeSink):
             if len(parts) > 1:
                 column = table.schema().find_column_name(source)
                 yield (
-                    f"its partition fields {' and '.join(parts)} are of one column, {column!r}, which pyiceberg cannot "
-                    "write: drop all but one (ALTER TABLE … DROP PARTITION FIELD in Spark)"
+                    f"its partition fields {' and '.join(parts)} are of one column, {column!r}, "
+                    "which pyiceberg cannot write: drop all but one (ALTER TABLE … DROP PARTITION "
+                    "FIELD in Spark)"
                 )
         ref = table.metadata.refs.get(self._branch)
         yield from self._without_branch()
         if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
             yield f"{self._branch!r} is a tag there, which takes no commits: name a branch"
         if ":memory:" in str(table.catalog.properties.get("uri")):
-            yield "its catalog is in the memory of this process, where no other sees it: use a file or a server"
+            yield (
+                "its catalog is in the memory of this process, where no other sees it: use a file "
+                "or a server"
+            )
 
     def _of_other_format(self) -> list[str]:
         version = self._handle.metadata.format_version
-        why = f"it has format version {version}, and this sink writes version {_FORMAT}: use a table of that"
+        why = (
+            f"it has format version {version}, and this sink writes version {_FORMAT}: use a table "
+            "of that"
+        )
         return [] if version == _FORMAT else [why]
 
     def _without_branch(self) -> list[str]:
         gone = self._branch != "main" and self._branch not in self._handle.metadata.refs
-        create = "create it. If it was dropped, create it at its last snapshot, or its earlier rows stay out"
+        create = (
+            "create it. If it was dropped, create it at its last snapshot, or its earlier rows "
+            "stay out"
+        )
         return [f"it has no branch {self._branch!r}: {create}"] if gone else []
 
     def _add_columns(self, columns: pa.Schema) -> None:
@@ -283,9 +359,12 @@ class IcebergSink(LakeSink):
     def _open_files(self) -> Files:
         return TableFiles(*(self._table or self._require_table()).details[1:])
 
-    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
+    def _write_files(
+        self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]
+    ) -> list[File]:
         text, location, properties = table.details
-        metadata, unique = TableMetadataUtil.parse_raw(text), _unique(name)
+        metadata = TableMetadataUtil.parse_raw(text)
+        unique = _unique(name)
         recording = Recording(dict(properties))
         recording.begun = begun
         files = list(_dataframe_to_data_files(metadata, rows, recording, unique))
@@ -294,15 +373,22 @@ class IcebergSink(LakeSink):
 
     def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
         unique = {str(_unique(f"{text}-{number}")) for number in range(len(paths))}
-        return [path for path in map(str, paths) if any(each in path.rpartition("/")[2] for each in unique)]
+        return [
+            path
+            for path in map(str, paths)
+            if any(each in path.rpartition("/")[2] for each in unique)
+        ]
 
     # ------------------------------------------------------------------ snapshots
     def _remembered(self, app: str) -> LakeMemory:
         return LakeMemory.from_json(self._handle.properties.get(app))
 
-    def _append(self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]) -> None:
-        """Without pyiceberg's own loop: its retries commit on top of what nobody has looked at, and after a conflict it
-        deletes manifests, which a commit whose answer got lost has put into the table."""
+    def _append(
+        self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]
+    ) -> None:
+        """Without pyiceberg's own loop: its retries commit on top of what nobody has looked at, and
+        after a conflict it deletes manifests, which a commit whose answer got lost has put into the
+        table."""
         table: Table = self._handle
         metadata = table.metadata
         # pyiceberg would make a branch without its earlier rows, and fails at another format
@@ -311,53 +397,72 @@ class IcebergSink(LakeSink):
         try:
             transaction = _Transaction(table)
             transaction.set_properties({app: memory.to_json()})
-            update = transaction.update_snapshot(snapshot_properties=dict(about), branch=self._branch)
+            update = transaction.update_snapshot(
+                snapshot_properties=dict(about), branch=self._branch
+            )
             columns = {part.source_id for spec in metadata.partition_specs for part in spec.fields}
-            merges = files and columns <= metadata.schema().field_ids  # pyiceberg fails at those that were dropped
+            # pyiceberg fails at those that were dropped
+            merges = files and columns <= metadata.schema().field_ids
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
                     append.append_data_file(_from_json(file, metadata))
             same = AssertTableUUID(uuid=metadata.table_uuid)
-            updates = tuple(_in_order(_with_retention(each, metadata), metadata) for each in transaction._updates)
+            updates = tuple(
+                _in_order(_with_retention(each, metadata), metadata)
+                for each in transaction._updates
+            )
             table._do_commit(updates, (*transaction._requirements, same))
         except (CommitFailedException, ValueError) as error:
-            if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
+            # of another branch
+            if isinstance(error, ValueError) and "last sequence number" not in str(error):
                 raise
             raise Outrun(error) from error
 
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         table: Table = self._handle
-        wanted, snapshot = set(paths), table.snapshot_by_name(self._branch)
+        wanted = set(paths)
+        snapshot = table.snapshot_by_name(self._branch)
         rows: dict[str, int] = {}
         for manifest in snapshot.manifests(table.io) if snapshot else ():  # the newest first
             if len(rows) == len(wanted):
                 break
             if manifest.content is ManifestContent.DATA:
                 files = (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
-                rows |= {file.file_path: file.record_count for file in files if file.file_path in wanted}
+                rows |= {
+                    file.file_path: file.record_count for file in files if file.file_path in wanted
+                }
         return rows
 
 
 def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
     """pyiceberg moves a branch without what it says of how long its snapshots stay."""
-    if not isinstance(update, SetSnapshotRefUpdate) or (ref := metadata.refs.get(update.ref_name)) is None:
+    if (
+        not isinstance(update, SetSnapshotRefUpdate)
+        or (ref := metadata.refs.get(update.ref_name)) is None
+    ):
         return update
     names = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
     return update.model_copy(update={name: getattr(ref, name) for name in names})
 
 
 def _in_order(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """A clock that is behind makes no snapshot older than the one before, since catalogs refuse a log out of order."""
+    """A clock that is behind makes no snapshot older than the one before, since catalogs refuse a
+    log out of order."""
     if not isinstance(update, AddSnapshotUpdate):
         return update
-    newest = max([metadata.last_updated_ms, *(entry.timestamp_ms for entry in metadata.snapshot_log)])
+    newest = max(
+        [metadata.last_updated_ms, *(entry.timestamp_ms for entry in metadata.snapshot_log)]
+    )
     later = max(update.snapshot.timestamp_ms, newest)
-    return update.model_copy(update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": later})})
+    return update.model_copy(
+        update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": later})}
+    )
 
 
 def _unknown_to_pyiceberg(error: Exception) -> str:
-    """What a table's metadata has that pyiceberg does not know, on one line; "" for another error, and for an answer
-    that is no metadata: one of a gateway, which may be another one when it is asked again."""
+    """What a table's metadata has that pyiceberg does not know, on one line; "" for another error,
+    and for an answer that is no metadata: one of a gateway, which may be another one when it is
+    asked again."""
     cause = error.__cause__ if isinstance(error, ValidationError) else error
     if not isinstance(cause, pydantic.ValidationError):
         return ""
@@ -367,7 +472,7 @@ def _unknown_to_pyiceberg(error: Exception) -> str:
     return "; ".join(f"{'.'.join(map(str, part['loc'])) or 'it'}: {part['msg']}" for part in parts)
 
 
-# ---------------------------------------------------------------------- data files as JSON, for the way to the commit
+# ---------------------------------------------------- data files as JSON, for the way to the commit
 def _unique(name: str) -> uuid.UUID:
     """With which pyiceberg names the files that one call writes."""
     return uuid.uuid5(uuid.NAMESPACE_OID, name)
@@ -383,7 +488,11 @@ def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
     """A data file as its entry in a manifest has it, with path and rows beside."""
     stream = io.BytesIO()
     construct_writer(_fields(table)).write(BinaryEncoder(stream), file)
-    return {"path": file.file_path, "rows": file.record_count, "avro": base64.b64encode(stream.getvalue()).decode()}
+    return {
+        "path": file.file_path,
+        "rows": file.record_count,
+        "avro": base64.b64encode(stream.getvalue()).decode(),
+    }
 
 
 def _from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
@@ -395,11 +504,14 @@ def _from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
 
 
 def _fields(table: TableMetadata) -> StructType:
-    return data_file_with_partition(table.spec().partition_type(table.schema()), table.format_version)
+    return data_file_with_partition(
+        table.spec().partition_type(table.schema()), table.format_version
+    )
 
 
 class _Transaction(Transaction):
-    """pyiceberg makes the metadata anew at each look, with a deep copy of all snapshots: some fifteen for an append."""
+    """pyiceberg makes the metadata anew at each look, with a deep copy of all snapshots: some
+    fifteen for an append."""
 
     _made: tuple[int, TableMetadata] | None = None
 
