@@ -1,11 +1,21 @@
 """For authors of sinks: the conformance kit, killable drivers, and real servers for tests.
 
-Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whole protocol around the sink under test.
+Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whole protocol around
+the sink under test.
 """
 
 import pytest
 
-_OF_SINKS = ("conformance", "faults", "kit", "options", "outcomes", "over_spark", "two_phases", "values")
+_OF_SINKS = (
+    "conformance",
+    "faults",
+    "kit",
+    "options",
+    "outcomes",
+    "over_spark",
+    "two_phases",
+    "values",
+)
 _OF_OTHERS = ("storage", "table_crashes", "table_suite")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _OF_SINKS + _OF_OTHERS))
 

@@ -1,4 +1,7 @@
-"""The clauses of a sink's contract, and what a sink may lack. Every failure of the kit names one of them."""
+"""The clauses of a sink's contract, and what a sink may lack.
+
+Every failure of the kit names one of them.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,42 @@ __tracebackhide__ = True
 
 
 class Ability(Enum):
-    """What a sink may say that it cannot do (`SinkContract.cannot`). The tests of it are skipped with its reason."""
+    """What a sink may say that it cannot do (`SinkContract.cannot`).
+
+    The tests of it are skipped with its reason.
+    """
 
     TWO_PHASE = "pre-commit and commit in two phases; without it, only at-least-once mode is tested"
-    SIDE_BY_SIDE = "hold two open transactions at once (a system with one writer makes the second wait)"
+    SIDE_BY_SIDE = (
+        "hold two open transactions at once (a system with one writer makes the second wait)"
+    )
     DIRECTLY = "make the rows of a task visible by itself (at-least-once mode)"
     EMPTY = "pre-commit a transaction of no rows (in a job, none is without)"
     NULLS = "store null in `name` and `amount`"
     NEGATIVE_ZERO = "tell -0.0 from 0.0"
     DEAD_TASKS = "remove in `purge` what dead tasks left (the system has something else for that)"
-    TELL_OPEN = "tell an open transaction from a pre-committed one, nor abort it while its task writes"
+    TELL_OPEN = (
+        "tell an open transaction from a pre-committed one, nor abort it while its task writes"
+    )
 
 
 class Clause(Enum):
     """A sentence of the contract: the method whose docstring has it, and the sentence."""
 
     # ------------------------------------------------------------------ the object
-    PICKLED = "__getstate__", "the sink travels to tasks and drivers by pickle, opened or not, and is the same there"
-    MADE_ANEW = "__init__", "a job that starts again makes the sink anew, which ends what the former one pre-committed"
+    PICKLED = (
+        "__getstate__",
+        "the sink travels to tasks and drivers by pickle, opened or not, and is the same there",
+    )
+    MADE_ANEW = (
+        "__init__",
+        "a job that starts again makes the sink anew, which ends what the former one pre-committed",
+    )
     CHECK = "check", "accepts columns that the target takes, as often as it is asked"
-    CHECK_REFUSES = "check", "raises ConfigurationError for columns that the target cannot take, naming all at once"
+    CHECK_REFUSES = (
+        "check",
+        "raises ConfigurationError for columns that the target cannot take, naming all at once",
+    )
     OPEN = "open", "acquires what the sink needs to work in this process, again after `close`"
     OPEN_KEEPS = "open", "touches no transaction, open or pre-committed"
     CLOSE = "close", "releases it; called also when `open` failed or was not called, and twice"
@@ -43,12 +62,27 @@ class Clause(Enum):
     WEAKNESSES = "weaknesses", "answers with a sequence of sentences"
     # ------------------------------------------------------------------ in the task
     BEGIN = "begin_transaction", "starts a transaction"
-    BEGIN_FAILS = "begin_transaction", "if it raises, it leaves nothing behind itself: there is no handle to roll back"
-    NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
-    HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
+    BEGIN_FAILS = (
+        "begin_transaction",
+        "if it raises, it leaves nothing behind itself: there is no handle to roll back",
+    )
+    NAMES = (
+        "begin_transaction",
+        "names it by `context.transaction_id`: each part of that tells transactions apart",
+    )
+    HANDLE = (
+        "begin_transaction",
+        "returns the handle: two open transactions of one sink object do not meet",
+    )
     WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
-    LETTERS = "read_dead_letters", "tells those of that sink and job that are visible, or that it cannot tell"
-    WRITE_GOOD_ROWS = "write_good_rows", "names the rows that the target refuses, in their order, and writes all others"
+    LETTERS = (
+        "read_dead_letters",
+        "tells those of that sink and job that are visible, or that it cannot tell",
+    )
+    WRITE_GOOD_ROWS = (
+        "write_good_rows",
+        "names the rows that the target refuses, in their order, and writes all others",
+    )
     BAD_VALUE = (
         "write",
         "a value that the target cannot hold as it is: BadValue, and nothing is kept",
@@ -57,31 +91,63 @@ class Clause(Enum):
     PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
     PRE_COMMIT_ABORTED = (
         "pre_commit",
-        "in the step that makes the rows durable, it looks for the proof of an abort, and raises if that is there",
+        "in the step that makes the rows durable, it looks for the proof of an abort, and raises "
+        "if that is there",
     )
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
-    IDENTITY = "pre_commit", "returns the identity: a dict of JSON values, exactly what `in_doubt` lists"
-    DURABLE = "pre_commit", "the task may die at any moment after; any other process can commit or abort it"
-    TASK_DIES = "pre_commit", "a task that dies inside shows no row, and a sweep and another attempt get over it"
+    IDENTITY = (
+        "pre_commit",
+        "returns the identity: a dict of JSON values, exactly what `in_doubt` lists",
+    )
+    DURABLE = (
+        "pre_commit",
+        "the task may die at any moment after; any other process can commit or abort it",
+    )
+    TASK_DIES = (
+        "pre_commit",
+        "a task that dies inside shows no row, and a sweep and another attempt get over it",
+    )
     ROLLBACK = "rollback", "throws away a transaction that was not pre-committed, and no other"
-    ROLLBACK_AFTER = "rollback", "after a pre-commit that raised, what had taken effect is undone, or left to the sweep"
+    ROLLBACK_AFTER = (
+        "rollback",
+        "after a pre-commit that raised, what had taken effect is undone, or left to the sweep",
+    )
     LEFTOVERS = "rollback", "throws it away without a trace"
-    DIRECTLY = "commit_directly", "makes the rows visible now, in the task, and leaves nothing in doubt"
+    DIRECTLY = (
+        "commit_directly",
+        "makes the rows visible now, in the task, and leaves nothing in doubt",
+    )
     # ------------------------------------------------------------------ commit
     COMMIT = "commit", "makes one pre-committed transaction visible, whole"
-    COMMIT_OUTCOME = "commit", "answers with a CommitOutcome, which says why if it is LOST or UNKNOWN"
-    COMMIT_BY_NAME = "commit", "needs nothing but the committable, in any process, and ends no other transaction"
-    SETTINGS = "commit", "shows what was pre-committed as it was meant, or raises, if the sink is set otherwise by now"
+    COMMIT_OUTCOME = (
+        "commit",
+        "answers with a CommitOutcome, which says why if it is LOST or UNKNOWN",
+    )
+    COMMIT_BY_NAME = (
+        "commit",
+        "needs nothing but the committable, in any process, and ends no other transaction",
+    )
+    SETTINGS = (
+        "commit",
+        "shows what was pre-committed as it was meant, or raises, if the sink is set otherwise by "
+        "now",
+    )
     IDEMPOTENT = "commit", "is idempotent: COMMITTED also if it already was"
     LOST = "commit", "LOST after an abort, and for ever"
     LOST_PROOF = "commit", 'LOST only with proof that it was rolled back ("not found" is none)'
     NOT_FOUND = "commit", '"not found" is no success: UNKNOWN if nobody can tell'
     ASK_AGAIN = "commit", "exceptions mean: ask again. A system that does not answer is no outcome"
-    COMMIT_DIES = "commit", "a driver that dies inside is asked again, and then every row is visible once"
+    COMMIT_DIES = (
+        "commit",
+        "a driver that dies inside is asked again, and then every row is visible once",
+    )
     THREADS = "commit", "is called in many threads at once, and by two drivers"
     COMMIT_ALL = "commit_all", "one outcome each, in order"
     HELD = "commit_all", "answers HELD only beside one that is LOST or UNKNOWN, or raised"
-    COMMIT_ALL_GOES_ON = "commit_all", "the exception of one participant keeps no other from its outcome"
+    COMMIT_ALL_GOES_ON = (
+        "commit_all",
+        "the exception of one participant keeps no other from its outcome",
+    )
     AT_ONCE = "commit_whole", "makes a checkpoint visible as a whole: all participants or none"
     LEAKS = "close", "gives back what each transaction has acquired: files, threads, connections"
     VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
@@ -91,7 +157,8 @@ class Clause(Enum):
     ABORT_AGAIN = "abort", "is not an error if it is gone already"
     ABORT_UNSEEN = (
         "abort",
-        "is no error if it was never seen, and leaves a proof only if that bars the way of a late `pre_commit`",
+        "is no error if it was never seen, and leaves a proof only if that bars the way of a late "
+        "`pre_commit`",
     )
     ABORT_COMMITTED = "abort", "raises CommittedError if it finds it committed, and changes nothing"
     ABORT_OR_COMMIT = "abort", "either it or a commit at the same time takes effect, never both"
@@ -106,30 +173,60 @@ class Clause(Enum):
     )
     IN_DOUBT_RESOLVED = "in_doubt", "lists nothing that is committed, aborted or rolled back"
     IN_DOUBT_READS = "in_doubt", "changes nothing"
-    PURGE = "purge", "removes proofs before `oldest_retained` of this job, lineage and sink, and nothing else"
-    PURGE_LEFTOVERS = "purge", "removes what dead tasks of checkpoints before `oldest_retained` left"
-    PURGE_BESIDE = "purge", "disturbs no `pre_commit` and no `committed_checkpoints` at the same time"
+    PURGE = (
+        "purge",
+        "removes proofs before `oldest_retained` of this job, lineage and sink, and nothing else",
+    )
+    PURGE_LEFTOVERS = (
+        "purge",
+        "removes what dead tasks of checkpoints before `oldest_retained` left",
+    )
+    PURGE_BESIDE = (
+        "purge",
+        "disturbs no `pre_commit` and no `committed_checkpoints` at the same time",
+    )
     # ------------------------------------------------------------------ memory, operators
-    MEMORY = "committed_checkpoints", "by lineage the newest checkpoint that has committed rows, of this job and sink"
+    MEMORY = (
+        "committed_checkpoints",
+        "by lineage the newest checkpoint that has committed rows, of this job and sink",
+    )
     MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"
-    EVOLVE = "evolve", "lets the target take rows of other columns, as often as it is asked, and harms no older rows"
+    EVOLVE = (
+        "evolve",
+        "lets the target take rows of other columns, as often as it is asked, and harms no older "
+        "rows",
+    )
     SCHEMA_DIFF = "schema_diff", "tells what `evolve` would change, and changes nothing"
     DIAGNOSE = "diagnose", "yields findings, and nothing of it stays behind"
     INSPECT = "inspect", "one answer for each transaction, in order"
     AUDIT = "audit", "tells of rows that are visible how many were written, or that it cannot tell"
     # ------------------------------------------------------------------ the whole
-    EXACTLY_ONCE = "__doc__", "whoever dies, and wherever: every row becomes visible once, and nothing stays in doubt"
+    EXACTLY_ONCE = (
+        "__doc__",
+        "whoever dies, and wherever: every row becomes visible once, and nothing stays in doubt",
+    )
     AT_LEAST_ONCE = "commit_directly", "at-least-once mode loses no row"
     UPSERT = "write", "a row with the key of an older one takes its place"
-    UPSERT_NULL = "write", "a row whose key is null: BadValue, or one row more each time; null equals nothing"
-    UPSERT_TWICE = "write", "a key twice in a checkpoint: BadValue, or a participant's last row of it is visible, alone"
+    UPSERT_NULL = (
+        "write",
+        "a row whose key is null: BadValue, or one row more each time; null equals nothing",
+    )
+    UPSERT_TWICE = (
+        "write",
+        "a key twice in a checkpoint: BadValue, or a participant's last row of it is visible, "
+        "alone",
+    )
 
     def __init__(self, method: str, sentence: str) -> None:
-        self.method, self.sentence = method, sentence
+        self.method = method
+        self.sentence = sentence
 
     def broken(self, seen: str) -> str:
         """What a failed assertion says."""
-        return f"{self.name}: {self._called} {self.sentence}\n  seen: {seen}\n  contract: {self._where}"
+        return (
+            f"{self.name}: {self._called} {self.sentence}\n  seen: {seen}\n  contract: "
+            f"{self._where}"
+        )
 
     @property
     def _called(self) -> str:
@@ -150,8 +247,12 @@ class Clause(Enum):
         try:
             yield
         except Exception as error:
-            raise AssertionError(self.broken(f"{doing} raised {type(error).__name__}: {error}")) from error
+            raise AssertionError(
+                self.broken(f"{doing} raised {type(error).__name__}: {error}")
+            ) from error
 
 
 # pydoc would cut the sentences of an Enum
-__doc__ += "\n\n" + "\n".join(f"{clause.name}: `{clause.method}` {clause.sentence}" for clause in Clause)
+__doc__ += "\n\n" + "\n".join(
+    f"{clause.name}: `{clause.method}` {clause.sentence}" for clause in Clause
+)

@@ -1,6 +1,7 @@
 """Driver processes that are killed with SIGKILL where a test wants it.
 
-They are forked from a server that has imported what they need and opened nothing, so that a start costs milliseconds.
+They are forked from a server that has imported what they need and opened nothing, so that a start
+costs milliseconds.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ NOT_UNPICKLED = 97
 
 
 COMMIT_TIMEOUT = 120.0
-"""Seconds in which a commit is tried again after an error. A slow machine does not take as long, and a sink that never
-commits is told of after them."""
+"""Seconds in which a commit is tried again after an error. A slow machine does not take as long,
+and a sink that never commits is told of after them."""
 
 _CALLS: Counter[str] = Counter()
 
@@ -61,14 +62,16 @@ class KillAt(CheckpointListener):
 
 
 Around = Callable[[str, Callable[[], Any]], Any]
-"""`around` has it called in place of each method of a sink, with the method's name and a function that
-calls the method; what it returns is returned. Picklable."""
+"""`around` has it called in place of each method of a sink, with the method's name and a function
+that calls the method; what it returns is returned. Picklable."""
 METHODS = tuple(
     dict.fromkeys(
         name
         for kind in (TwoPhaseCommitSink, *OPTIONAL)
         for name, value in vars(kind).items()
-        if inspect.isfunction(value) and not name.startswith("_") and not hasattr(value, "__final__")
+        if inspect.isfunction(value)
+        and not name.startswith("_")
+        and not hasattr(value, "__final__")
     )
 )
 
@@ -97,11 +100,16 @@ class _Hook:
 
 
 def Hooked(  # noqa: N802 - it makes a class, and its object
-    sink: Sink, method: str, nth: int | None = 1, *, after: bool = False, hook: Callable[[], object] = die
+    sink: Sink,
+    method: str,
+    nth: int | None = 1,
+    *,
+    after: bool = False,
+    hook: Callable[[], object] = die,
 ) -> Any:
-    """The sink, with `hook` called before or after the n-th call of one of its methods, or, with None, each. The hook
-    is `die`, or anything else picklable that a test wants to happen there. Calls are counted per process, over all
-    copies."""
+    """The sink, with `hook` called before or after the n-th call of one of its methods, or, with
+    None, each. The hook is `die`, or anything else picklable that a test wants to happen there.
+    Calls are counted per process, over all copies."""
     return around(sink, _Hook(method, nth, after, hook))
 
 
@@ -144,10 +152,13 @@ class Driver:
     sink: Sink
     storage: str
     folder: Path
-    """Of the query, as its checkpointLocation; what the driver writes to its output goes there, too."""
+    """Of the query, as its checkpointLocation; what the driver writes to its output goes there,
+    too."""
     input: Sequence[Partitions]
     listeners: Sequence[CheckpointListener] = ()
-    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=COMMIT_TIMEOUT))
+    config: CheckpointConfig = field(
+        default_factory=lambda: CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
+    )
     others: Sequence[Sink] = ()
     """Sinks of the same job beside `sink`."""
     kill_after: float | None = None
@@ -157,7 +168,9 @@ class Driver:
         if self.kill_after is not None:
             threading.Timer(self.kill_after, die).start()
         sinks = [self.sink, *self.others]
-        with CheckpointCoordinator(self.job, sinks, self.storage, self.config, self.listeners) as coordinator:
+        with CheckpointCoordinator(
+            self.job, sinks, self.storage, self.config, self.listeners
+        ) as coordinator:
             LocalQuery(self.folder, self.input).run(coordinator)
 
     def start(self) -> BaseProcess:
@@ -165,7 +178,10 @@ class Driver:
         return _started(self.run_here, self.log, type(self.sink))
 
     def run(self, timeout: float = 300) -> int:
-        """Run it to its end and return its exit code; `KILLED` if it was killed. What it wrote goes to stderr."""
+        """Run it to its end and return its exit code; `KILLED` if it was killed.
+
+        What it wrote goes to stderr.
+        """
         return _ended(self.start(), self.log, timeout)
 
     @property
@@ -174,9 +190,11 @@ class Driver:
         return _tail(self.log)
 
 
-def in_process(work: Callable[[], object], folder: Path, preload: type, timeout: float = 300) -> tuple[int, str]:
-    """`work()`, picklable, in a process of its own: its exit code, and the end of what it wrote, which goes to stderr.
-    `preload`: a class whose module it needs."""
+def in_process(
+    work: Callable[[], object], folder: Path, preload: type, timeout: float = 300
+) -> tuple[int, str]:
+    """`work()`, picklable, in a process of its own: its exit code, and the end of what it wrote,
+    which goes to stderr. `preload`: a class whose module it needs."""
     log = _new_log(folder)
     return _ended(_started(work, log, preload), log, timeout), _tail(log)
 
@@ -212,10 +230,14 @@ _forkserver = multiprocessing.get_context("forkserver")
 
 
 def fork(target: Callable[..., None], *args: Any, preload: str) -> BaseProcess:
-    """`target(*args)` in a process of its own. The first call starts the server, which imports the module `preload`
-    and those of ours that are imported here."""
+    """`target(*args)` in a process of its own.
+
+    The first call starts the server, which imports the module `preload` and those of ours that are
+    imported here.
+    """
     ours = [name for name in sys.modules if name.partition(".")[0] in ("coordinator", "sinks")]
-    _forkserver.set_forkserver_preload([*ours, preload, "pandas"])  # pandas: pyarrow imports it late
+    # pandas: pyarrow imports it late
+    _forkserver.set_forkserver_preload([*ours, preload, "pandas"])
     process = _forkserver.Process(target=target, args=args, daemon=True)
     seed = os.environ.pop("PYTHONHASHSEED", None)  # the server's is another
     process.start()

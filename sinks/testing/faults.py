@@ -1,4 +1,5 @@
-"""A system that does not answer, drivers at the same time: the sink is stopped at any line of its own."""
+"""A system that does not answer, drivers at the same time: the sink is stopped at any line of its
+own."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from sinks.testing.kit import LINEAGE, SinkTests, copy_of, forget, rows
 from sinks.testing.lines import Stop, at, failing, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
-COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
+COMMITTED = CommitOutcome.COMMITTED
+HELD = CommitOutcome.HELD
 _LOOK = 0.005  # seconds between two looks at a thread
-_BLOCKED = 20  # looks in a row at a thread that stands still, after which it seems to wait for the other
+# looks in a row at a thread that stands still, after which it seems to wait for the other
+_BLOCKED = 20
 
 
 def meet(
@@ -38,9 +41,12 @@ def meet(
     fails: Exception | None = None,
     started: Path | None = None,
 ) -> tuple[Any, Any]:
-    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on, or `fails`, when the
-    other, in a thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then. If the
-    other waits for a process, this writes its number into `started` when it begins."""
+    """What two calls answer, or raise.
+
+    The first is stopped at a line of the sink, and goes on, or `fails`, when the other, in a
+    thread, has ended or seems to wait for it. `ended` gets the stop if the other has ended by then.
+    If the other waits for a process, this writes its number into `started` when it begins.
+    """
     answers: list[Any] = [None, None]
 
     def run(number: int, of: Callable[[], Any]) -> None:
@@ -54,12 +60,14 @@ def meet(
 
     def begin() -> None:
         thread.start()
-        looks = _BLOCKED if stop.number and not started else 10 * _BLOCKED  # before the first line little is locked
+        # before the first line little is locked
+        looks = _BLOCKED if stop.number and not started else 10 * _BLOCKED
         _await_end_or_standstill(thread, looks, started)
         if ended is not None and not thread.is_alive():
             ended.append(stop)
 
-    stopped, fail = at(stop, begin), failing(sink, stop, fails) if fails else None
+    stopped = at(stop, begin)
+    fail = failing(sink, stop, fails) if fails else None
 
     def at_line(number: int, frame: FrameType, before: int) -> None:
         stopped(number, frame, before)
@@ -75,11 +83,14 @@ def meet(
 
 
 def _await_end_or_standstill(thread: threading.Thread, looks: int, started: Path | None) -> None:
-    """Return when the thread has ended, or seems to wait for another one: it stands still at so many looks in a row, or
-    sleeps at three times as many, as one does that looks again and again whether a lock is free. On a busy machine a
-    thread that is ready to run does not sleep, however long it has to wait for a processor. If the thread waits for a
-    process that writes its number into the file `started`, that process is looked at in its place."""
-    before, still, asleep = "", 0, 0
+    """Return when the thread has ended, or seems to wait for another one: it stands still at so
+    many looks in a row, or sleeps at three times as many, as one does that looks again and again
+    whether a lock is free. On a busy machine a thread that is ready to run does not sleep, however
+    long it has to wait for a processor. If the thread waits for a process that writes its number
+    into the file `started`, that process is looked at in its place."""
+    before = ""
+    still = 0
+    asleep = 0
     while thread.is_alive() and still < looks and asleep < 3 * looks:
         thread.join(_LOOK)
         task = _text_of(started) if started else f"self/task/{thread.native_id}"
@@ -96,8 +107,8 @@ def _text_of(file: Path) -> str:
 
 
 def _asleep(task: str) -> str:
-    """How often a task of the system has been switched; "" if it has ended, runs, is ready to run, or waits for a
-    disk."""
+    """How often a task of the system has been switched; "" if it has ended, runs, is ready to run,
+    or waits for a disk."""
     try:
         status = Path("/proc", task, "status").read_text()
     except OSError:
@@ -109,27 +120,34 @@ def _asleep(task: str) -> str:
 
 
 def together(test: Any) -> Any:
-    """With one transaction, and with three in one call: of a sink with a `commit_all` of its own, or by itself the
-    same."""
+    """With one transaction, and with three in one call: of a sink with a `commit_all` of its own,
+    or by itself the same."""
     return pytest.mark.parametrize("count", [1, 3])(test)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 class Faults(SinkTests):
-    """A line that fails between `connect` and `try` leaves a connection to the garbage collector, whatever the sink."""
+    """A line that fails between `connect` and `try` leaves a connection to the garbage collector,
+    whatever the sink."""
 
     @classmethod
     def teardown_class(cls) -> None:
         gc.collect()  # now, while the warnings of such connections are ignored
 
-    def participants(self, sink: Sink, tables: Sequence[pa.Table], **parts: Any) -> list[Committable]:
-        return [self.pre_committed(sink, table, subtask=p, **parts) for p, table in enumerate(tables)]
+    def participants(
+        self, sink: Sink, tables: Sequence[pa.Table], **parts: Any
+    ) -> list[Committable]:
+        return [
+            self.pre_committed(sink, table, subtask=p, **parts) for p, table in enumerate(tables)
+        ]
 
     def attempts(
         self, sink: Sink, count: int, done: list[pa.Table], most: int = 0, *, failing: bool = False
     ) -> Iterator[tuple[Stop, list[pa.Table], list[Committable]]]:
-        """Each line at which a commit can be stopped, with the tables of the participants of a checkpoint, and these.
-        `done` gets what is visible before."""
+        """Each line at which a commit can be stopped, with the tables of the participants of a
+        checkpoint, and these. `done` gets what is visible before."""
         if count > 1 and type(sink).commit_all is Sink.commit_all:
             pytest.skip("this sink does not override `commit_all`: it calls `commit` of each")
 
@@ -137,25 +155,36 @@ class Faults(SinkTests):
             return [rows(100 * number + 10 * p, 2) for p in range(count)]
 
         done += tables(8_000)
-        made, driver = self.participants(sink, done), self.elsewhere(sink)
-        stops = lines(driver, lambda: self.ask(driver, *made), most or 2 * self.stops, failing=failing)
+        made = self.participants(sink, done)
+        driver = self.elsewhere(sink)
+        stops = lines(
+            driver, lambda: self.ask(driver, *made), most or 2 * self.stops, failing=failing
+        )
         self.close(driver)
         for stop in stops:
             yield stop, tables(stop.number), self.participants(sink, tables(stop.number))
 
     @together
     def test_a_system_that_does_not_answer_is_no_outcome(self, sink: Sink, count: int) -> None:
-        """It fails at any line of a commit, once, and is asked again: also for what was committed before it failed."""
+        """It fails at any line of a commit, once, and is asked again: also for what was committed
+        before it failed."""
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done, failing=True):
-            failed, driver = f"{self.outage!r} at {stop}", self.elsewhere(sink)
+            failed = f"{self.outage!r} at {stop}"
+            driver = self.elsewhere(sink)
             answers = self._ask_failing(driver, stop, *made)
             self.close(driver)
-            wrong = [a for a in answers if not isinstance(a, Exception) and a not in (COMMITTED, HELD)]
+            wrong = [
+                a for a in answers if not isinstance(a, Exception) and a not in (COMMITTED, HELD)
+            ]
             assert wrong == [], Clause.ASK_AGAIN.broken(f"{failed}, and it answers {wrong}")
             forget(*answers)
             if COMMITTED in answers:
-                visible = [table for table, answer in zip(tables, answers, strict=True) if answer == COMMITTED]
+                visible = [
+                    table
+                    for table, answer in zip(tables, answers, strict=True)
+                    if answer == COMMITTED
+                ]
                 hidden = self.counted(*visible) - self.seen(sink)
                 assert not hidden, Clause.ASK_AGAIN.broken(
                     f"{failed}; it answers COMMITTED, and {len(hidden)} rows are not visible"
@@ -170,13 +199,16 @@ class Faults(SinkTests):
             return self.ask(driver, *made)
 
     def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
-        before, transaction = self.leftovers(sink), self.written(sink, rows(0, 5))
+        before = self.leftovers(sink)
+        transaction = self.written(sink, rows(0, 5))
         committable = self.sealed(sink, transaction, 5)
         self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
         when = "after pre_commit, then rollback"
         self.sweep(sink, Clause.ROLLBACK_AFTER, when)
         self.expect_no_leftovers(sink, when, before)
-        self.expect_state(sink, Clause.ROLLBACK_AFTER, when, committable, CommitState.LOST, CommitState.UNKNOWN)
+        self.expect_state(
+            sink, Clause.ROLLBACK_AFTER, when, committable, CommitState.LOST, CommitState.UNKNOWN
+        )
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, when)
 
     @pytest.mark.parametrize("inside", ["write", "pre_commit"])
@@ -199,7 +231,8 @@ class Faults(SinkTests):
         before = self.leftovers(sink)
         for stop in stops:
             table = rows(10 * stop.number, 4)
-            transaction, committable = begun(table), None
+            transaction = begun(table)
+            committable = None
             try:
                 with watched(sink, failing(sink, stop, self.outage)):
                     committable = fails(transaction, table)
@@ -220,14 +253,20 @@ class Faults(SinkTests):
             when = f"after {inside} that failed at {stop}, then rollback"
             self.sweep(sink, Clause.ROLLBACK_AFTER, when)
             self.expect_no_leftovers(sink, when, before)
-        self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback", *done)
+        self.expect_rows(
+            sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback", *done
+        )
 
     def test_begin_transaction_fails_at_any_line(self, sink: Sink) -> None:
-        """Once, or from there on. What it cannot clean up itself, a sweep or a purge does; the next attempt goes on."""
+        """Once, or from there on.
+
+        What it cannot clean up itself, a sweep or a purge does; the next attempt goes on.
+        """
         self.checked(sink)
         trial = list[Any]()
         begin = partial(sink.begin_transaction, self.context(sink))
-        stops, tables = lines(sink, lambda: trial.append(begin()), self.stops, failing=True), list[pa.Table]()
+        stops = lines(sink, lambda: trial.append(begin()), self.stops, failing=True)
+        tables = list[pa.Table]()
         self.rollback(sink, *trial)
         self.close(sink)
         before = self.leftovers(sink)
@@ -271,7 +310,10 @@ class Faults(SinkTests):
         memory = self.memory(sink)
 
         def call(driver: Sink, victim: Committable) -> Any:
-            argument: Any = {"abort": victim.transaction, "purge": Checkpoint(self.job, LINEAGE, 1, oldest_retained=1)}
+            argument: Any = {
+                "abort": victim.transaction,
+                "purge": Checkpoint(self.job, LINEAGE, 1, oldest_retained=1),
+            }
             answer = getattr(driver, method)(argument.get(method, self.job))
             return [dict(identity) for identity in answer] if method == "in_doubt" else answer
 
@@ -285,13 +327,16 @@ class Faults(SinkTests):
             self.close(driver)
             self.sweep(sink, clause, "before the next try")
             driver, victim = met()
-            error, answer = None, None
+            error = None
+            answer = None
             try:
                 with watched(driver, failing(driver, stop, self.outage)):
                     answer = call(driver, victim)
             except Exception as raised:
                 forget(error := raised)
-            when = f"the system did not answer at {stop}; {method} " + ("raised" if error else f"answered {answer}")
+            when = f"the system did not answer at {stop}; {method} " + (
+                "raised" if error else f"answered {answer}"
+            )
             if error is None and method == "in_doubt":
                 assert answer == [dict(victim.transaction)], clause.broken(when)
             if error is None and method == "committed_checkpoints":
@@ -305,15 +350,21 @@ class Faults(SinkTests):
 
     @pytest.mark.parametrize("then", ["both go on", "the first fails", "the other fails"])
     def test_commits_side_by_side(self, sink: Sink, then: str) -> None:
-        """While one is stopped at any line, the same sink object commits another: as `commit_all` does in threads. One
-        that fails does so at that line."""
+        """While one is stopped at any line, the same sink object commits another: as `commit_all`
+        does in threads. One that fails does so at that line."""
         if type(sink).commit_all is not Sink.commit_all:
             pytest.skip("this sink overrides `commit_all`, which is called one at a time")
-        done, fail = list[pa.Table](), then != "both go on"
-        for stop, tables, (first,) in self.attempts(sink, 1, done, self.stops if fail else 0, failing=fail):
+        done = list[pa.Table]()
+        fail = then != "both go on"
+        for stop, tables, (first,) in self.attempts(
+            sink, 1, done, self.stops if fail else 0, failing=fail
+        ):
             tables.append(rows(100 * stop.number + 10, 2))
-            second, driver = self.pre_committed(sink, tables[1], subtask=1), self.elsewhere(sink)
-            other = partial(self._ask_failing, driver, stop if then == "the other fails" else None, second)
+            second = self.pre_committed(sink, tables[1], subtask=1)
+            driver = self.elsewhere(sink)
+            other = partial(
+                self._ask_failing, driver, stop if then == "the other fails" else None, second
+            )
             fails = self.outage if then == "the first fails" else None
             answers = meet(driver, stop, partial(self.ask, driver, first), other, fails=fails)
             self.close(driver)
@@ -328,15 +379,20 @@ class Faults(SinkTests):
         """While one is stopped at any line, the other commits the same."""
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done):
-            driver, other = self.elsewhere(sink), self.elsewhere(sink)
+            driver = self.elsewhere(sink)
+            other = self.elsewhere(sink)
             when = f"by two drivers, one stopped at {stop}"
-            answers = meet(driver, stop, partial(self.ask, driver, *made), partial(self.ask, other, *made))
+            answers = meet(
+                driver, stop, partial(self.ask, driver, *made), partial(self.ask, other, *made)
+            )
             self.close(driver, other)
             self._all_committed(sink, [*chain(*answers)], [*made, *made], when)
             done += tables
             self.expect_rows(sink, Clause.THREADS, when, *done)
 
-    def _all_committed(self, sink: Sink, answers: list[Any], asked: list[Committable], when: str) -> None:
+    def _all_committed(
+        self, sink: Sink, answers: list[Any], asked: list[Committable], when: str
+    ) -> None:
         """Or asked again, if none has said so of one."""
         forget(*answers)
         wrong = [a for a in answers if isinstance(a, CommitOutcome) and a != COMMITTED]
@@ -352,27 +408,46 @@ class Faults(SinkTests):
         few = self.many // 10
         for committable in made[:few]:
             self.abort(sink, committable)
-        first, other = made[few : self.many // 2], self.elsewhere(sink)
+        first = made[few : self.many // 2]
+        other = self.elsewhere(sink)
         when = f"by commit_all of {len(first)}, of two drivers at once"
         with ThreadPoolExecutor(2) as pool:
             both = [
-                pool.submit(driver.notify_checkpoint_complete, Checkpoint(self.job, LINEAGE, 0), first)
+                pool.submit(
+                    driver.notify_checkpoint_complete, Checkpoint(self.job, LINEAGE, 0), first
+                )
                 for driver in (sink, other)
             ]
-        answers = list(chain(*([e] * len(first) if (e := one.exception()) else one.result() for one in both)))
+        answers = list(
+            chain(*([e] * len(first) if (e := one.exception()) else one.result() for one in both))
+        )
         self.close(other)
         self._all_committed(sink, answers, first * 2, when)
-        self.commit(sink, *made[few:], clause=Clause.THREADS, when=f"by commit_all of {self.many - few}")
-        self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:])
-        self.commit(sink, *made[few:], clause=Clause.IDEMPOTENT, when=f"of {self.many - few}, again")
+        self.commit(
+            sink, *made[few:], clause=Clause.THREADS, when=f"by commit_all of {self.many - few}"
+        )
+        self.expect_rows(
+            sink, Clause.THREADS, f"after commit_all of {self.many - few}", *tables[few:]
+        )
+        self.commit(
+            sink, *made[few:], clause=Clause.IDEMPOTENT, when=f"of {self.many - few}, again"
+        )
         self.purge(sink, 0, 0)
-        when = f"after a purge of nothing, of {few} aborted ones and {self.many - few} committed ones"
+        when = (
+            f"after a purge of nothing, of {few} aborted ones and {self.many - few} committed ones"
+        )
         self.commit(sink, *made[few:], clause=Clause.PURGE, when=when)
-        states = {outcome.state for outcome in self.outcomes(sink, *made[:few], clause=Clause.PURGE)}
-        assert states == {CommitState.LOST}, Clause.PURGE.broken(f"{when}, commit of the aborted answers {states}")
+        states = {
+            outcome.state for outcome in self.outcomes(sink, *made[:few], clause=Clause.PURGE)
+        }
+        assert states == {CommitState.LOST}, Clause.PURGE.broken(
+            f"{when}, commit of the aborted answers {states}"
+        )
         if self.memory(sink) is not None:
             self.commit(sink, self.pre_committed(sink, rows(100_000, 1), checkpoint=1))
-            self.expect_memory(sink, Clause.MEMORY, f"with {self.many - few} committed, and one more", {LINEAGE: 1})
+            self.expect_memory(
+                sink, Clause.MEMORY, f"with {self.many - few} committed, and one more", {LINEAGE: 1}
+            )
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
         """A driver's sweeps have their own thread."""
@@ -392,46 +467,75 @@ class Faults(SinkTests):
 
     def test_nothing_grows_with_each_transaction(self, sink: Sink) -> None:
         """In a driver that lives on while its query starts again."""
-        driver, before = copy_of(sink), dict[str, int]()
+        driver = copy_of(sink)
+        before = dict[str, int]()
 
         def grown() -> dict[str, int]:
-            held = {"open files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()}
-            return {what: more for what, count in held.items() if (more := count - before.setdefault(what, count)) > 5}
+            held = {
+                "open files": len(os.listdir("/proc/self/fd")),
+                "threads": threading.active_count(),
+            }
+            return {
+                what: more
+                for what, count in held.items()
+                if (more := count - before.setdefault(what, count)) > 5
+            }
 
         for number in range(12):
             driver.open()
             made = self.participants(sink, [rows(10 * number, 1), rows(10 * number + 5, 1)])
-            answers = list(driver.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
+            answers = list(
+                driver.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made)
+            )
             self._all_committed(sink, answers, made, "by `commit_all` of two")
             if number == 1:
                 gc.collect()  # what others have left, and would be freed meanwhile
                 grown()
         if grown():
             gc.collect()  # takes long, and most sinks leave nothing to it
-        assert not grown(), Clause.LEAKS.broken(f"opened again, and after 20 more transactions, it has more: {grown()}")
+        assert not grown(), Clause.LEAKS.broken(
+            f"opened again, and after 20 more transactions, it has more: {grown()}"
+        )
 
     @together
     def test_an_abort_beside_a_commit(self, sink: Sink, count: int) -> None:
-        """Another driver aborts one while a driver is stopped at any line: one of them has its way."""
+        """Another driver aborts one while a driver is stopped at any line: one of them has its
+        way."""
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done):
-            driver, other = self.elsewhere(sink), self.elsewhere(sink)
+            driver = self.elsewhere(sink)
+            other = self.elsewhere(sink)
             (*_, answer), aborted = meet(
-                driver, stop, partial(self.ask, driver, *made), partial(other.abort, made[-1].transaction)
+                driver,
+                stop,
+                partial(self.ask, driver, *made),
+                partial(other.abort, made[-1].transaction),
             )
             self.close(driver, other)
-            done += self._decided(sink, made, tables, answer, aborted, f"a commit is stopped at {stop}")
-            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort while a commit is stopped at {stop}", *done)
+            done += self._decided(
+                sink, made, tables, answer, aborted, f"a commit is stopped at {stop}"
+            )
+            self.expect_rows(
+                sink,
+                Clause.ABORT_OR_COMMIT,
+                f"with an abort while a commit is stopped at {stop}",
+                *done,
+            )
 
     def test_a_commit_beside_an_abort(self, sink: Sink) -> None:
-        """A driver commits while another, which aborts the same, is stopped at any line: one of them has its way."""
-        trial, driver = self.pre_committed(sink, rows(800_000, 1)), self.elsewhere(sink)
+        """A driver commits while another, which aborts the same, is stopped at any line: one of
+        them has its way."""
+        trial = self.pre_committed(sink, rows(800_000, 1))
+        driver = self.elsewhere(sink)
         done: list[pa.Table] = []
         for stop in lines(driver, partial(driver.abort, trial.transaction), 2 * self.stops):
             self.close(driver)
             table = rows(100 * stop.number, 2)
-            made, driver, other = self.pre_committed(sink, table), self.elsewhere(sink), self.elsewhere(sink)
-            abort, commit = partial(driver.abort, made.transaction), partial(self.ask, other, made)
+            made = self.pre_committed(sink, table)
+            driver = self.elsewhere(sink)
+            other = self.elsewhere(sink)
+            abort = partial(driver.abort, made.transaction)
+            commit = partial(self.ask, other, made)
             aborted, (answer,) = meet(driver, stop, abort, commit)
             self.close(other)
             when = f"an abort is stopped at {stop}"
@@ -439,44 +543,63 @@ class Faults(SinkTests):
             self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with a commit while {when}", *done)
 
     def _decided(
-        self, sink: Sink, made: list[Committable], tables: list[pa.Table], answer: Any, aborted: Any, when: str
+        self,
+        sink: Sink,
+        made: list[Committable],
+        tables: list[pa.Table],
+        answer: Any,
+        aborted: Any,
+        when: str,
     ) -> list[pa.Table]:
-        """Those that are visible, after a commit of these answered so for the last, and an abort of that ended so."""
+        """Those that are visible, after a commit of these answered so for the last, and an abort of
+        that ended so."""
         both = answer == COMMITTED and aborted is None
-        assert not both, Clause.ABORT_OR_COMMIT.broken(f"while {when}, abort returns, and commit answers COMMITTED")
+        assert not both, Clause.ABORT_OR_COMMIT.broken(
+            f"while {when}, abort returns, and commit answers COMMITTED"
+        )
         finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
         expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
         expected -= {CommitState.COMMITTED} if aborted is None else set()
         assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
-            f"while {when}, commit answers {answer}; the abort {aborted or 'returned'}; commit again: {finals[-1]}"
+            f"while {when}, commit answers {answer}; the abort {aborted or 'returned'}; commit "
+            f"again: {finals[-1]}"
         )
         return [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
 
     def test_an_abort_beside_a_pre_commit(self, sink: Sink) -> None:
-        """Another driver aborts the transaction before its task pre-commits, or while it is stopped at any line."""
+        """Another driver aborts the transaction before its task pre-commits, or while it is stopped
+        at any line."""
         self.needs(Ability.SIDE_BY_SIDE)
         self.needs(Ability.TELL_OPEN)
         trial = self.written(sink, rows(0, 2))
-        stops, done = lines(sink, lambda: sink.snapshot_state(trial), self.stops), list[pa.Table]()
+        stops = lines(sink, lambda: sink.snapshot_state(trial), self.stops)
+        done = list[pa.Table]()
         self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
         ended = list[Stop]()
         for stop in stops:
-            context, table = self.context(sink), rows(100 * stop.number, 2)
-            unseen, driver, task = self.never_seen(sink, context), self.elsewhere(sink), copy_of(sink)
+            context = self.context(sink)
+            table = rows(100 * stop.number, 2)
+            unseen = self.never_seen(sink, context)
+            driver = self.elsewhere(sink)
+            task = copy_of(sink)
             transaction = self.written(task, table, context)
             abort = partial(driver.abort, unseen.transaction)
-            committable, _ = meet(task, stop, partial(self.sealed, task, transaction, 2), abort, ended=ended)
+            committable, _ = meet(
+                task, stop, partial(self.sealed, task, transaction, 2), abort, ended=ended
+            )
             if isinstance(committable, Exception):
                 self.rollback(task, transaction, Clause.ROLLBACK_AFTER)
             else:
                 listed = committable.transaction in self.doubts(driver)
                 (outcome,) = self.outcomes(driver, committable, clause=Clause.PRE_COMMIT_ABORTED)
-                aborted_first = stop.number == 0 and stop in ended  # its proof was there before pre_commit did anything
+                # its proof was there before pre_commit did anything
+                aborted_first = stop.number == 0 and stop in ended
                 lost = outcome.state is CommitState.LOST and (listed or not aborted_first)
                 final = outcome == COMMITTED or lost
                 assert final, Clause.PRE_COMMIT_ABORTED.broken(
-                    f"aborted at {stop}, it raises nothing and returns {committable.transaction}; then `in_doubt` "
-                    f"{'lists it' if listed else 'does not list it'}, and commit answers {outcome}"
+                    f"aborted at {stop}, it raises nothing and returns {committable.transaction}; "
+                    f"then `in_doubt` {'lists it' if listed else 'does not list it'}, and commit "
+                    f"answers {outcome}"
                 )
                 done += [table] * (outcome == COMMITTED)
             self.close(driver, task)
@@ -485,12 +608,16 @@ class Faults(SinkTests):
 
     @pytest.mark.parametrize("stopped", ["pre_commit", "abort"])
     def test_a_pre_commit_beside_another_task_or_a_sweep(self, sink: Sink, stopped: str) -> None:
-        """One of these is stopped at any line, and a task goes ahead. It may fail; what it pre-commits is in doubt."""
+        """One of these is stopped at any line, and a task goes ahead.
+
+        It may fail; what it pre-commits is in doubt.
+        """
         self.needs(Ability.SIDE_BY_SIDE)
         done: list[pa.Table] = []
 
         def task(first: int) -> tuple[Sink, Callable[[], Committable | None]]:
-            copy, table = copy_of(sink), rows(first, 2)
+            copy = copy_of(sink)
+            table = rows(first, 2)
             transaction = self.written(copy, table)
 
             def seal() -> Committable | None:
@@ -522,7 +649,8 @@ class Faults(SinkTests):
             self.close(beside)
             if error := next((answer for answer in answers if isinstance(answer, Exception)), None):
                 raise error
-            made, when = [answer for answer in answers if answer], f"with a pre_commit while {stopped} is at {stop}"
+            made = [answer for answer in answers if answer]
+            when = f"with a pre_commit while {stopped} is at {stop}"
             if len(made) == 1 + (stopped == "pre_commit"):  # else a sweep is due
                 self.expect_doubts(sink, Clause.IN_DOUBT, when, *made)
             self.commit(sink, *made, when=when)
@@ -532,32 +660,44 @@ class Faults(SinkTests):
     def _purge(self, sink: Sink, done: list[pa.Table]) -> tuple[Sink, Callable[[], None]]:
         """A driver that has something to purge, and its purge. `done` gets what is visible."""
         if type(sink).purge is Sink.purge:
-            pytest.skip("this sink does not override `purge`: old proofs and what dead tasks left stay there for ever")
+            pytest.skip(
+                "this sink does not override `purge`: old proofs and what dead tasks left stay "
+                "there for ever"
+            )
         first = 10 * len(done)
         for checkpoint in (first, first + 1):
             done.append(rows(10 * checkpoint, 2))
             self.commit(sink, self.pre_committed(sink, done[-1], checkpoint=checkpoint))
         self.abort(sink, self.pre_committed(sink, rows(0, 1), checkpoint=first))
         driver = self.elsewhere(sink)
-        return driver, partial(driver.purge, Checkpoint(self.job, LINEAGE, first + 1, oldest_retained=first + 1))
+        return driver, partial(
+            driver.purge, Checkpoint(self.job, LINEAGE, first + 1, oldest_retained=first + 1)
+        )
 
     @pytest.mark.parametrize("stopped", ["purge", "pre_commit"])
     def test_a_purge_beside_a_pre_commit(self, sink: Sink, stopped: str) -> None:
         """Of a task of a newer checkpoint. One is stopped at any line, and the other goes ahead."""
         self.needs(Ability.SIDE_BY_SIDE)
-        done, trial = list[pa.Table](), self.written(sink, rows(0, 1), checkpoint=10**6)
+        done = list[pa.Table]()
+        trial = self.written(sink, rows(0, 1), checkpoint=10**6)
         self._purge(sink, done)[1]()  # from now on each has as much to remove
         driver, purge = self._purge(sink, done)
-        asked, call = (driver, purge) if stopped == "purge" else (sink, partial(sink.snapshot_state, trial))
+        asked, call = (
+            (driver, purge) if stopped == "purge" else (sink, partial(sink.snapshot_state, trial))
+        )
         stops = lines(asked, call, 2 * self.stops)
         self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
         self.sweep(sink, Clause.ROLLBACK_AFTER, "after a rollback")
         for stop in stops:
             self.close(driver)
             driver, purge = self._purge(sink, done)
-            task, table, newer = copy_of(sink), rows(100 * len(done) + 50, 2), 10 * len(done)
+            task = copy_of(sink)
+            table = rows(100 * len(done) + 50, 2)
+            newer = 10 * len(done)
             if stopped == "purge":
-                work = partial(self.pre_committed, task, table, None, Clause.PURGE_BESIDE, checkpoint=newer)
+                work = partial(
+                    self.pre_committed, task, table, None, Clause.PURGE_BESIDE, checkpoint=newer
+                )
                 _, committable = meet(driver, stop, purge, work)
             else:
                 transaction = self.written(task, table, checkpoint=newer)
@@ -583,9 +723,14 @@ class Faults(SinkTests):
         for stop in lines(driver, purge if stopped == "purge" else ask, 2 * self.stops):
             self.close(driver)
             driver, purge = self._purge(sink, done)
-            starting, memory = self.elsewhere(sink), self.memory(sink)
+            starting = self.elsewhere(sink)
+            memory = self.memory(sink)
             ask = partial(starting.committed_checkpoints, self.job)
-            answer = meet(driver, stop, purge, ask)[1] if stopped == "purge" else meet(starting, stop, ask, purge)[0]
+            answer = (
+                meet(driver, stop, purge, ask)[1]
+                if stopped == "purge"
+                else meet(starting, stop, ask, purge)[0]
+            )
             self.close(starting)
             when = f"with {stopped} stopped at {stop}"
             assert answer == memory or isinstance(answer, Exception), Clause.PURGE_BESIDE.broken(

@@ -84,7 +84,9 @@ def copy_of(sink: Sink) -> Sink:
     closed_later(copy)
     if id(sink) in _checked:
         _checked[id(copy)] = copy, _checked[id(sink)][1]
-    assert copy.name == sink.name, Clause.PICKLED.broken(f"it is named {copy.name!a} there and {sink.name!a} here")
+    assert copy.name == sink.name, Clause.PICKLED.broken(
+        f"it is named {copy.name!a} there and {sink.name!a} here"
+    )
     return copy
 
 
@@ -101,28 +103,39 @@ class SinkTests:
     )
     """Columns of which the target cannot take the last two. None: it takes any."""
     bad: ClassVar[Mapping[str, Any] | None] = None
-    """Values with which the target refuses a row. None: the sink cannot name bad rows (`write_good_rows`)."""
+    """Values with which the target refuses a row. None: the sink cannot name bad rows
+    (`write_good_rows`)."""
     stops: ClassVar[int] = 6
     """Lines of a method at which it is stopped, at most."""
     many: ClassVar[int] = 120
-    """Transactions of a checkpoint that are in doubt at once, as far as the system takes so many."""
+    """Transactions of a checkpoint that are in doubt at once, as far as the system takes so
+    many."""
     whole: ClassVar[bool] = False
     """Whether a checkpoint becomes visible as a whole, though the sink is not `WholeCommitting`."""
     types: ClassVar[Sequence[pa.DataType]] = ()
     """Further Arrow types that the sink takes, of `sinks.testing.values.SAMPLES`."""
-    outage: ClassVar[Exception] = ConnectionError("injected by the conformance kit: the system does not answer")
+    outage: ClassVar[Exception] = ConnectionError(
+        "injected by the conformance kit: the system does not answer"
+    )
     """What the client of the sink's system raises while that does not answer."""
 
     @pytest.fixture
     def sink(self) -> Sink:
-        raise NotImplementedError("override the fixture `sink`: a sink with a fresh, empty target for rows of SCHEMA")
+        raise NotImplementedError(
+            "override the fixture `sink`: a sink with a fresh, empty target for rows of SCHEMA"
+        )
 
     def visible(self, sink: Any) -> Sequence[Mapping[str, Any]]:
-        raise NotImplementedError("override `visible`: each visible row as a dict, read without the sink")
+        raise NotImplementedError(
+            "override `visible`: each visible row as a dict, read without the sink"
+        )
 
     # ------------------------------------------------------------------ hooks with a default
     def leftovers(self, sink: Any) -> Sequence[str]:
-        """What lies about beside visible rows: temporary files, staging tables, open sessions. Default: not told."""
+        """What lies about beside visible rows: temporary files, staging tables, open sessions.
+
+        Default: not told.
+        """
         return ()
 
     def named(self, sink: Any, name: str) -> Sink:
@@ -135,20 +148,30 @@ class SinkTests:
         return closed_later(self.named(sink, f"{sink.name}-2"))
 
     def made_anew(self, sink: Sink) -> Sink:
-        """The sink as a job that starts again makes it. Default: by its constructor, with the same arguments."""
+        """The sink as a job that starts again makes it.
+
+        Default: by its constructor, with the same arguments.
+        """
         return closed_later(_made[id(sink)][1]())
 
     def set_otherwise(self, sink: Any) -> Sequence[Sink]:
-        """Sinks into the same target whose settings would have written the rows in another way. Default: none."""
+        """Sinks into the same target whose settings would have written the rows in another way.
+
+        Default: none.
+        """
         return ()
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
-        """What `pre_commit` would have returned as the identity of `transaction_id`, a transaction that never began.
-        `made` is the committable of another, as an example. Default: None, the kit guesses it from two examples."""
+        """What `pre_commit` would have returned as the identity of `transaction_id`, a transaction
+        that never began. `made` is the committable of another, as an example. Default: None, the
+        kit guesses it from two examples."""
         return None
 
     def accepting(self, sink: Any, schema: pa.Schema) -> Sink:
-        """A sink whose target takes rows of `schema`, shown by `visible`. Default: the same, for targets of any."""
+        """A sink whose target takes rows of `schema`, shown by `visible`.
+
+        Default: the same, for targets of any.
+        """
         return copy_of(sink)
 
     def evolving(self, sink: Any) -> Sink | None:
@@ -163,7 +186,9 @@ class SinkTests:
     def needs(self, ability: Ability) -> None:
         """Skip the test if the sink says that it cannot."""
         if ability in self.cannot:
-            pytest.skip(f"this sink cannot {ability.value.partition(' (')[0]}: {self.cannot[ability]}")
+            pytest.skip(
+                f"this sink cannot {ability.value.partition(' (')[0]}: {self.cannot[ability]}"
+            )
 
     @pytest.fixture(autouse=True)
     def _two_phases(self, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -178,17 +203,31 @@ class SinkTests:
 
     # ------------------------------------------------------------------ the steps of a task
     def context(
-        self, sink: Sink, schema: pa.Schema = SCHEMA, *, slot: int = -1, exactly_once: bool = True, **parts: Any
+        self,
+        sink: Sink,
+        schema: pa.Schema = SCHEMA,
+        *,
+        slot: int = -1,
+        exactly_once: bool = True,
+        **parts: Any,
     ) -> TransactionContext:
-        """Of a transaction whose task attempt no other of this process has; `parts` are those of TransactionId."""
+        """Of a transaction whose task attempt no other of this process has; `parts` are those of
+        TransactionId."""
         number = next(_numbers)
-        usual: dict[str, Any] = {"job": self.job, "lineage": LINEAGE, "checkpoint": 0, "sink": sink.name, "subtask": 0}
+        usual: dict[str, Any] = {
+            "job": self.job,
+            "lineage": LINEAGE,
+            "checkpoint": 0,
+            "sink": sink.name,
+            "subtask": 0,
+        }
         usual |= {"generation": 1, "round": 0, "attempt": 0, "task_attempt": number}
         name = TransactionId(**(usual | parts))
         return name.context(schema, number if slot < 0 else slot, exactly_once=exactly_once)
 
     def checked(self, sink: Sink, schema: pa.Schema = SCHEMA) -> None:
-        """As a driver does it: once for the columns of a query, before its tasks get copies of the sink."""
+        """As a driver does it: once for the columns of a query, before its tasks get copies of the
+        sink."""
         self.open(sink)
         _, last = _checked.get(id(sink), (sink, None))
         if schema != last:
@@ -202,7 +241,9 @@ class SinkTests:
         with Clause.BEGIN.guarding(f"begin_transaction({context.transaction_id!r})"):
             return sink.begin_transaction(context)
 
-    def write(self, sink: Sink, transaction: Any, table: pa.Table, clause: Clause = Clause.WRITE) -> None:
+    def write(
+        self, sink: Sink, transaction: Any, table: pa.Table, clause: Clause = Clause.WRITE
+    ) -> None:
         for batch in table.to_batches():
             with clause.guarding(f"write of {batch.num_rows} rows"):
                 sink.write(transaction, batch)
@@ -221,14 +262,20 @@ class SinkTests:
         return transaction
 
     def sealed(
-        self, sink: Sink, transaction: Any, count: int, subtask: int = 0, clause: Clause = Clause.PRE_COMMIT
+        self,
+        sink: Sink,
+        transaction: Any,
+        count: int,
+        subtask: int = 0,
+        clause: Clause = Clause.PRE_COMMIT,
     ) -> Committable:
         with clause.guarding("pre_commit"):
             if isinstance(sink, Auditable):
                 sink.record_fingerprint(transaction, Fingerprint(count))
             committable = sink.snapshot_state(transaction)
         assert isinstance(committable.transaction, Mapping), Clause.IDENTITY.broken(
-            f"an identity of type {type(committable.transaction).__name__}: {committable.transaction!r}"
+            f"an identity of type {type(committable.transaction).__name__}: "
+            f"{committable.transaction!r}"
         )
         return committable.of(sink.name, subtask, Fingerprint(count))
 
@@ -242,8 +289,12 @@ class SinkTests:
     ) -> Committable:
         """What a task does, up to its ack."""
         context = context or self.context(sink, table.schema, **parts)
-        transaction = self.written(sink, table, context, Clause.WRITE if clause is Clause.PRE_COMMIT else clause)
-        committable = self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
+        transaction = self.written(
+            sink, table, context, Clause.WRITE if clause is Clause.PRE_COMMIT else clause
+        )
+        committable = self.sealed(
+            sink, transaction, table.num_rows, parts.get("subtask", 0), clause
+        )
         self.close(sink)
         checkpoint = Checkpoint(context.job, context.lineage, context.checkpoint_id)
         _checkpoints[_text(committable.transaction)] = checkpoint
@@ -284,7 +335,9 @@ class SinkTests:
         if identity is None and first.replace(here, there) != second:
             pytest.skip("identities hold more than `context.transaction_id`: override `unseen`")
         identity = identity or json.loads(first.replace(here, new))
-        return Committable(identity, json.loads(proof.replace(here, new))).of(sink.name, 0, Fingerprint(1))
+        return Committable(identity, json.loads(proof.replace(here, new))).of(
+            sink.name, 0, Fingerprint(1)
+        )
 
     # ------------------------------------------------------------------ the steps of a driver
     def answers(self, sink: Sink, *committables: Committable) -> list[CommitOutcome | Exception]:
@@ -295,19 +348,32 @@ class SinkTests:
             f"{len(answers)} outcomes for {len(committables)} committables"
         )
         for answer in answers:
-            assert isinstance(answer, CommitOutcome | Exception), Clause.COMMIT_OUTCOME.broken(f"{answer!r}")
+            assert isinstance(answer, CommitOutcome | Exception), Clause.COMMIT_OUTCOME.broken(
+                f"{answer!r}"
+            )
             if isinstance(answer, Exception):
                 forget(answer)
-        others = [answer for answer in answers if answer not in (CommitOutcome.COMMITTED, CommitOutcome.HELD)]
-        assert others or CommitOutcome.HELD not in answers, Clause.HELD.broken(f"nothing else is wrong with {answers}")
+        others = [
+            answer
+            for answer in answers
+            if answer not in (CommitOutcome.COMMITTED, CommitOutcome.HELD)
+        ]
+        assert others or CommitOutcome.HELD not in answers, Clause.HELD.broken(
+            f"nothing else is wrong with {answers}"
+        )
         return answers
 
     def ask(self, sink: Sink, *committables: Committable) -> list[Any]:
-        """The same, of an open sink; and what is raised, for each. Requests to the system do not overlap: that has
-        tests of its own, and would look different each time."""
+        """The same, of an open sink; and what is raised, for each.
+
+        Requests to the system do not overlap: that has tests of its own, and would look different
+        each time.
+        """
 
         def of(committable: Committable) -> Checkpoint:
-            return _checkpoints.get(_text(committable.transaction), Checkpoint(self.job, LINEAGE, 0))
+            return _checkpoints.get(
+                _text(committable.transaction), Checkpoint(self.job, LINEAGE, 0)
+            )
 
         answers: list[Any] = []
         for checkpoint, group in itertools.groupby(committables, of):
@@ -321,7 +387,9 @@ class SinkTests:
                 answers += [error] * len(asked)
         return answers
 
-    def outcomes(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT) -> list[CommitOutcome]:
+    def outcomes(
+        self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT
+    ) -> list[CommitOutcome]:
         """Asked again while one of them is an exception."""
         for _ in range(_TRIES):
             answers = self.answers(sink, *committables)
@@ -329,14 +397,22 @@ class SinkTests:
             if len(outcomes) == len(committables):
                 return outcomes
         error = next(answer for answer in answers if isinstance(answer, Exception))
-        raise AssertionError(clause.broken(f"commit, asked {_TRIES} times, raised {_short(repr(error))}")) from error
+        raise AssertionError(
+            clause.broken(f"commit, asked {_TRIES} times, raised {_short(repr(error))}")
+        ) from error
 
-    def commit(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT, when: str = "") -> None:
+    def commit(
+        self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT, when: str = ""
+    ) -> None:
         """All have to be COMMITTED."""
         outcomes = self.outcomes(sink, *committables, clause=clause)
-        assert all(o == CommitOutcome.COMMITTED for o in outcomes), clause.broken(f"{_described(outcomes)} {when}")
+        assert all(o == CommitOutcome.COMMITTED for o in outcomes), clause.broken(
+            f"{_described(outcomes)} {when}"
+        )
 
-    def abort(self, sink: Sink, committable: Committable, clause: Clause = Clause.ABORT, when: str = "") -> None:
+    def abort(
+        self, sink: Sink, committable: Committable, clause: Clause = Clause.ABORT, when: str = ""
+    ) -> None:
         identity = json.loads(json.dumps(dict(committable.transaction)))
         self.open(sink)
         with clause.guarding(f"abort {when}"):
@@ -352,7 +428,9 @@ class SinkTests:
         with Clause.MEMORY.guarding("committed_checkpoints"):
             return sink.committed_checkpoints(job or self.job)
 
-    def purge(self, sink: Sink, checkpoint: int, oldest: int, job: str = "", clause: Clause = Clause.PURGE) -> None:
+    def purge(
+        self, sink: Sink, checkpoint: int, oldest: int, job: str = "", clause: Clause = Clause.PURGE
+    ) -> None:
         with clause.guarding("purge"):
             sink.purge(Checkpoint(job or self.job, LINEAGE, checkpoint, oldest_retained=oldest))
 
@@ -375,16 +453,24 @@ class SinkTests:
         more = self.seen(sink) > self.counted(*tables)
         self.expect_rows(sink, Clause.COMMIT_BY_NAME if more else Clause.NAMES, when, *tables)
 
-    def expect_doubts(self, sink: Sink, clause: Clause, when: str, *committables: Committable, job: str = "") -> None:
+    def expect_doubts(
+        self, sink: Sink, clause: Clause, when: str, *committables: Committable, job: str = ""
+    ) -> None:
         """These are in doubt, each once, and no other."""
         listed = Counter(map(_text, self.doubts(sink, job)))
         expected = Counter(_text(committable.transaction) for committable in committables)
-        lacks, more = sorted((expected - listed).elements()), sorted((listed - expected).elements())
+        lacks = sorted((expected - listed).elements())
+        more = sorted((listed - expected).elements())
         if lacks and not more and clause in (Clause.IN_DOUBT_JOB, Clause.IN_DOUBT_SINK):
             clause = Clause.IN_DOUBT
-        faults = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
+        faults = [f"lacks {_few(lacks)}"] * bool(lacks) + [
+            f"lists {_few(more)} beside what it should"
+        ] * bool(more)
         if lacks and len(lacks) == len(more):
-            faults = [f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; {_unlike(lacks[0], more[0])}"]
+            faults = [
+                f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; "
+                f"{_unlike(lacks[0], more[0])}"
+            ]
         assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(faults)}")
 
     def expect_state(
@@ -392,18 +478,28 @@ class SinkTests:
     ) -> CommitOutcome:
         """What `commit` answers has one of these states; default: LOST."""
         (outcome,) = self.outcomes(sink, committable, clause=clause)
-        assert outcome.state in (states or (CommitState.LOST,)), clause.broken(f"{when}, commit answers {outcome}")
+        assert outcome.state in (states or (CommitState.LOST,)), clause.broken(
+            f"{when}, commit answers {outcome}"
+        )
         return outcome
 
-    def expect_memory(self, sink: Sink, clause: Clause, when: str, memory: Mapping[str, int] | None) -> None:
+    def expect_memory(
+        self, sink: Sink, clause: Clause, when: str, memory: Mapping[str, int] | None
+    ) -> None:
         seen = self.memory(sink)
-        assert seen == memory, clause.broken(f"{when}, committed_checkpoints is {seen} instead of {memory}")
+        assert seen == memory, clause.broken(
+            f"{when}, committed_checkpoints is {seen} instead of {memory}"
+        )
 
     def expect_end(self, clause: Clause, who: str, ended: tuple[int, str], *expected: int) -> None:
         """The exit code of a process, with what it said; default: `KILLED`."""
         code, said = ended
-        assert code != NOT_UNPICKLED, Clause.PICKLED.broken(f"another process cannot unpickle it; it said:\n{said}")
-        assert code in (expected or (KILLED,)), clause.broken(f"{who} ended with {code}; it said:\n{said}")
+        assert code != NOT_UNPICKLED, Clause.PICKLED.broken(
+            f"another process cannot unpickle it; it said:\n{said}"
+        )
+        assert code in (expected or (KILLED,)), clause.broken(
+            f"{who} ended with {code}; it said:\n{said}"
+        )
 
     def expect_no_leftovers(
         self, sink: Sink, when: str, before: Sequence[str] = (), clause: Clause = Clause.LEFTOVERS
@@ -414,19 +510,28 @@ class SinkTests:
     def seen(self, sink: Sink, names: Sequence[str] = SCHEMA.names) -> Counter[Row]:
         seen = list(self.visible(sink))
         if not all(isinstance(row, Mapping) for row in seen):
-            pytest.fail(f"`visible` of {type(self).__name__} has to return whole rows as dicts, not {seen[:1]}")
-        return Counter(tuple(_hashable(row.get(name, "(no such column)")) for name in names) for row in seen)
+            pytest.fail(
+                f"`visible` of {type(self).__name__} has to return whole rows as dicts, not "
+                f"{seen[:1]}"
+            )
+        return Counter(
+            tuple(_hashable(row.get(name, "(no such column)")) for name in names) for row in seen
+        )
 
     def counted(self, *tables: pa.Table) -> Counter[Row]:
-        return Counter(tuple(map(_hashable, row.values())) for table in tables for row in table.to_pylist())
+        return Counter(
+            tuple(map(_hashable, row.values())) for table in tables for row in table.to_pylist()
+        )
 
 
 def forget(*errors: object) -> None:
-    """What the frames of these hold, such as cursors and locks, is let go of: nobody keeps an exception for long."""
+    """What the frames of these hold, such as cursors and locks, is let go of: nobody keeps an
+    exception for long."""
     for error in errors:
         while isinstance(error, BaseException):
             traceback.clear_frames(error.__traceback__)
-            error.__traceback__, error = None, error.__cause__ or error.__context__
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
 
 
 def _hashable(value: Any) -> Any:
@@ -438,14 +543,18 @@ def _hashable(value: Any) -> Any:
 
 
 def _text(identity: Mapping[str, Any]) -> str:
-    return json.dumps({str(name): value for name, value in identity.items()}, sort_keys=True, default=repr)
+    return json.dumps(
+        {str(name): value for name, value in identity.items()}, sort_keys=True, default=repr
+    )
 
 
 def _unlike(expected: str, listed: str) -> str:
-    here, there = json.loads(expected), json.loads(listed)
+    here = json.loads(expected)
+    there = json.loads(listed)
     unlike = [name for name in {**here, **there} if here.get(name, ...) != there.get(name, ...)]
     return ", ".join(
-        f"{name!r} is {there.get(name, 'missing')!a} instead of {here.get(name, 'missing')!a}" for name in unlike
+        f"{name!r} is {there.get(name, 'missing')!a} instead of {here.get(name, 'missing')!a}"
+        for name in unlike
     )
 
 
@@ -463,12 +572,19 @@ def _described(outcomes: Sequence[CommitOutcome]) -> str:
 
 def _difference(seen: Counter[Row], expected: Counter[Row]) -> str:
     """What is missing, what is doubled, and what is there and should not be."""
-    missing, more = expected - seen, seen - expected
-    doubled, strange = [row for row in more if row in expected], [row for row in more if row not in expected]
+    missing = expected - seen
+    more = seen - expected
+    doubled = [row for row in more if row in expected]
+    strange = [row for row in more if row not in expected]
     parts = []
-    for what, unequal in (("lost", list(missing)), ("visible twice", doubled), ("visible, unexpected", strange)):
+    for what, unequal in (
+        ("lost", list(missing)),
+        ("visible twice", doubled),
+        ("visible, unexpected", strange),
+    ):
         if unequal:
             parts.append(
-                f"{len(unequal)} rows {what}: {_short(ascii(unequal[0]))}" + " and others" * (len(unequal) > 1)
+                f"{len(unequal)} rows {what}: {_short(ascii(unequal[0]))}"
+                + " and others" * (len(unequal) > 1)
             )
     return "; ".join(parts)

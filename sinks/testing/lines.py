@@ -1,4 +1,5 @@
-"""Stops a sink between any two lines of its own code: there it fails, dies, or waits while another goes ahead."""
+"""Stops a sink between any two lines of its own code: there it fails, dies, or waits while another
+goes ahead."""
 
 from __future__ import annotations
 
@@ -54,16 +55,18 @@ class Stop:
 
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
-    """Calls `at_line` before each line that this thread executes in the modules of the sink's classes, in those beside
-    them if they are in a package, and where Python's library writes a file in steps. A `try:` does nothing, and the end
-    of a `with` block is no line: an error there would leave the block without its `__exit__`."""
+    """Calls `at_line` before each line that this thread executes in the modules of the sink's
+    classes, in those beside them if they are in a package, and where Python's library writes a file
+    in steps. A `try:` does nothing, and the end of a `with` block is no line: an error there would
+    leave the block without its `__exit__`."""
     own = _own_code(sink)
     numbers = itertools.count()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if not own(frame.f_code.co_filename) and not _is_in_steps(frame):
             return None
-        before, structure = frame.f_lineno, _structure(frame.f_code.co_filename)
+        before = frame.f_lineno
+        structure = _structure(frame.f_code.co_filename)
 
         def in_frame(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal before
@@ -85,17 +88,23 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
         sys.settrace(before)
 
 
-def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
-    """Where `call` can be stopped with something done since the stop before: the first time that it comes to each line
-    and the last, or `most` of these that are spread evenly, and where a file is being written. First come those before
-    and after a call whose answer nobody looks at: it changes something. `failing`: not where an error would skip what
-    cleans up after any error, so that a lock stays locked."""
+def lines(
+    sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False
+) -> list[Stop]:
+    """Where `call` can be stopped with something done since the stop before: the first time that it
+    comes to each line and the last, or `most` of these that are spread evenly, and where a file is
+    being written. First come those before and after a call whose answer nobody looks at: it changes
+    something. `failing`: not where an error would skip what cleans up after any error, so that a
+    lock stays locked."""
     first: dict[tuple[str, int], Stop] = {}
     last: dict[tuple[str, int], Stop] = {}
-    changing, times, own = set[Stop](), Counter[tuple[str, int]](), _own_code(sink)
+    changing = set[Stop]()
+    times = Counter[tuple[str, int]]()
+    own = _own_code(sink)
 
     def seen(number: int, frame: FrameType, before: int) -> None:
-        structure, stop = _structure(frame.f_code.co_filename), Stop.of(number, frame)
+        structure = _structure(frame.f_code.co_filename)
+        stop = Stop.of(number, frame)
         times[stop.place] += 1
         if number and before not in structure.deeds:
             return
@@ -122,7 +131,8 @@ def _spread(stops: list[Stop], most: int) -> set[Stop]:
 
 def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:
     """Calls `hook` at this line, the time that it says."""
-    times, place = itertools.count(1), stop and stop.place
+    times = itertools.count(1)
+    place = stop and stop.place
 
     def at_line(number: int, frame: FrameType, before: int) -> None:
         if stop and (frame.f_code.co_filename, frame.f_lineno) == place and next(times) == stop.nth:
@@ -132,12 +142,21 @@ def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:
 
 
 def failing(
-    sink: TwoPhaseCommitSink[Any], stop: Stop | None, error: Exception, times: int = 10, *, lasts: bool = False
+    sink: TwoPhaseCommitSink[Any],
+    stop: Stop | None,
+    error: Exception,
+    times: int = 10,
+    *,
+    lasts: bool = False,
 ) -> AtLine:
-    """Raises at this line, and there again, up to so many times: whoever tries again meets it, too. If
-    that line cleans up, as when the call takes another way than before, at the next one. If it `lasts`, at all lines
-    from there on that do not clean up."""
-    places, own, come = list[tuple[str, int]](), _own_code(sink), list[Stop]()
+    """Raises at this line, and there again, up to so many times: whoever tries again meets it, too.
+
+    If that line cleans up, as when the call takes another way than before, at the next one. If it
+    `lasts`, at all lines from there on that do not clean up.
+    """
+    places = list[tuple[str, int]]()
+    own = _own_code(sink)
+    come = list[Stop]()
     arrived = at(stop, lambda: come.append(stop) if stop else None)
 
     def at_line(number: int, frame: FrameType, before: int) -> None:
@@ -172,7 +191,11 @@ def _structure(file: str) -> _Structure:
         nodes = list(ast.walk(ast.parse("".join(source))))
     except SyntaxError:  # not Python
         nodes = []
-    heads, tries, finals, deeds, changes = set[int](), set[int](), set[int](), set[int](), set[int]()
+    heads = set[int]()
+    tries = set[int]()
+    finals = set[int]()
+    deeds = set[int]()
+    changes = set[int]()
     for node in nodes:
         if isinstance(node, ast.With | ast.AsyncWith):
             heads.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
@@ -185,7 +208,11 @@ def _structure(file: str) -> _Structure:
             deeds.update(_lines_of(node))
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             deeds.update(_lines_of(node))
-    finals.update(n for n, text in enumerate(source, 1) if re.fullmatch(r"\s*[\w.\[\]]+\.release\(\)\s*", text))
+    finals.update(
+        n
+        for n, text in enumerate(source, 1)
+        if re.fullmatch(r"\s*[\w.\[\]]+\.release\(\)\s*", text)
+    )
     return _Structure(*map(frozenset, (heads, tries, finals, deeds | heads, changes)))
 
 
@@ -196,7 +223,8 @@ def _lines_of(node: ast.stmt | ast.expr) -> range:
 def _cleans_up(frame: FrameType | None, own: Callable[[str], bool]) -> bool:
     """Whether this line, or one that led to it, is in a `finally` block, or releases a lock."""
     while frame and not (
-        own(frame.f_code.co_filename) and frame.f_lineno in _structure(frame.f_code.co_filename).finals
+        own(frame.f_code.co_filename)
+        and frame.f_lineno in _structure(frame.f_code.co_filename).finals
     ):
         frame = frame.f_back
     return frame is not None

@@ -1,8 +1,10 @@
-"""A streaming query in one process, for tests: it calls the coordinator as Spark does, from the same two logs.
+"""A streaming query in one process, for tests: it calls the coordinator as Spark does, from the
+same two logs.
 
-`offsets/N` is there before batch N is handed over, `commits/N` after it came back, and a restart hands over the first
-batch that has no commit, with the same rows. Sinks, storage and protocol are the real ones; only Spark is missing, so a
-driver starts in a fraction of a second and can be killed thousands of times.
+`offsets/N` is there before batch N is handed over, `commits/N` after it came back, and a restart
+hands over the first batch that has no commit, with the same rows. Sinks, storage and protocol are
+the real ones; only Spark is missing, so a driver starts in a fraction of a second and can be killed
+thousands of times.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class LocalBatch:
 
     row_hash = "local"
 
-    def __init__(self, facts: BatchFacts, run_id: str, partitions: Partitions, query: LocalQuery) -> None:
+    def __init__(
+        self, facts: BatchFacts, run_id: str, partitions: Partitions, query: LocalQuery
+    ) -> None:
         self.facts = facts
         self.run_id = run_id
         self.location = str(query.folder)
@@ -125,7 +129,8 @@ class LocalQuery:
     def batch(self, n: int, run_id: str) -> LocalBatch:
         staged = self.folder / "offsets" / f".{uuid.uuid4()}"
         staged.write_text(f'v1\n{{}}\n{{"end":{n}}}')
-        staged.replace(self.folder / "offsets" / str(n))  # as Spark does: another driver may read it meanwhile
+        # as Spark does: another driver may read it meanwhile
+        staged.replace(self.folder / "offsets" / str(n))
         if self._batch and self._batch.run_id != run_id:
             self._handed_over.clear()
         self._handed_over.append(n)
@@ -137,7 +142,9 @@ class LocalQuery:
 
     def next_batch(self) -> int:
         """As Spark chooses it: the newest that has offsets, again if it is not in `commits`."""
-        newest = max((int(file.name) for file in (self.folder / "offsets").glob("[0-9]*")), default=0)
+        newest = max(
+            (int(file.name) for file in (self.folder / "offsets").glob("[0-9]*")), default=0
+        )
         return newest + (self.folder / "commits" / str(newest)).exists()
 
     def run(self, coordinator: CheckpointCoordinator) -> None:
@@ -179,7 +186,10 @@ class LocalQuery:
 def with_row_hash(rows: pa.Table) -> list[pa.RecordBatch]:
     """The record batches of a partition with the row hash that Spark would add."""
     hashes = [
-        int.from_bytes(hashlib.sha256(repr(row).encode()).digest()[:8], "big", signed=True) for row in rows.to_pylist()
+        int.from_bytes(hashlib.sha256(repr(row).encode()).digest()[:8], "big", signed=True)
+        for row in rows.to_pylist()
     ]
-    batches: list[pa.RecordBatch] = rows.append_column(HASH_COLUMN, pa.array(hashes, pa.int64())).to_batches(100)
+    batches: list[pa.RecordBatch] = rows.append_column(
+        HASH_COLUMN, pa.array(hashes, pa.int64())
+    ).to_batches(100)
     return batches

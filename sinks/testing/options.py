@@ -66,7 +66,12 @@ class Options(SinkTests):
                 validating.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
         self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
         self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
-        self.commit(copy_of(sink), *committables, clause=Clause.VALIDATE, when="by another driver, after validate_all")
+        self.commit(
+            copy_of(sink),
+            *committables,
+            clause=Clause.VALIDATE,
+            when="by another driver, after validate_all",
+        )
 
     # ------------------------------------------------------------------ DeadLettering
     def test_bad_rows_are_named_and_the_others_written(self, sink: Sink) -> None:
@@ -78,7 +83,9 @@ class Options(SinkTests):
             table = [row | self.bad if at in places else row for at, row in enumerate(good)]
             batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
             transaction = self.begun(sink)
-            with Clause.WRITE_GOOD_ROWS.guarding(f"write_good_rows of 9 rows, of which those at {places} are bad,"):
+            with Clause.WRITE_GOOD_ROWS.guarding(
+                f"write_good_rows of 9 rows, of which those at {places} are bad,"
+            ):
                 refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)]
             assert refused == places, Clause.WRITE_GOOD_ROWS.broken(
                 f"of 9 rows those at {places} are bad, not {refused}"
@@ -87,7 +94,9 @@ class Options(SinkTests):
         transaction = self.begun(sink)
         batch = pa.RecordBatch.from_pylist([row | self.bad for row in good], schema=SCHEMA)
         count = len(choosy.write_good_rows(transaction, batch, 3))
-        assert count > 3, Clause.WRITE_GOOD_ROWS.broken(f"of 9 bad rows it names {count}, if asked for 3")
+        assert count > 3, Clause.WRITE_GOOD_ROWS.broken(
+            f"of 9 bad rows it names {count}, if asked for 3"
+        )
         self.rollback(sink, transaction)
         self._letters_of_an_outage(sink, choosy, [*good[:2], good[2] | self.bad])
         transaction = self.begun(sink)
@@ -97,19 +106,28 @@ class Options(SinkTests):
             seen = f"in one of two batches, row {len(part)} is bad, not {refused}"
             assert refused == [len(part)], Clause.WRITE_GOOD_ROWS.broken(seen)
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
-        self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and two bad ones", rows(0, 9))
+        self.expect_rows(
+            sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and two bad ones", rows(0, 9)
+        )
 
-    def _letters_of_an_outage(self, sink: Sink, choosy: DeadLettering[Any], table: list[dict[str, Any]]) -> None:
+    def _letters_of_an_outage(
+        self, sink: Sink, choosy: DeadLettering[Any], table: list[dict[str, Any]]
+    ) -> None:
         """Of a system that does not answer, no row is to blame."""
         batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
         first = self.begun(sink)
-        stops = lines(sink, lambda: choosy.write_good_rows(first, batch, 9), 2 * self.stops, failing=True)
+        stops = lines(
+            sink, lambda: choosy.write_good_rows(first, batch, 9), 2 * self.stops, failing=True
+        )
         self.rollback(sink, first)
         for stop in stops:
-            transaction, refused = self.begun(sink), [2]
+            transaction = self.begun(sink)
+            refused = [2]
             try:
                 with watched(sink, failing(sink, stop, self.outage)):
-                    refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)]
+                    refused = [
+                        refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)
+                    ]
             except Exception as error:
                 forget(error)
             self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
@@ -117,7 +135,9 @@ class Options(SinkTests):
             assert refused == [2], Clause.WRITE_GOOD_ROWS.broken(seen)
 
     def test_letters_are_told_of_that_are_visible(self, sink: Sink) -> None:
-        letters: DeadLettering[Any] = as_(DeadLettering, closed_later(self.accepting(sink, LETTERS)))
+        letters: DeadLettering[Any] = as_(
+            DeadLettering, closed_later(self.accepting(sink, LETTERS))
+        )
         if type(letters).read_dead_letters is DeadLettering.read_dead_letters:
             pytest.skip("this sink does not override `read_dead_letters`: it cannot tell")
 
@@ -130,7 +150,10 @@ class Options(SinkTests):
             letters.open()
             letters.check(LETTERS)
         except ConfigurationError:
-            pytest.skip("this sink takes no letters: override `accepting`, if another into the same system does")
+            pytest.skip(
+                "this sink takes no letters: override `accepting`, if another into the same system "
+                "does"
+            )
         with Clause.LETTERS.guarding("read_dead_letters where no letter was written yet"):
             if letters.read_dead_letters(self.job, "theirs", 9) is None:
                 pytest.skip("this sink cannot tell of letters as it is set up")
@@ -141,10 +164,16 @@ class Options(SinkTests):
             )
         ]
         self.abort(letters, made[4])
-        assert newest(9) == [], Clause.LETTERS.broken(f"of letters that are in doubt or aborted, it tells {newest(9)}")
+        assert newest(9) == [], Clause.LETTERS.broken(
+            f"of letters that are in doubt or aborted, it tells {newest(9)}"
+        )
         self.commit(letters, *made[:3], *made[5:], clause=Clause.LETTERS)
-        assert newest(9) == [0, 1, 2], Clause.LETTERS.broken(f"numbers 0, 1, 2 are visible, and it tells {newest(9)}")
-        assert newest(2)[-2:] == [1, 2], Clause.LETTERS.broken(f"1 and 2 are the newest two, and it tells {newest(2)}")
+        assert newest(9) == [0, 1, 2], Clause.LETTERS.broken(
+            f"numbers 0, 1, 2 are visible, and it tells {newest(9)}"
+        )
+        assert newest(2)[-2:] == [1, 2], Clause.LETTERS.broken(
+            f"1 and 2 are the newest two, and it tells {newest(2)}"
+        )
 
     # ------------------------------------------------------------------ SchemaEvolving
     def test_evolve_takes_new_columns(self, sink: Sink) -> None:
@@ -159,21 +188,33 @@ class Options(SinkTests):
             with Clause.SCHEMA_DIFF.guarding("schema_diff"):
                 diff = evolving.schema_diff(wider.schema)
             as_documented = diff is None or any(change.column == "more" for change in diff.changes)
-            assert as_documented, Clause.SCHEMA_DIFF.broken(f"{when} evolve, of a new column `more`: {diff}")
-        drivers: list[SchemaEvolving[Any]] = [evolving, as_(SchemaEvolving, self.elsewhere(evolving))]
+            assert as_documented, Clause.SCHEMA_DIFF.broken(
+                f"{when} evolve, of a new column `more`: {diff}"
+            )
+        drivers: list[SchemaEvolving[Any]] = [
+            evolving,
+            as_(SchemaEvolving, self.elsewhere(evolving)),
+        ]
         with Clause.EVOLVE.guarding("check by two drivers, then evolve by both, twice,"):
             for driver in drivers:
                 driver.check(wider.schema)
             for driver in drivers * 2:
                 driver.evolve(wider.schema)
         diff = evolving.schema_diff(wider.schema)
-        assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
+        assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(
+            f"after evolve, it tells {diff}"
+        )
         self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
         with Clause.EVOLVE.guarding("check, then evolve, for rows without the new column,"):
             evolving.check(SCHEMA)
             evolving.evolve(SCHEMA)
         late = self.pre_committed(evolving, older[1], clause=Clause.EVOLVE, subtask=2)
-        self.commit(evolving, late, clause=Clause.EVOLVE, when="of rows without the new column, after evolve")
+        self.commit(
+            evolving,
+            late,
+            clause=Clause.EVOLVE,
+            when="of rows without the new column, after evolve",
+        )
         nulls = [table.add_column(0, "more", pa.nulls(2, pa.int64())) for table in older]
         self.expect_rows(evolving, Clause.EVOLVE, "after evolve", wider, *nulls)
 
@@ -191,7 +232,9 @@ class Options(SinkTests):
             driver.evolve(wider(number).schema)
 
         def wider(number: int) -> pa.Table:
-            return rows(10 * number, 2).append_column(f"more{number}", pa.array([number, None], pa.int64()))
+            return rows(10 * number, 2).append_column(
+                f"more{number}", pa.array([number, None], pa.int64())
+            )
 
         with Clause.EVOLVE.guarding("check, then evolve"):
             stops = lines(evolving, partial(evolve, evolving, 0), self.stops, failing=True)
@@ -205,7 +248,9 @@ class Options(SinkTests):
             driver: SchemaEvolving[Any] = as_(SchemaEvolving, self.elsewhere(evolving))
             with Clause.EVOLVE.guarding(f"check, then evolve {when}"):
                 evolve(driver, number)
-            made = self.pre_committed(driver, wider(number), clause=Clause.EVOLVE, checkpoint=number)
+            made = self.pre_committed(
+                driver, wider(number), clause=Clause.EVOLVE, checkpoint=number
+            )
             self.commit(driver, made, clause=Clause.EVOLVE, when=when)
             table = pa.concat_tables([table, wider(number)], promote_options="default")
             self.expect_rows(driver, Clause.EVOLVE, f"with rows of the new column, {when}", table)
@@ -217,12 +262,22 @@ class Options(SinkTests):
         parts = []
         for number in range(2):
             made = [
-                self.pre_committed(sink, rows(100 * number + 10 * p, 3 + p), subtask=p, checkpoint=number)
+                self.pre_committed(
+                    sink, rows(100 * number + 10 * p, 3 + p), subtask=p, checkpoint=number
+                )
                 for p in (0, 1)
             ]
             self.commit(sink, *made, clause=Clause.AUDIT)
-            parts.append(Part(LINEAGE, number, [replace(each, fingerprint=Fingerprint(99)) for each in made[number:]]))
-        self.commit(sink, self.pre_committed(sink, rows(900, 1), job=f"{self.job}-2"), clause=Clause.AUDIT)
+            parts.append(
+                Part(
+                    LINEAGE,
+                    number,
+                    [replace(each, fingerprint=Fingerprint(99)) for each in made[number:]],
+                )
+            )
+        self.commit(
+            sink, self.pre_committed(sink, rows(900, 1), job=f"{self.job}-2"), clause=Clause.AUDIT
+        )
         for quick in (False, True):
             with Clause.AUDIT.guarding(f"audit with quick={quick}"):
                 held = list(auditable.audit(self.job, parts, quick=quick).holdings)
@@ -240,9 +295,9 @@ class Options(SinkTests):
         listed = self.doubts(sink)
         with Clause.INSPECT.guarding("inspect of what `in_doubt` lists"):
             inspected = [*diagnosable.inspect([]), *diagnosable.inspect(listed)]
-        assert [dict(item.transaction) for item in inspected if isinstance(item, InDoubt)] == listed, (
-            Clause.INSPECT.broken(f"{inspected} for {listed}")
-        )
+        assert [
+            dict(item.transaction) for item in inspected if isinstance(item, InDoubt)
+        ] == listed, Clause.INSPECT.broken(f"{inspected} for {listed}")
         for committable in committables:
             self.abort(sink, committable)
         with Clause.DIAGNOSE.guarding("diagnose"):
@@ -254,12 +309,22 @@ class Options(SinkTests):
         self.expect_rows(sink, Clause.DIAGNOSE, "after diagnose")
         with Clause.WEAKNESSES.guarding("weaknesses"):
             weaknesses = diagnosable.weaknesses()
-        assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
-        assert all(isinstance(weakness, str) for weakness in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
+        assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(
+            f"one text: {weaknesses!r}"
+        )
+        assert all(isinstance(weakness, str) for weakness in weaknesses), Clause.WEAKNESSES.broken(
+            f"{weaknesses!r}"
+        )
 
 
 def _letters(number: int, job: str, sink: str) -> pa.Table:
-    about: dict[str, Any] = {"job": job, "lineage": LINEAGE, "sink": sink, "checkpoint": 0, "partition": 0}
+    about: dict[str, Any] = {
+        "job": job,
+        "lineage": LINEAGE,
+        "sink": sink,
+        "checkpoint": 0,
+        "partition": 0,
+    }
     about |= {
         "row_number": number,
         "error_class": "BadValue",

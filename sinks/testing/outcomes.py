@@ -1,4 +1,5 @@
-"""What commit and abort answer, and what `in_doubt` lists: of one's own transactions, of others, of none."""
+"""What commit and abort answer, and what `in_doubt` lists: of one's own transactions, of others, of
+none."""
 
 from __future__ import annotations
 
@@ -15,18 +16,49 @@ from sinks.base import Sink
 from sinks.errors import CommittedError
 from sinks.optional import WholeCommitting
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, in_pieces, rows
+from sinks.testing.kit import (
+    LINEAGE,
+    SCHEMA,
+    SinkTests,
+    closed_later,
+    copy_of,
+    forget,
+    in_pieces,
+    rows,
+)
 from sinks.testing.lines import Stop, lines, watched
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
-EACH_PART: list[dict[str, Any]] = [{}, {"lineage": "feedbeef"}, {"checkpoint": 1}, {"subtask": 1}, {"generation": 2}]
+EACH_PART: list[dict[str, Any]] = [
+    {},
+    {"lineage": "feedbeef"},
+    {"checkpoint": 1},
+    {"subtask": 1},
+    {"generation": 2},
+]
 EACH_PART += [{"round": 1}, {"attempt": 1}, {"task_attempt": 2}]
 """Names that differ from the first in one part each."""
 
-NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
-NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+sink2"), ("job+s_nk", "job+sink")]
+NAMES = [
+    ("a:b+c", "a+b:c"),
+    ("a.b+c", "a+b.c"),
+    ("a-b+c", "a+b-c"),
+    ("a/b+c", "a+b/c"),
+    ("a_b+c", "a+b_c"),
+]
+NAMES += [
+    ("job+sink", "JOB+sink"),
+    ("job+sink", "job+Sink"),
+    ("job+sink", "job+sink2"),
+    ("job+s_nk", "job+sink"),
+]
 NAMES += [("job+sink", "job +sink"), ("job+sink", "job+sink "), ("job+sink", "jöb+sink")]
-NAMES += [("job+s?n*", "job+sink"), ("j.b+s.nk", "job+sink"), ("%+sink", "job+sink"), ("_+sink", "j+sink")]
+NAMES += [
+    ("job+s?n*", "job+sink"),
+    ("j.b+s.nk", "job+sink"),
+    ("%+sink", "job+sink"),
+    ("_+sink", "j+sink"),
+]
 NAMES += [("job+sink", "jo+sink"), ("job+sink", "job-2+sink")]
 NAMES += [("job+sink", "other job/ü 'o\"`; DROP TABLE orders --%s_%+sink")]
 """Pairs of job and sink."""
@@ -36,7 +68,8 @@ class Outcomes(SinkTests):
     # ------------------------------------------------------------------ abort
     def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
         other = self.pre_committed(sink, rows(50, 1), subtask=1)
-        driver, before = copy_of(sink), self.leftovers(sink)
+        driver = copy_of(sink)
+        before = self.leftovers(sink)
         self.expect_doubts(driver, Clause.IN_DOUBT, "with one pre-committed", other)
         committable = self.pre_committed(sink, in_pieces(rows(0, self.many)), slot=0)
         self.abort(driver, committable)
@@ -49,7 +82,9 @@ class Outcomes(SinkTests):
             self.abort(asked, committable, Clause.ABORT_AGAIN, "again")
         self.expect_rows(sink, Clause.ABORT_AGAIN, "after three aborts")
         self.commit(sink, self.pre_committed(sink, rows(10, 5), slot=0), clause=Clause.ABORT)
-        self.expect_rows(sink, Clause.ABORT, "after an abort, and a commit of the next attempt", rows(10, 5))
+        self.expect_rows(
+            sink, Clause.ABORT, "after an abort, and a commit of the next attempt", rows(10, 5)
+        )
 
     def test_commit_after_abort_is_lost_and_stays_lost(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
@@ -71,11 +106,17 @@ class Outcomes(SinkTests):
             except CommittedError:
                 pass
             except Exception as error:
-                raise AssertionError(Clause.ABORT_COMMITTED.broken(f"abort after commit raised {error!r}")) from error
+                raise AssertionError(
+                    Clause.ABORT_COMMITTED.broken(f"abort after commit raised {error!r}")
+                ) from error
             else:
-                raise AssertionError(Clause.ABORT_COMMITTED.broken("abort after commit raised nothing"))
+                raise AssertionError(
+                    Clause.ABORT_COMMITTED.broken("abort after commit raised nothing")
+                )
         self.expect_rows(sink, Clause.ABORT_COMMITTED, "after commit, then abort", rows(0, 5))
-        self.commit(sink, committable, clause=Clause.ABORT_COMMITTED, when="after commit, then abort")
+        self.commit(
+            sink, committable, clause=Clause.ABORT_COMMITTED, when="after commit, then abort"
+        )
 
     # ------------------------------------------------------------------ names
     def test_transactions_are_told_apart_by_each_part_of_their_names(self, sink: Sink) -> None:
@@ -94,18 +135,25 @@ class Outcomes(SinkTests):
         for committable in made:
             with Clause.OWNS.guarding(f"owns of {committable.transaction}"):
                 owns = sink.owns(self.job, committable.transaction)
-            assert owns, Clause.OWNS.broken(f"{owns!r} for {committable.transaction}, which it pre-committed")
+            assert owns, Clause.OWNS.broken(
+                f"{owns!r} for {committable.transaction}, which it pre-committed"
+            )
         for identity in ({}, {"another": 1}, dict.fromkeys(made[0].transaction, 1)):
             with Clause.OWNS.guarding(f"owns of {identity}"):
                 sink.owns(self.job, identity)
-        self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
+        self.expect_doubts(
+            sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made
+        )
         for number, (committable, parts) in enumerate(zip(made, EACH_PART, strict=True), 1):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
             self.expect_named(sink, f"after the commit of the one with {parts}", *tables[:number])
 
     def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
         """Names of which one begins with another."""
-        parts: list[dict[str, Any]] = [{"subtask": 1, "task_attempt": 1}, {"subtask": 1, "task_attempt": 10}]
+        parts: list[dict[str, Any]] = [
+            {"subtask": 1, "task_attempt": 1},
+            {"subtask": 1, "task_attempt": 10},
+        ]
         parts += [{"subtask": 10, "task_attempt": 1}, {"subtask": 10, "task_attempt": 10}]
         tables = [rows(10 * n, 2) for n in range(4)]
         made = [
@@ -116,20 +164,40 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.ABORT, "with the third of four aborted", *made[:2], made[3])
         self.commit(sink, made[0], clause=Clause.ABORT, when="beside an abort")
         self.expect_rows(sink, Clause.COMMIT_BY_NAME, "with one of three committed", tables[0])
-        self.expect_doubts(sink, Clause.COMMIT_BY_NAME, "with one of three committed", made[1], made[3])
+        self.expect_doubts(
+            sink, Clause.COMMIT_BY_NAME, "with one of three committed", made[1], made[3]
+        )
         self.commit(sink, made[1], made[3], clause=Clause.COMMIT_BY_NAME)
-        self.expect_rows(sink, Clause.COMMIT_BY_NAME, "with three committed", *tables[:2], tables[3])
+        self.expect_rows(
+            sink, Clause.COMMIT_BY_NAME, "with three committed", *tables[:2], tables[3]
+        )
         self.abort(sink, self.pre_committed(sink, rows(40, 2), subtask=2))
-        self.expect_rows(sink, Clause.ABORT, "after an abort beside three committed", *tables[:2], tables[3])
-        self.commit(sink, made[0], made[1], made[3], clause=Clause.ABORT, when="again, after an abort of another")
+        self.expect_rows(
+            sink, Clause.ABORT, "after an abort beside three committed", *tables[:2], tables[3]
+        )
+        self.commit(
+            sink,
+            made[0],
+            made[1],
+            made[3],
+            clause=Clause.ABORT,
+            when="again, after an abort of another",
+        )
         self.expect_state(sink, Clause.LOST, "after commits and aborts of others", made[2])
 
-    @pytest.mark.parametrize("loser", ["is stopped", "is killed", "goes on", "of an older driver goes on"])
+    @pytest.mark.parametrize(
+        "loser", ["is stopped", "is killed", "goes on", "of an older driver goes on"]
+    )
     def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
-        """Spark's speculation, or a zombie. The slow one may fail, and what it pre-commits is aborted. The rows of the
-        other are visible, once."""
+        """Spark's speculation, or a zombie.
+
+        The slow one may fail, and what it pre-commits is aborted. The rows of the other are
+        visible, once.
+        """
         self.needs(Ability.SIDE_BY_SIDE)
-        fast, slow, late = copy_of(sink), copy_of(sink), None
+        fast = copy_of(sink)
+        slow = copy_of(sink)
+        late = None
         losing = self.begun(slow, slot=0)
         winning = self.begun(fast, slot=1, generation=2 if "older" in loser else 1)
         for first in (0, 10):
@@ -168,32 +236,50 @@ class Outcomes(SinkTests):
         assert dict(ours.transaction) != dict(theirs.transaction), Clause.NAMES.broken(
             f"those of two sinks of a job are both {dict(ours.transaction)}"
         )
-        self.expect_doubts(sink, Clause.IN_DOUBT_SINK, f"with one of sink {other.name!r}, too", ours)
-        self.expect_doubts(other, Clause.IN_DOUBT_SINK, f"with one of sink {sink.name!r}, too", theirs)
+        self.expect_doubts(
+            sink, Clause.IN_DOUBT_SINK, f"with one of sink {other.name!r}, too", ours
+        )
+        self.expect_doubts(
+            other, Clause.IN_DOUBT_SINK, f"with one of sink {sink.name!r}, too", theirs
+        )
         self.abort(other, theirs)
         self.close(other)
         self.commit(sink, ours, clause=Clause.ABORT, when="after an abort by another sink")
-        self.expect_rows(sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2))
+        self.expect_rows(
+            sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2)
+        )
 
     @pytest.mark.parametrize(("ours", "theirs"), NAMES)
-    def test_names_that_look_alike_are_not_the_same(self, sink: Sink, ours: str, theirs: str) -> None:
-        """Of job and sink, where the names of both begin alike, differ in case, or meet when they are joined."""
-        prefix, made = uuid.uuid4().hex[:8], []
+    def test_names_that_look_alike_are_not_the_same(
+        self, sink: Sink, ours: str, theirs: str
+    ) -> None:
+        """Of job and sink, where the names of both begin alike, differ in case, or meet when they
+        are joined."""
+        prefix = uuid.uuid4().hex[:8]
+        made = []
         for at, name in enumerate((ours, theirs)):
             job, _, own = name.partition("+")
             job = f"{prefix}{job}"
             named = closed_later(self.named(sink, own))
-            done = self.pre_committed(named, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1)
+            done = self.pre_committed(
+                named, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1
+            )
             self.commit(named, done, clause=Clause.IN_DOUBT_JOB)
-            gone = self.pre_committed(named, rows(100 * at + 10, 2), job=job, checkpoint=at, task_attempt=2)
+            gone = self.pre_committed(
+                named, rows(100 * at + 10, 2), job=job, checkpoint=at, task_attempt=2
+            )
             self.abort(named, gone)
-            left = self.pre_committed(named, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3)
+            left = self.pre_committed(
+                named, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3
+            )
             made.append((job, named, done, gone, left))
         for at, (job, named, _, _, left) in enumerate(made):
             alike = f"beside job and sink {(theirs, ours)[at]!a}, for {(ours, theirs)[at]!a}"
             self.expect_doubts(named, Clause.IN_DOUBT_JOB, alike, left, job=job)
             memory = self.memory(named, job)
-            assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {memory}")
+            assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(
+                f"{alike}, it tells {memory}"
+            )
         job, named, *_, left = made[0]
         self.commit(named, left, clause=Clause.IN_DOUBT_JOB)
         self.purge(named, 53, 53, job)
@@ -214,14 +300,28 @@ class Outcomes(SinkTests):
             made.append(self.sealed(copy, transaction, 2, 2, Clause.IN_DOUBT_READS))
             self.close(copy)
         self.commit(sink, *made, clause=Clause.IN_DOUBT_READS)
-        self.expect_rows(sink, Clause.IN_DOUBT_READS, "after commit", *(rows(10 * p, 2) for p in range(len(made))))
+        self.expect_rows(
+            sink,
+            Clause.IN_DOUBT_READS,
+            "after commit",
+            *(rows(10 * p, 2) for p in range(len(made))),
+        )
 
     def test_the_longest_names(self, sink: Sink) -> None:
-        named, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
+        named = closed_later(self.named(sink, "s" * 100))
+        job = "j" * 100
         parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
-        contexts = [self.context(named, job=job, slot=n, task_attempt=10**12 + n, **parts) for n in range(2)]
-        made = [self.pre_committed(named, rows(10 * n, 2), context) for n, context in enumerate(contexts)]
-        when = f"with two names of {len(contexts[0].transaction_id)} characters that differ in the last"
+        contexts = [
+            self.context(named, job=job, slot=n, task_attempt=10**12 + n, **parts) for n in range(2)
+        ]
+        made = [
+            self.pre_committed(named, rows(10 * n, 2), context)
+            for n, context in enumerate(contexts)
+        ]
+        when = (
+            f"with two names of {len(contexts[0].transaction_id)} characters that differ in the "
+            "last"
+        )
         self.expect_doubts(named, Clause.NAMES, when, *made, job=job)
         self.commit(named, *made, clause=Clause.NAMES, when=when)
         self.expect_rows(named, Clause.NAMES, when, rows(0, 2), rows(10, 2))
@@ -231,15 +331,20 @@ class Outcomes(SinkTests):
         context = self.context(sink)
         never = self.never_seen(sink, context)
         when = "of a transaction that never was"
-        outcome = self.expect_state(sink, Clause.NOT_FOUND, when, never, CommitState.UNKNOWN, CommitState.LOST)
-        assert outcome.reason, Clause.COMMIT_OUTCOME.broken(f"{outcome.state.name} without a reason")
+        outcome = self.expect_state(
+            sink, Clause.NOT_FOUND, when, never, CommitState.UNKNOWN, CommitState.LOST
+        )
+        assert outcome.reason, Clause.COMMIT_OUTCOME.broken(
+            f"{outcome.state.name} without a reason"
+        )
         self.expect_rows(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
         self.expect_doubts(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
         if outcome.state is CommitState.LOST:
             self._stays_lost(sink, context, Clause.LOST_PROOF)
 
     def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
-        """A sink that makes a loss final may call it one: what comes late under this name is refused, at any step."""
+        """A sink that makes a loss final may call it one: what comes late under this name is
+        refused, at any step."""
         self.checked(sink)
         transaction = None
         try:
@@ -253,7 +358,9 @@ class Outcomes(SinkTests):
         else:
             late = "a transaction that never was is told LOST; when its task pre-commits then"
             self.expect_state(sink, clause, late, committable)
-        self.expect_rows(sink, clause, "when the task of a transaction comes after that was told LOST")
+        self.expect_rows(
+            sink, clause, "when the task of a transaction comes after that was told LOST"
+        )
 
     def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
         other = self.pre_committed(sink, rows(10, 2), subtask=1)
@@ -261,7 +368,9 @@ class Outcomes(SinkTests):
         never = self.never_seen(sink, context)
         for when in ("of a transaction that never was", "of it again"):
             self.abort(sink, never, Clause.ABORT_UNSEEN, when)
-        self.expect_doubts(sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other)
+        self.expect_doubts(
+            sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other
+        )
         states = CommitState.UNKNOWN, CommitState.LOST
         outcome = self.expect_state(sink, Clause.ABORT_UNSEEN, "after abort of it", never, *states)
         if outcome.state is CommitState.LOST:
@@ -271,17 +380,25 @@ class Outcomes(SinkTests):
     def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
         """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
         if type(sink).committed_checkpoints is Sink.committed_checkpoints:
-            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
+            pytest.skip(
+                "this sink does not override `committed_checkpoints`: its system keeps no memory"
+            )
 
-        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
-            for asked, who in ((of, ""), (driver, " another driver, open since then,"))[: 1 + (of is sink)]:
+        def expect(
+            expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink
+        ) -> None:
+            for asked, who in ((of, ""), (driver, " another driver, open since then,"))[
+                : 1 + (of is sink)
+            ]:
                 memory = self.memory(asked, job) or {}
                 seen = f"{when},{who} it tells {memory} instead of {expected}"
                 assert memory == expected, Clause.MEMORY.broken(seen)
 
         driver = self.elsewhere(sink)
         expect({}, "on an empty target")
-        committed, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
+        committed, other = (
+            self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2)
+        )
         expect({}, "after pre_commit")
         self.abort(sink, other)
         expect({}, "after abort")
@@ -309,7 +426,10 @@ class Outcomes(SinkTests):
         each_part: list[dict[str, Any]] = [{"checkpoint": 9}, {"checkpoint": 10}]
         each_part += [{"lineage": "feedbeef"}, {"job": "another"}]
         tables = [rows(10 * n, 2) for n in range(len(each_part) + 1)]
-        done = [self.pre_committed(sink, table, **parts) for table, parts in zip(tables, each_part, strict=False)]
+        done = [
+            self.pre_committed(sink, table, **parts)
+            for table, parts in zip(tables, each_part, strict=False)
+        ]
         done.append(self.pre_committed(other, tables[-1]))
         gone = [self.pre_committed(sink, rows(900, 2), **parts) for parts in each_part]
         gone.append(self.pre_committed(other, rows(900, 1)))
@@ -318,14 +438,20 @@ class Outcomes(SinkTests):
             self.commit(sink if committed.sink == sink.name else other, committed)
             self.abort(sink if committed.sink == sink.name else other, aborted)
         memory = self.memory(sink)
-        open_ones = [(copy_of(sink), parts) for parts in ({"checkpoint": 12}, *each_part[2:])] + [(copy_of(other), {})]
+        open_ones = [(copy_of(sink), parts) for parts in ({"checkpoint": 12}, *each_part[2:])] + [
+            (copy_of(other), {})
+        ]
         if Ability.SIDE_BY_SIDE in self.cannot:
             open_ones.clear()
-        begun = [(task, self.written(task, rows(700, 1), **parts), parts) for task, parts in open_ones]
+        begun = [
+            (task, self.written(task, rows(700, 1), **parts), parts) for task, parts in open_ones
+        ]
         for _ in range(2):
             self.purge(sink, 11, 10)
         for task, transaction, parts in begun:
-            with Clause.PURGE.guarding(f"pre_commit of what was open, of sink {task.name!r}, {parts}"):
+            with Clause.PURGE.guarding(
+                f"pre_commit of what was open, of sink {task.name!r}, {parts}"
+            ):
                 committable = task.snapshot_state(transaction)
             if parts == {"checkpoint": 12}:
                 waiting.append(committable.of(sink.name, 0, Fingerprint(1)))
@@ -340,30 +466,47 @@ class Outcomes(SinkTests):
             self.expect_state(sink, Clause.PURGE, when, purged, possible, CommitState.UNKNOWN)
         for committed, aborted in zip(others, more, strict=True):
             asked = sink if committed.sink == sink.name else other
-            self.commit(asked, committed, clause=Clause.PURGE, when=f"of what was committed, {committed.transaction}")
-            self.expect_state(asked, Clause.PURGE, f"after purge, of the aborted {aborted.transaction}", aborted)
+            self.commit(
+                asked,
+                committed,
+                clause=Clause.PURGE,
+                when=f"of what was committed, {committed.transaction}",
+            )
+            self.expect_state(
+                asked, Clause.PURGE, f"after purge, of the aborted {aborted.transaction}", aborted
+            )
         self.close(other)
         self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
         tables += [rows(800 + n, 1) for n in (9, 11)] + [rows(700, 1)] * bool(begun)
-        self.expect_rows(sink, Clause.PURGE, "after purge, and the commit of what was open or in doubt", *tables)
+        self.expect_rows(
+            sink, Clause.PURGE, "after purge, and the commit of what was open or in doubt", *tables
+        )
 
     # ------------------------------------------------------------------ a checkpoint
     @pytest.mark.parametrize("lost", [0, 1])
     def test_commit_all_tells_the_outcome_of_each_in_order(self, sink: Sink, lost: int) -> None:
         """With one that is lost; its siblings are committed, or all of them are held back."""
-        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=9 + p) for p in range(3)]  # as texts: 10, 11, 9
+        # as texts: 10, 11, 9
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=9 + p) for p in range(3)]
         self.abort(sink, made[lost])
-        states = [outcome.state.name for outcome in self.outcomes(sink, *made, clause=Clause.COMMIT_ALL)]
+        states = [
+            outcome.state.name for outcome in self.outcomes(sink, *made, clause=Clause.COMMIT_ALL)
+        ]
         separate = ["LOST" if p == lost else "COMMITTED" for p in range(3)]
         held = ["LOST" if p == lost else "HELD" for p in range(3)]
         assert states in (separate, held), Clause.COMMIT_ALL.broken(
             f"number {lost} of three is lost, and told {states}"
         )
-        others, again = [rows(10 * p, 2) for p in range(3) if p != lost], rows(10 * lost, 2)
+        others = [rows(10 * p, 2) for p in range(3) if p != lost]
+        again = rows(10 * lost, 2)
         clause = Clause.AT_ONCE if states == held else Clause.COMMIT_ALL
         self.expect_rows(sink, clause, f"with {states}", *(() if states == held else others))
         replacement = self.pre_committed(sink, again, subtask=9 + lost, round=1)
-        asked = [committable for committable in made if committable is not made[lost]] if states == held else []
+        asked = (
+            [committable for committable in made if committable is not made[lost]]
+            if states == held
+            else []
+        )
         self.commit(sink, *asked, replacement, clause=clause, when="of the replay")
         self.expect_rows(sink, clause, "after the replay", *others, again)
         self.expect_state(sink, Clause.LOST, "asked again after commit_all", made[lost])
@@ -373,8 +516,14 @@ class Outcomes(SinkTests):
         never = self.never_seen(sink, self.context(sink, subtask=9))
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
         *answers, _ = self.outcomes(sink, *made, never, clause=Clause.COMMIT_ALL)
-        clause = Clause.AT_ONCE if isinstance(sink, WholeCommitting) or self.whole else Clause.COMMIT_ALL
-        expected = {CommitState.HELD} if clause is Clause.AT_ONCE else {CommitState.HELD, CommitState.COMMITTED}
+        clause = (
+            Clause.AT_ONCE if isinstance(sink, WholeCommitting) or self.whole else Clause.COMMIT_ALL
+        )
+        expected = (
+            {CommitState.HELD}
+            if clause is Clause.AT_ONCE
+            else {CommitState.HELD, CommitState.COMMITTED}
+        )
         states = {answer.state for answer in answers}
         assert len(states) == 1, clause.broken(f"beside one that never was, it answers {answers}")
         assert states <= expected, clause.broken(f"beside one that never was, it answers {answers}")
@@ -383,7 +532,8 @@ class Outcomes(SinkTests):
 
     def test_commit_all_goes_on_when_one_fails(self, sink: Sink) -> None:
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
-        driver, called = copy_of(sink), []
+        driver = copy_of(sink)
+        called = []
         inner = driver.commit
 
         def failing(committable: Committable) -> CommitOutcome:
@@ -405,7 +555,9 @@ class Outcomes(SinkTests):
             f"the first of three raises, and the others are told {described[1:]}"
         )
         self.commit(sink, *made, clause=Clause.ASK_AGAIN)
-        self.expect_rows(sink, Clause.ASK_AGAIN, "asked again", *(rows(10 * p, 2) for p in range(3)))
+        self.expect_rows(
+            sink, Clause.ASK_AGAIN, "asked again", *(rows(10 * p, 2) for p in range(3))
+        )
 
     def test_a_transaction_of_no_rows(self, sink: Sink) -> None:
         self.needs(Ability.EMPTY)
@@ -416,8 +568,8 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
 
     def test_what_is_committed_becomes_visible_as_a_whole(self, sink: Sink) -> None:
-        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid its loops. The first
-        participant has many rows, which a sink may move in parts."""
+        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid
+        its loops. The first participant has many rows, which a sink may move in parts."""
         whole = self.whole or isinstance(sink, WholeCommitting)
         clause, count = (Clause.AT_ONCE, min(self.many, 80)) if whole else (Clause.COMMIT, 1)
 
@@ -427,11 +579,18 @@ class Outcomes(SinkTests):
             return tables, made, sum(table.num_rows for table in tables)
 
         others, trial, before = participants(800_000, min(count, 2))
-        driver, partly = copy_of(sink), list[str]()
+        driver = copy_of(sink)
+        partly = list[str]()
         stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
-        self.expect_rows(sink, Clause.WRITE, f"after the commit of {before} rows in {len(trial)} participants", *others)
+        self.expect_rows(
+            sink,
+            Clause.WRITE,
+            f"after the commit of {before} rows in {len(trial)} participants",
+            *others,
+        )
         _, made, all_of_them = participants(0, count)
-        due, each = {stop.place for stop in stops}, 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
+        due = {stop.place for stop in stops}
+        each = 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
 
         def look(number: int, frame: FrameType, _: int) -> None:
             stop = Stop.of(number, frame)
@@ -480,6 +639,11 @@ class Outcomes(SinkTests):
             assert not lost, Clause.SETTINGS.broken(when)
             if answer == CommitOutcome.COMMITTED:
                 self.expect_rows(sink, Clause.SETTINGS, when, *done, table)
-            self.commit(sink, made, clause=Clause.SETTINGS, when=f"with its former settings, after those of {other!r}")
+            self.commit(
+                sink,
+                made,
+                clause=Clause.SETTINGS,
+                when=f"with its former settings, after those of {other!r}",
+            )
             done.append(table)
             self.expect_rows(sink, Clause.SETTINGS, when, *done)

@@ -1,4 +1,6 @@
-"""`OverSpark`: the sink in a real local Spark, for those who want to see that too. It takes half a minute.
+"""`OverSpark`: the sink in a real local Spark, for those who want to see that too.
+
+It takes half a minute.
 
 class TestMySink(OverSpark, SinkConformance):
     ...
@@ -40,11 +42,18 @@ class _Query:
 
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
         spark = builder.config("spark.local.dir", str(self.folder / "local")).getOrCreate()
-        reader = spark.readStream.schema("id long, name string, amount double").option("maxFilesPerTrigger", 2)
-        storage, config = f"file://{self.folder / 'storage'}", CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
-        with CheckpointCoordinator(self.job, [self.sink], storage, config, self.listeners) as coordinator:
+        reader = spark.readStream.schema("id long, name string, amount double").option(
+            "maxFilesPerTrigger", 2
+        )
+        storage = f"file://{self.folder / 'storage'}"
+        config = CheckpointConfig(commit_timeout=COMMIT_TIMEOUT)
+        with CheckpointCoordinator(
+            self.job, [self.sink], storage, config, self.listeners
+        ) as coordinator:
             writer = coordinator.write_stream(reader.parquet(str(self.folder / "input")))
-            writer = writer.option("checkpointLocation", str(self.folder / "query")).trigger(availableNow=True)
+            writer = writer.option("checkpointLocation", str(self.folder / "query")).trigger(
+                availableNow=True
+            )
             writer.start().awaitTermination()
         spark.stop()
 
@@ -53,7 +62,8 @@ class OverSpark(SinkTests):
     """One test more, for a class with the hooks of `SinkTests`."""
 
     def test_over_a_local_spark(self, sink: Sink, tmp_path: Path) -> None:
-        """A driver that is killed with a checkpoint complete and nothing of it committed, and the next."""
+        """A driver that is killed with a checkpoint complete and nothing of it committed, and the
+        next."""
         tables = [rows(1000 * n, 50) for n in range(6)]
         (tmp_path / "input").mkdir()
         for n, table in enumerate(tables):

@@ -1,9 +1,7 @@
 """The suite for checkpoint storages: what `coordinator.storage.CheckpointStorage` promises.
 
-class TestMyStorage(ProcessConformance):
-    @pytest.fixture
-    def uri(self, tmp_path):
-        return f"mine://{tmp_path}"             # an empty storage, which `open_storage` opens in any process
+class TestMyStorage(ProcessConformance): @pytest.fixture def uri(self, tmp_path): return
+f"mine://{tmp_path}" # an empty storage, which `open_storage` opens in any process
 """
 
 from __future__ import annotations
@@ -24,7 +22,10 @@ Reopen = Callable[[], CheckpointStorage]
 
 
 class StorageConformance:
-    """What every storage must do. A subclass gives `reopen`, which opens the same storage once more."""
+    """What every storage must do.
+
+    A subclass gives `reopen`, which opens the same storage once more.
+    """
 
     keys_of_threads = 50
     """For which eight threads race."""
@@ -39,7 +40,9 @@ class StorageConformance:
         yield storage
         storage.close()
 
-    def test_a_value_is_read_back_by_oneself_and_by_others(self, storage: CheckpointStorage, reopen: Reopen) -> None:
+    def test_a_value_is_read_back_by_oneself_and_by_others(
+        self, storage: CheckpointStorage, reopen: Reopen
+    ) -> None:
         assert storage.put_if_absent("job/1/record", b"value") is True
         other = reopen()
         for reader in (storage, other):
@@ -55,7 +58,9 @@ class StorageConformance:
         assert again.get("a") == b"1"
         again.close()
 
-    @pytest.mark.parametrize("value", [b"", b"\0", bytes(range(256)) * 5, b"'; \\ %s {}\r\n"], ids=repr)
+    @pytest.mark.parametrize(
+        "value", [b"", b"\0", bytes(range(256)) * 5, b"'; \\ %s {}\r\n"], ids=repr
+    )
     def test_any_bytes(self, storage: CheckpointStorage, value: bytes) -> None:
         assert storage.put_if_absent("a", value) is True
         got = storage.get("a")
@@ -80,8 +85,28 @@ class StorageConformance:
         assert storage.list("") == []
 
     def test_list_is_sorted_and_holds_to_folders(self, storage: CheckpointStorage) -> None:
-        inside = ["a/1/x", "a/1/B", "a/1/b", "a/1/0-9", "a/1/10", "a/1/9", "a/1/deep/er", "a/1/_", "a/1/x.y"]
-        outside = ["a/10", "a/10x/x", "a/1-/x", "a/1.5/x", "a/0", "A/1/x", "b/a/1/x", "aa/1/x", "a_1/x"]
+        inside = [
+            "a/1/x",
+            "a/1/B",
+            "a/1/b",
+            "a/1/0-9",
+            "a/1/10",
+            "a/1/9",
+            "a/1/deep/er",
+            "a/1/_",
+            "a/1/x.y",
+        ]
+        outside = [
+            "a/10",
+            "a/10x/x",
+            "a/1-/x",
+            "a/1.5/x",
+            "a/0",
+            "A/1/x",
+            "b/a/1/x",
+            "aa/1/x",
+            "a_1/x",
+        ]
         for key in inside + outside:
             assert storage.put_if_absent(key, b"")
         assert storage.list("a/1") == sorted(inside)
@@ -110,8 +135,8 @@ class StorageConformance:
 
     @pytest.mark.parametrize(
         "key",
-        ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a b", "a#1", "ä", "a\n", "a%2Fb", "a\\b", "a/*", "\0",
-         "s" * 201, "/".join(["s" * 100] * 6)],
+        ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a b", "a#1", "ä", "a\n", "a%2Fb",
+         "a\\b", "a/*", "\0", "s" * 201, "/".join(["s" * 100] * 6)],
         ids=lambda key: repr(key)[:20],
     )  # fmt: skip
     def test_what_is_no_key(self, storage: CheckpointStorage, key: str) -> None:
@@ -172,26 +197,37 @@ class ProcessConformance(StorageConformance):
 
     @pytest.fixture
     def environment(self, uri: str) -> dict[str, str]:
-        """The writers find the library where the tests found it, and the store where `uri` leads."""
+        """The writers find the library where the tests found it, and the store where `uri`
+        leads."""
         return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
-    def test_processes_race_for_each_key(self, uri: str, reopen: Reopen, environment: Mapping[str, str]) -> None:
+    def test_processes_race_for_each_key(
+        self, uri: str, reopen: Reopen, environment: Mapping[str, str]
+    ) -> None:
         """They also meet in making the storage, which none has opened before."""
         writers = [Writer(environment, race, uri, str(number)) for number in range(self.writers)]
         for writer in writers:
             assert writer.connection.recv() == "ready"
         won: list[tuple[str, str]] = []
         for number in range(self.keys):
-            key, first = f"race/{number}", number % self.writers
-            for writer in writers[first:] + writers[:first]:  # on one processor, whoever is told first may well win
+            key = f"race/{number}"
+            first = number % self.writers
+            # on one processor, whoever is told first may well win
+            for writer in writers[first:] + writers[:first]:
                 writer.connection.send(key)
-            won += [(key, str(name)) for name, writer in enumerate(writers) if writer.connection.recv()]
+            won += [
+                (key, str(name)) for name, writer in enumerate(writers) if writer.connection.recv()
+            ]
         for writer in writers:
             writer.connection.send("")
             assert list(writer.messages()) == []
         assert [writer.process.exitcode for writer in writers] == [0] * self.writers
         storage = reopen()
-        assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(self.keys))
+        assert (
+            sorted(key for key, _ in won)
+            == storage.list("race")
+            == sorted(f"race/{n}" for n in range(self.keys))
+        )
         assert len({name for _, name in won}) > 1, "there was no race"
         for key, name in won:
             assert storage.get(key) == value_of(name, key, 2_000)

@@ -27,9 +27,13 @@ def is_whole(value: bytes) -> bool:
 class Writer:
     """A process with a group of its own, which does `work(connection, …)`."""
 
-    def __init__(self, environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], work: Callable[..., None], *arguments: Any
+    ) -> None:
         self.connection, theirs = Pipe()
-        self.process: BaseProcess = fork(_work, dict(environment), work, theirs, *arguments, preload=__name__)
+        self.process: BaseProcess = fork(
+            _work, dict(environment), work, theirs, *arguments, preload=__name__
+        )
         theirs.close()
 
     def messages(self) -> Iterator[Any]:

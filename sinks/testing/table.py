@@ -1,4 +1,5 @@
-"""What tests of sinks into a table share: a coordinator in a few lines, and what reads the database past the sink."""
+"""What tests of sinks into a table share: a coordinator in a few lines, and what reads the database
+past the sink."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from sinks.sql.sink import AnyTableSink
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
-CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
+CHANGES = pa.schema(
+    [("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())]
+)
 LINEAGE = "0badcafe"
 COMMITTED = CommitOutcome.COMMITTED
 _task_attempts = itertools.count()
@@ -30,7 +33,9 @@ def batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), schema=schema)
 
 
-def change(id: int | None, name: str | None, at: int | None, gone: bool | None = None) -> dict[str, Any]:
+def change(
+    id: int | None, name: str | None, at: int | None, gone: bool | None = None
+) -> dict[str, Any]:
     """A row of CHANGES."""
     return {"id": id, "name": name, "at": at, "gone": gone}
 
@@ -45,7 +50,9 @@ def context(
 ) -> TransactionContext:
     attempt = next(_task_attempts)
     name = TransactionId(job, LINEAGE, checkpoint, sink.name, subtask, 1, round, 0, attempt)
-    return TransactionContext(job, LINEAGE, checkpoint, sink.name, subtask, f"a{attempt}", schema, str(name))
+    return TransactionContext(
+        job, LINEAGE, checkpoint, sink.name, subtask, f"a{attempt}", schema, str(name)
+    )
 
 
 def pre_commit(
@@ -57,7 +64,9 @@ def pre_commit(
     round: int = 0,
 ) -> Committable:
     """What a task does for its partition; rolls back what fails."""
-    transaction = sink.begin_transaction(context(sink, checkpoint, subtask, batches[0].schema, job, round))
+    transaction = sink.begin_transaction(
+        context(sink, checkpoint, subtask, batches[0].schema, job, round)
+    )
     try:
         for part in batches:
             sink.write(transaction, part)
@@ -65,7 +74,9 @@ def pre_commit(
     except BaseException:
         sink.rollback(transaction)
         raise
-    return committable.of(sink.name, subtask, Fingerprint(sum(part.num_rows for part in batches), 0))
+    return committable.of(
+        sink.name, subtask, Fingerprint(sum(part.num_rows for part in batches), 0)
+    )
 
 
 def checkpoint(number: int = 0, job: str = "job", oldest: int = 0) -> Checkpoint:
@@ -85,7 +96,9 @@ class Database(ABC):
     dsn: str
 
     @abstractmethod
-    def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]: ...
+    def run(
+        self, statement: str, parameters: Sequence[Any] | None = None
+    ) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
     def prepared(self) -> Sequence[Any]: ...

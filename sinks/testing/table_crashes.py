@@ -1,5 +1,6 @@
-"""Servers of tables die, connections are cut, operators interfere: between any two steps of the protocol, rows stay
-exactly once, whichever database it is. The jobs run here without Spark; tests/spark has them with it."""
+"""Servers of tables die, connections are cut, operators interfere: between any two steps of the
+protocol, rows stay exactly once, whichever database it is. The jobs run here without Spark;
+tests/spark has them with it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class At(CheckpointListener):
     """Calls `hook` when checkpoint `checkpoint_id` comes to `step`, once."""
 
     def __init__(self, step: Step, hook: Callable[[], object], checkpoint_id: int = 1) -> None:
-        self.step, self.hook, self.checkpoint_id, self.due = step, hook, checkpoint_id, True
+        self.step = step
+        self.hook = hook
+        self.checkpoint_id = checkpoint_id
+        self.due = True
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Any) -> None:
         if self.due and (step, checkpoint_id) == (self.step, self.checkpoint_id):
@@ -46,7 +50,8 @@ class AskedAgain(CheckpointListener):
     """Calls `hook` when the commit of checkpoint 1 has failed so many times."""
 
     def __init__(self, times: int, hook: Callable[[], object]) -> None:
-        self.times, self.hook = times, hook
+        self.times = times
+        self.hook = hook
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Any) -> None:
         if (step, checkpoint_id) == (Step.ASKING_AGAIN, 1):
@@ -67,10 +72,16 @@ class DieAfter(CheckpointListener):
 
 
 def run(
-    folder: Path, sink: Any, input: Any, *listeners: CheckpointListener, commit_timeout: float = COMMIT_TIMEOUT
+    folder: Path,
+    sink: Any,
+    input: Any,
+    *listeners: CheckpointListener,
+    commit_timeout: float = COMMIT_TIMEOUT,
 ) -> None:
     config = CheckpointConfig(commit_timeout=commit_timeout)
-    with CheckpointCoordinator("job", [sink], f"file://{folder / 'storage'}", config, listeners) as coordinator:
+    with CheckpointCoordinator(
+        "job", [sink], f"file://{folder / 'storage'}", config, listeners
+    ) as coordinator:
         LocalQuery(folder / "query", input).run(coordinator)
 
 
@@ -82,13 +93,21 @@ def assert_exactly_once(db: Database, input: Any) -> None:
         assert db.staging() == []
 
 
-def set_back_to_before_a_replay(folder: Path, sink: AnyTableSink, db: Database, *, whole: bool) -> None:
-    """One transaction of checkpoint 1 is lost and written again as round 1, and its record goes: alone, or with all of
-    storage that is newer than the loss."""
-    input, storage = example_input(), folder / "storage"
+def set_back_to_before_a_replay(
+    folder: Path, sink: AnyTableSink, db: Database, *, whole: bool
+) -> None:
+    """One transaction of checkpoint 1 is lost and written again as round 1, and its record goes:
+    alone, or with all of storage that is newer than the loss."""
+    input = example_input()
+    storage = folder / "storage"
 
     def killed_at(step: Step) -> None:
-        assert Driver("job", sink, f"file://{storage}", folder / "query", input, [KillAt(step, 1, 1)]).run() == KILLED
+        assert (
+            Driver(
+                "job", sink, f"file://{storage}", folder / "query", input, [KillAt(step, 1, 1)]
+            ).run()
+            == KILLED
+        )
 
     killed_at(Step.COMPLETE)
     with closing(sink):
@@ -103,7 +122,9 @@ def set_back_to_before_a_replay(folder: Path, sink: AnyTableSink, db: Database, 
         [record] = storage.rglob("*.000001")
         record.unlink()
     for _ in range(2):
-        with pytest.raises(StorageBehind, match=r"checkpoint 1 .* lost .* was set back to before .* written again"):
+        with pytest.raises(
+            StorageBehind, match=r"checkpoint 1 .* lost .* was set back to before .* written again"
+        ):
             run(folder, sink, input)
         assert Counter(db.ids()) == Counter(ids(input[:2]))
     shutil.rmtree(storage)
@@ -113,8 +134,8 @@ def set_back_to_before_a_replay(folder: Path, sink: AnyTableSink, db: Database, 
 
 
 class TableCrashes:
-    """Fixtures: `server`, one that tests may kill, `dsn` of a database of it with a table `orders`, and `strategy`, one
-    of the sink's after the other."""
+    """Fixtures: `server`, one that tests may kill, `dsn` of a database of it with a table `orders`,
+    and `strategy`, one of the sink's after the other."""
 
     make: Callable[..., AnyTableSink]
     """The sink for a DSN and a table, with its options."""
@@ -145,7 +166,8 @@ class TableCrashes:
         self, tmp_path: Path, server: Killable, dsn: str, strategy: str
     ) -> None:
         input = example_input()
-        down, up = At(Step.COMPLETE, server.kill), AskedAgain(3, server.start)
+        down = At(Step.COMPLETE, server.kill)
+        up = AskedAgain(3, server.start)
         run(tmp_path, self.make(dsn, "orders", strategy=strategy), input, down, up)
         assert up.times == 0
         assert_exactly_once(self.observe(dsn), input)
@@ -155,14 +177,18 @@ class TableCrashes:
     ) -> None:
         input = example_input()
         sink = self.make(dsn, "orders", strategy=strategy)
-        with pytest.raises(InDoubtError, match=r"\d s later it is still not known to be visible") as error:
+        with pytest.raises(
+            InDoubtError, match=r"\d s later it is still not known to be visible"
+        ) as error:
             run(tmp_path, sink, input, At(Step.COMPLETE, server.kill), commit_timeout=1)
         assert len(error.value.transactions) == 3
         server.start()
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_server_killed_while_tasks_write(self, tmp_path: Path, server: Killable, dsn: str, strategy: str) -> None:
+    def test_server_killed_while_tasks_write(
+        self, tmp_path: Path, server: Killable, dsn: str, strategy: str
+    ) -> None:
         input = example_input()
         sink = self.make(dsn, "orders", strategy=strategy)
         with pytest.raises(CheckpointFailed, match=r"checkpoint 0 .* nothing of it is visible"):
@@ -171,7 +197,9 @@ class TableCrashes:
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_connections_cut_during_commit(self, tmp_path: Path, server: Killable, dsn: str, strategy: str) -> None:
+    def test_connections_cut_during_commit(
+        self, tmp_path: Path, server: Killable, dsn: str, strategy: str
+    ) -> None:
         visible = threading.Event()
 
         def cut() -> None:
@@ -190,13 +218,17 @@ class TableCrashes:
         run(tmp_path, sink, input, At(Step.COMMITTING, cutting.start), At(Step.COMMITTED, stop))
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_driver_killed_in_the_middle_of_the_commits(self, tmp_path: Path, dsn: str, strategy: str) -> None:
+    def test_driver_killed_in_the_middle_of_the_commits(
+        self, tmp_path: Path, dsn: str, strategy: str
+    ) -> None:
         input = [[rows(10_000 * n + 100 * p, 5) for p in range(40)] for n in range(3)]
         sink = self.make(dsn, "orders", strategy=strategy)
         at_the_latest = KillAt(Step.COMMITTED, checkpoint_id=1)
         ended = []
         for delay in (0.002, 0.005, 0.01, 0.02):
-            driver = Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input)
+            driver = Driver(
+                "job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input
+            )
             driver.listeners = [DieAfter(delay), at_the_latest]
             ended.append(driver.run())
         assert ended[0] == KILLED
@@ -204,8 +236,11 @@ class TableCrashes:
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
-    def test_an_operator_drops_a_staging_table_before_the_decision(self, tmp_path: Path, dsn: str) -> None:
-        """The checkpoint is written again, also with the other rows of a query that is not deterministic."""
+    def test_an_operator_drops_a_staging_table_before_the_decision(
+        self, tmp_path: Path, dsn: str
+    ) -> None:
+        """The checkpoint is written again, also with the other rows of a query that is not
+        deterministic."""
         input = example_input()
 
         def drop() -> None:
@@ -213,7 +248,12 @@ class TableCrashes:
                 db.run(f"DROP TABLE {db.staging()[0]}")
             input[1][:] = example_input(4)[3]  # type: ignore[index]
 
-        run(tmp_path, self.make(dsn, "orders", strategy="staged"), input, At(Step.PRE_COMMITTED, drop))
+        run(
+            tmp_path,
+            self.make(dsn, "orders", strategy="staged"),
+            input,
+            At(Step.PRE_COMMITTED, drop),
+        )
         assert_exactly_once(self.observe(dsn), input)
 
     def test_an_operator_drops_a_decided_staging_table(self, tmp_path: Path, dsn: str) -> None:
@@ -229,10 +269,16 @@ class TableCrashes:
         run(tmp_path, self.make(dsn, "orders", strategy="staged"), input, At(Step.COMPLETE, drop))
         assert_exactly_once(self.observe(dsn), input)
 
-    @pytest.mark.parametrize("whole", [False, True], ids=["its record is gone", "the folder is older"])
-    def test_storage_set_back_to_before_a_replay(self, tmp_path: Path, dsn: str, strategy: str, whole: bool) -> None:
+    @pytest.mark.parametrize(
+        "whole", [False, True], ids=["its record is gone", "the folder is older"]
+    )
+    def test_storage_set_back_to_before_a_replay(
+        self, tmp_path: Path, dsn: str, strategy: str, whole: bool
+    ) -> None:
         with closing(self.observe(dsn)) as db:
-            set_back_to_before_a_replay(tmp_path, self.make(dsn, "orders", strategy=strategy), db, whole=whole)
+            set_back_to_before_a_replay(
+                tmp_path, self.make(dsn, "orders", strategy=strategy), db, whole=whole
+            )
 
     def test_a_ledger_restored_by_itself_after_a_kill_writes_nothing_again(
         self, tmp_path: Path, dsn: str, strategy: str
@@ -251,7 +297,10 @@ class TableCrashes:
                 run(tmp_path, sink, input)
             assert Counter(db.ids()) == visible == Counter(ids(input[:2]))
             there = "transaction_id IN (SELECT transaction_id FROM tpc_ledger)"
-            db.run(f"INSERT INTO tpc_ledger ({columns}) SELECT {columns} FROM tpc_ledger_witness WHERE NOT {there}")
+            db.run(
+                f"INSERT INTO tpc_ledger ({columns}) SELECT {columns} FROM tpc_ledger_witness"
+                f" WHERE NOT {there}"
+            )
         run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
@@ -259,7 +308,14 @@ class TableCrashes:
         input = example_input()
         for strategy in self.strategies:
             sink = self.make(dsn, "orders", strategy=strategy)
-            Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input, [DieAfter(0)]).run()
+            Driver(
+                "job",
+                sink,
+                f"file://{tmp_path / 'storage'}",
+                tmp_path / "query",
+                input,
+                [DieAfter(0)],
+            ).run()
         run(tmp_path, self.make(dsn, "orders", strategy="auto"), input)
         assert_exactly_once(self.observe(dsn), input)
 

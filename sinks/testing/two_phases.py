@@ -38,8 +38,11 @@ class TwoPhases(SinkTests):
 
     @at_least_once
     def test_the_sink_travels_whatever_its_transform_is(self, sink: Sink) -> None:
-        assert hasattr(sink, "transform"), Clause.PICKLED.broken("its constructor does not call `super().__init__`")
-        before, sink.transform = sink.transform, lambda df: df
+        assert hasattr(sink, "transform"), Clause.PICKLED.broken(
+            "its constructor does not call `super().__init__`"
+        )
+        before = sink.transform
+        sink.transform = lambda df: df
         try:
             assert getattr(copy_of(sink), "transform", 0) is None, Clause.PICKLED.broken(
                 "its `transform` travels, or is lost"
@@ -61,7 +64,8 @@ class TwoPhases(SinkTests):
         except Exception as error:
             refusal = error
         assert isinstance(refusal, ConfigurationError), Clause.CHECK_REFUSES.broken(
-            f"check of {self.refused.names}, of which it cannot take the last two, raised {refusal!r}"
+            f"check of {self.refused.names}, of which it cannot take the last two, raised "
+            f"{refusal!r}"
         )
         unnamed = [name for name in self.refused.names[-2:] if name not in str(refusal)]
         assert unnamed == [], Clause.CHECK_REFUSES.broken(f"{unnamed} are not named in: {refusal}")
@@ -72,9 +76,21 @@ class TwoPhases(SinkTests):
         transaction = self.written(sink, rows(0, 5))
         self.expect_rows(copy_of(sink), Clause.WRITE_INVISIBLE, "before pre_commit")
         driver = copy_of(sink)
-        for identity in () if {Ability.TELL_OPEN, Ability.SIDE_BY_SIDE} & {*self.cannot} else self.doubts(driver):
-            self.abort(driver, Committable(identity), Clause.IN_DOUBT_OPEN, "of an open one, which it lists")
-            seen = "one is listed that is open: if it cannot tell them apart, say `cannot = {Ability.TELL_OPEN: why}`"
+        for identity in (
+            ()
+            if {Ability.TELL_OPEN, Ability.SIDE_BY_SIDE} & {*self.cannot}
+            else self.doubts(driver)
+        ):
+            self.abort(
+                driver,
+                Committable(identity),
+                Clause.IN_DOUBT_OPEN,
+                "of an open one, which it lists",
+            )
+            seen = (
+                "one is listed that is open: if it cannot tell them apart, say `cannot = "
+                "{Ability.TELL_OPEN: why}`"
+            )
             with suppress(Exception):
                 sink.snapshot_state(transaction)
                 seen = f"{identity} was open, and aborted, and is pre-committed"
@@ -89,14 +105,19 @@ class TwoPhases(SinkTests):
             text = json.dumps(committable.to_json())
         again = Committable.from_json(json.loads(text))
         for what in ("transaction", "proof"):
-            here, there = dict(getattr(committable, what)), getattr(again, what)
-            assert here == there, Clause.IDENTITY.broken(f"its {what} is {here}, and {there} after a way through JSON")
+            here = dict(getattr(committable, what))
+            there = getattr(again, what)
+            assert here == there, Clause.IDENTITY.broken(
+                f"its {what} is {here}, and {there} after a way through JSON"
+            )
 
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
         committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
         self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
         for asked in ("once", "again"):
-            self.expect_doubts(sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable)
+            self.expect_doubts(
+                sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable
+            )
         self.close(sink)
         self.expect_doubts(sink, Clause.CLOSE_KEEPS, "after pre_commit and `close`", committable)
 
@@ -104,16 +125,22 @@ class TwoPhases(SinkTests):
         committable = self.sealed(sink, self.written(sink, rows(0, 5)), 5)
         self.expect_doubts(sink, Clause.IN_DOUBT, "before commit", committable)
         self.commit(sink, committable)
-        self.expect_rows(sink, Clause.COMMIT, "after a commit without a `close`", rows(0, 5).select(["id"]))
+        self.expect_rows(
+            sink, Clause.COMMIT, "after a commit without a `close`", rows(0, 5).select(["id"])
+        )
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
 
-    def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(self, sink: Sink) -> None:
+    def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(
+        self, sink: Sink
+    ) -> None:
         copy = copy_of(sink)
         text = json.dumps(self.pre_committed(sink, rows(0, 5)).to_json())
         self.close(sink)
         when = "by a copy of the sink, which was pickled"
-        self.commit(copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME, when=when)
+        self.commit(
+            copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME, when=when
+        )
         self.close(copy)
         self.expect_rows(sink, Clause.COMMIT_BY_NAME, f"after the commit {when}", rows(0, 5))
 
@@ -121,7 +148,9 @@ class TwoPhases(SinkTests):
         committable = self.pre_committed(sink, rows(0, 5))
         self.commit(sink, committable)
         for number in ("second", "third"):
-            self.commit(copy_of(sink), committable, clause=Clause.IDEMPOTENT, when=f"by the {number} commit")
+            self.commit(
+                copy_of(sink), committable, clause=Clause.IDEMPOTENT, when=f"by the {number} commit"
+            )
         self.expect_rows(sink, Clause.IDEMPOTENT, "after three commits", rows(0, 5))
 
     def test_all_batches_of_a_transaction_belong_to_it(self, sink: Sink) -> None:
@@ -131,17 +160,28 @@ class TwoPhases(SinkTests):
         committable = self.sealed(sink, transaction, 9)
         self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
         self.commit(sink, committable)
-        self.expect_rows(sink, Clause.WRITE, "after three record batches", *(rows(n, 3) for n in (0, 10, 20)))
+        self.expect_rows(
+            sink, Clause.WRITE, "after three record batches", *(rows(n, 3) for n in (0, 10, 20))
+        )
 
     def test_several_participants_commit_together(self, sink: Sink) -> None:
         committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(4)]
         self.commit(sink, *committables, clause=Clause.COMMIT_ALL)
-        self.expect_rows(sink, Clause.COMMIT_ALL, "after commit_all of four", *(rows(10 * p, 2) for p in range(4)))
+        self.expect_rows(
+            sink,
+            Clause.COMMIT_ALL,
+            "after commit_all of four",
+            *(rows(10 * p, 2) for p in range(4)),
+        )
 
     @pytest.mark.parametrize("what", ["opened", "checked", "closed"])
     def test_a_copy_of_the_sink_touches_no_transaction(self, sink: Sink, what: str) -> None:
         """As each task has one, and a driver that starts."""
-        clause = {"opened": Clause.OPEN_KEEPS, "checked": Clause.CHECK, "closed": Clause.CLOSE_KEEPS}[what]
+        clause = {
+            "opened": Clause.OPEN_KEEPS,
+            "checked": Clause.CHECK,
+            "closed": Clause.CLOSE_KEEPS,
+        }[what]
 
         def call() -> None:
             copy = self.elsewhere(sink)
@@ -155,7 +195,9 @@ class TwoPhases(SinkTests):
         self.commit(driver, self.sealed(sink, self.written(sink, rows(100, 2), subtask=2), 2, 2))
         self.sealed(sink, self.written(sink, rows(0, 2)), 2)
         before = len(list(driver.in_doubt(self.job)))
-        assert before == 1, Clause.PRE_COMMIT.broken(f"pre_commit has returned, and a copy lists {before} in doubt")
+        assert before == 1, Clause.PRE_COMMIT.broken(
+            f"pre_commit has returned, and a copy lists {before} in doubt"
+        )
         call()
         after = len(list(driver.in_doubt(self.job)))
         assert before == after, clause.broken(
@@ -165,17 +207,23 @@ class TwoPhases(SinkTests):
         if Ability.SIDE_BY_SIDE not in self.cannot:
             transaction = self.written(sink, rows(10, 2), subtask=1)
             call()
-            with clause.guarding(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
+            with clause.guarding(
+                f"pre_commit of a transaction that was open when a copy of the sink was {what}"
+            ):
                 sink.snapshot_state(transaction)
 
     # ------------------------------------------------------------------ rollback
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:
         """In the same object, and of others whose names begin with the same."""
-        neighbour, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
+        neighbour = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10)
+        task = copy_of(sink)
+        is_open = None
         shown = list[pa.Table]()
         if not {Ability.SIDE_BY_SIDE, Ability.TELL_OPEN} & {*self.cannot}:
-            done, shown = self.pre_committed(sink, rows(200, 2), subtask=3), [rows(200, 2)]
-            other, is_open = self.begun(task, subtask=3), self.written(task, rows(10, 2), subtask=1)
+            done = self.pre_committed(sink, rows(200, 2), subtask=3)
+            shown = [rows(200, 2)]
+            other = self.begun(task, subtask=3)
+            is_open = self.written(task, rows(10, 2), subtask=1)
             when = "when another attempt of its subtask has begun"
             self.commit(sink, done, clause=Clause.NAMES, when=when)
             self.expect_named(sink, when, *shown)
@@ -188,20 +236,25 @@ class TwoPhases(SinkTests):
             self.close(sink)
             self.expect_no_leftovers(sink, f"after rollback of {count} record batches", before)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback", *shown)
-        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", neighbour)
+        self.expect_doubts(
+            sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", neighbour
+        )
         made = [neighbour, self.pre_committed(sink, rows(20, 2), clause=Clause.ROLLBACK, subtask=2)]
         if is_open is not None:
             made.append(self.sealed(task, is_open, 2, 1, Clause.ROLLBACK))
         self.commit(sink, *made, clause=Clause.ROLLBACK, when="beside a rollback")
         tables = [rows(100, 2), rows(20, 2), rows(10, 2)][: len(made)]
-        self.expect_rows(sink, Clause.ROLLBACK, "after a rollback and the commit of others", *shown, *tables)
+        self.expect_rows(
+            sink, Clause.ROLLBACK, "after a rollback and the commit of others", *shown, *tables
+        )
 
     def test_begin_transaction_fails_and_leaves_nothing(self, sink: Sink) -> None:
         """Of columns that the target cannot take."""
         if self.refused is None:
             pytest.skip("this sink takes any columns")
         self.rollback(sink, self.begun(sink))
-        before, transaction = self.leftovers(sink), None
+        before = self.leftovers(sink)
+        transaction = None
         try:
             transaction = sink.begin_transaction(self.context(sink, self.refused))
         except Exception as error:
@@ -211,7 +264,9 @@ class TwoPhases(SinkTests):
         self.close(sink)
         self.expect_doubts(sink, Clause.BEGIN_FAILS, "after begin_transaction raised")
         left = sorted(set(self.leftovers(sink)) - set(before))
-        assert left == [], Clause.BEGIN_FAILS.broken(f"after begin_transaction raised, there is {', '.join(left)}")
+        assert left == [], Clause.BEGIN_FAILS.broken(
+            f"after begin_transaction raised, there is {', '.join(left)}"
+        )
 
     def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
         self.needs(Ability.SIDE_BY_SIDE)
@@ -221,6 +276,8 @@ class TwoPhases(SinkTests):
             self.write(sink, transaction, rows(start, 2), Clause.HANDLE)
         committable = self.sealed(sink, first, 4)
         self.rollback(sink, second)
-        self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)
+        self.expect_doubts(
+            sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable
+        )
         self.commit(sink, committable, clause=Clause.HANDLE)
         self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))

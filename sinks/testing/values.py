@@ -36,11 +36,19 @@ SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
     pa.string(): ["", "ü 日本 🙂", None],
     pa.binary(): [b"", b"\x00\xff", None],
     pa.date32(): [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None],
-    pa.timestamp("us"): [datetime.datetime(1969, 12, 31, 23, 59, 59, 999999), datetime.datetime(2038, 1, 20), None],
+    pa.timestamp("us"): [
+        datetime.datetime(1969, 12, 31, 23, 59, 59, 999999),
+        datetime.datetime(2038, 1, 20),
+        None,
+    ],
     pa.timestamp("us", "UTC"): [datetime.datetime(2024, 10, 27, 0, 30, tzinfo=_UTC), None, None],
     pa.decimal128(20, 4): [Decimal("-9999999999999999.9999"), Decimal("0.0001"), None],
     pa.list_(pa.int64()): [[1, None, 3], [], None],
-    pa.struct([("a", pa.int64()), ("b", pa.string())]): [{"a": 1, "b": None}, {"a": None, "b": "x"}, None],
+    pa.struct([("a", pa.int64()), ("b", pa.string())]): [
+        {"a": 1, "b": None},
+        {"a": None, "b": "x"},
+        None,
+    ],
 }
 """Values of the types that Spark hands over, by type."""
 
@@ -106,14 +114,23 @@ def in_another_zone() -> Iterator[None]:
 
 class Values(SinkTests):
     def _expect_round_trip(
-        self, sink: Sink, what: str, table: pa.Table, batches: int = 1_000, already: Sequence[pa.Table] = ()
+        self,
+        sink: Sink,
+        what: str,
+        table: pa.Table,
+        batches: int = 1_000,
+        already: Sequence[pa.Table] = (),
     ) -> None:
-        transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase))
+        transaction = self.begun(
+            sink, self.context(sink, table.schema, exactly_once=self._two_phase)
+        )
         for batch in table.to_batches(batches):
             with Clause.WRITE.guarding(f"write of {what}"):
                 sink.write(transaction, batch)
         if self._two_phase:
-            self.commit(sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what)
+            self.commit(
+                sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what
+            )
         else:
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.expect_rows(sink, Clause.WRITE, what, table, *already)
@@ -125,17 +142,28 @@ class Values(SinkTests):
         except ConfigurationError:
             return
         except Exception as error:
-            raise AssertionError(Clause.CHECK_REFUSES.broken(f"check of {what} raised {error!r}")) from error
+            raise AssertionError(
+                Clause.CHECK_REFUSES.broken(f"check of {what} raised {error!r}")
+            ) from error
         self._expect_round_trip(sink, what, table)
 
-    def _offered(self, sink: Sink, table: pa.Table, clause: Clause, what: str, **parts: Any) -> Committable | None:
-        """What a task answers to these rows. None: BadValue refuses them, and they are rolled back."""
-        transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase, **parts))
+    def _offered(
+        self, sink: Sink, table: pa.Table, clause: Clause, what: str, **parts: Any
+    ) -> Committable | None:
+        """What a task answers to these rows.
+
+        None: BadValue refuses them, and they are rolled back.
+        """
+        transaction = self.begun(
+            sink, self.context(sink, table.schema, exactly_once=self._two_phase, **parts)
+        )
         try:
             for batch in table.to_batches():
                 sink.write(transaction, batch)
             if self._two_phase:
-                return self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
+                return self.sealed(
+                    sink, transaction, table.num_rows, parts.get("subtask", 0), clause
+                )
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         except Exception as raised:
             error = raised.__cause__ if isinstance(raised, AssertionError) else raised
@@ -165,34 +193,50 @@ class Values(SinkTests):
             ],
             schema=SCHEMA,
         )
-        self._expect_round_trip(sink, f"texts up to {self.longest_text} characters, extremes of numbers", table)
+        self._expect_round_trip(
+            sink, f"texts up to {self.longest_text} characters, extremes of numbers", table
+        )
 
     @at_least_once
     def test_nulls_arrive_as_nulls(self, sink: Sink) -> None:
         self.needs(Ability.NULLS)
-        table = pa.table([[1, 2, 3, 4], [None, "", None, "null"], [None, 0.0, 1.5, None]], schema=SCHEMA)
+        table = pa.table(
+            [[1, 2, 3, 4], [None, "", None, "null"], [None, 0.0, 1.5, None]], schema=SCHEMA
+        )
         self._expect_round_trip(sink, "nulls beside empty texts and zeros", table)
         alone = pa.table([[5, 6, 7], [None, None, "x"], [None, 0.5, None]], schema=SCHEMA)
-        self._expect_round_trip(sink, "record batches whose first row has nulls", alone, 1, already=[table])
+        self._expect_round_trip(
+            sink, "record batches whose first row has nulls", alone, 1, already=[table]
+        )
 
     @at_least_once
     def test_many_rows_in_several_batches_arrive(self, sink: Sink) -> None:
         table = rows(0, 10_002)
         table = table.set_column(1, "name", pc.utf8_rpad(table["name"], 200, "."))
-        self._expect_round_trip(sink, "10,002 rows, 2 MB, in record batches of 10,001", table, 10_001)
+        self._expect_round_trip(
+            sink, "10,002 rows, 2 MB, in record batches of 10,001", table, 10_001
+        )
         pieces = in_pieces(rows(20_000, self.many))
-        self._expect_round_trip(sink, f"{self.many} record batches of one row", pieces, already=[table])
+        self._expect_round_trip(
+            sink, f"{self.many} record batches of one row", pieces, already=[table]
+        )
 
     @at_least_once
     @pytest.mark.parametrize("value", ODD, ids=repr)
-    def test_odd_values_arrive_as_they_are_or_are_refused(self, sink: Sink, value: str | float) -> None:
+    def test_odd_values_arrive_as_they_are_or_are_refused(
+        self, sink: Sink, value: str | float
+    ) -> None:
         """NULL beside them, and usual rows before."""
         if repr(value) == "-0.0":
             self.needs(Ability.NEGATIVE_ZERO)
         name, amount = (value, 0.5) if isinstance(value, str) else ("x", value)
         beside = [] if Ability.NULLS in self.cannot else [(3, None, None)]
         table = pa.table(
-            [list(column) for column in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)], SCHEMA
+            [
+                list(column)
+                for column in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)
+            ],
+            SCHEMA,
         )
         done = self._offered(sink, table, Clause.BAD_VALUE, repr(value))
         if done is None:
@@ -219,14 +263,18 @@ class Values(SinkTests):
 
     @at_least_once
     def test_columns_of_another_type_arrive_or_are_refused(self, sink: Sink) -> None:
-        """Than the target has: texts where it has numbers, which some systems would turn into these."""
+        """Than the target has: texts where it has numbers, which some systems would turn into
+        these."""
         self.checked(sink)
         table = pa.table({"id": ["007", "8"], "name": ["x", "y"], "amount": ["1.50", "1e3"]})
-        self._expect_round_trip_unless_refused(copy_of(sink), "texts in `id` and `amount`, which took numbers", table)
+        self._expect_round_trip_unless_refused(
+            copy_of(sink), "texts in `id` and `amount`, which took numbers", table
+        )
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
-        """Arrow hands over slices: their buffers hold more rows than they have, and bits of others."""
+        """Arrow hands over slices: their buffers hold more rows than they have, and bits of
+        others."""
         table = rows(0, 50)
         if Ability.NULLS not in self.cannot:
             nulls = pa.array([n % 3 == 0 for n in range(50)])
@@ -239,7 +287,9 @@ class Values(SinkTests):
         names = pa.array(["b", "a", "b", "b", "c"])
         table = rows(0, 5).set_column(1, "name", names.dictionary_encode())
         accepting = closed_later(self.accepting(sink, table.schema))
-        self._expect_round_trip_unless_refused(accepting, "a column that is dictionary-encoded", table)
+        self._expect_round_trip_unless_refused(
+            accepting, "a column that is dictionary-encoded", table
+        )
 
     @at_least_once
     def test_equal_rows_arrive_as_often_as_they_come(self, sink: Sink) -> None:
@@ -249,7 +299,9 @@ class Values(SinkTests):
         twice = pa.concat_tables([rows(2, 2)] * 2)
         self._expect_round_trip(sink, "two equal record batches", twice, already=[table])
         if self._two_phase:
-            self.commit(sink, *(self.pre_committed(sink, table, subtask=p, checkpoint=1) for p in range(2)))
+            self.commit(
+                sink, *(self.pre_committed(sink, table, subtask=p, checkpoint=1) for p in range(2))
+            )
             seen = "the same rows in two participants of the next one"
             self.expect_rows(sink, Clause.WRITE, seen, twice, *[table] * 3)
 
@@ -268,37 +320,55 @@ class Values(SinkTests):
                 self._expect_round_trip(accepting, what, part, already=already)
 
     def test_an_upsert_replaces_rows(self, sink: Sink) -> None:
-        upserting, made = self._upserting(sink), list[Committable]()
+        upserting = self._upserting(sink)
+        made = list[Committable]()
         for number, table in enumerate([rows(0, 3), _renamed(rows(1, 3))]):
             made.append(self.pre_committed(upserting, table, checkpoint=number))
             self.commit(upserting, made[-1], clause=Clause.UPSERT)
         shown = rows(0, 1), _renamed(rows(1, 3))
         self.expect_rows(upserting, Clause.UPSERT, "after an upsert", *shown)
-        self.commit(copy_of(upserting), made[0], clause=Clause.IDEMPOTENT, when="again, after the upsert")
-        self.expect_rows(upserting, Clause.IDEMPOTENT, "after a commit, an upsert, and that commit again", *shown)
+        self.commit(
+            copy_of(upserting), made[0], clause=Clause.IDEMPOTENT, when="again, after the upsert"
+        )
+        self.expect_rows(
+            upserting, Clause.IDEMPOTENT, "after a commit, an upsert, and that commit again", *shown
+        )
 
     def test_upserts_of_rows_whose_key_is_null(self, sink: Sink) -> None:
-        upserting, shown = self._upserting(sink), [rows(0, 3)]
+        upserting = self._upserting(sink)
+        shown = [rows(0, 3)]
         self.commit(upserting, self.pre_committed(upserting, shown[0]), clause=Clause.UPSERT)
         for number in (1, 2):
-            table = rows(10 * number, 3).set_column(0, SCHEMA.field("id"), [[None, None, 10 * number]])
+            table = rows(10 * number, 3).set_column(
+                0, SCHEMA.field("id"), [[None, None, 10 * number]]
+            )
             shown += [table] * bool(self._upserted(upserting, Clause.UPSERT_NULL, number, table))
-            when = f"after {number} upserts with two rows whose key is null, {len(shown) - 1} of them not refused"
+            when = (
+                f"after {number} upserts with two rows whose key is null, {len(shown) - 1} of them "
+                "not refused"
+            )
             self.expect_rows(upserting, Clause.UPSERT_NULL, when, *shown)
 
     def test_upserts_of_one_key_in_one_checkpoint(self, sink: Sink) -> None:
-        """In a record batch, in two of them, in two participants; of these, either may win a key, for ever."""
-        upserting, shown = self._upserting(sink), list[pa.Table]()
-        for number, where in enumerate(("a record batch", "two record batches", "two participants")):
+        """In a record batch, in two of them, in two participants; of these, either may win a key,
+        for ever."""
+        upserting = self._upserting(sink)
+        shown = list[pa.Table]()
+        for number, where in enumerate(
+            ("a record batch", "two record batches", "two participants")
+        ):
             first = rows(10 * number, 3)
-            last = pa.table([[10 * number + 1, 10 * number + 2], ["a", "z"], [-1.0, 1e9]], schema=SCHEMA)
+            last = pa.table(
+                [[10 * number + 1, 10 * number + 2], ["a", "z"], [-1.0, 1e9]], schema=SCHEMA
+            )
             both = pa.concat_tables([first, last])
             parts = [first, last] if number == 2 else [both if number else both.combine_chunks()]
             when = f"with two keys twice in {where}"
             made = self._upserted(upserting, Clause.UPSERT_TWICE, number, *parts)
             shown += [rows(10 * number, 1), last] if made else []
             if number == 2 and made:
-                seen, pairs = self.seen(upserting), [(last.slice(n, 1), first.slice(n + 1, 1)) for n in range(2)]
+                seen = self.seen(upserting)
+                pairs = [(last.slice(n, 1), first.slice(n + 1, 1)) for n in range(2)]
                 shown[-1:] = [new if self.counted(new) <= seen else old for new, old in pairs]
             self.expect_rows(upserting, Clause.UPSERT_TWICE, when, *shown)
             self.commit(upserting, *reversed(made), clause=Clause.IDEMPOTENT, when=f"again, {when}")
@@ -310,9 +380,13 @@ class Values(SinkTests):
             pytest.skip("this kit has no sink that replaces rows: it does not override `upserting`")
         return closed_later(upserting)
 
-    def _upserted(self, sink: Sink, clause: Clause, checkpoint: int, *parts: pa.Table) -> list[Committable]:
-        """Of these partitions of a checkpoint, which is committed; none if BadValue refuses it before the decision."""
-        made, what = list[Committable](), f"an upsert of {sum(part.num_rows for part in parts)} rows"
+    def _upserted(
+        self, sink: Sink, clause: Clause, checkpoint: int, *parts: pa.Table
+    ) -> list[Committable]:
+        """Of these partitions of a checkpoint, which is committed; none if BadValue refuses it
+        before the decision."""
+        made = list[Committable]()
+        what = f"an upsert of {sum(part.num_rows for part in parts)} rows"
         for subtask, table in enumerate(parts):
             done = self._offered(sink, table, clause, what, checkpoint=checkpoint, subtask=subtask)
             made += [done] if done else []
@@ -324,7 +398,9 @@ class Values(SinkTests):
             except BadValue:
                 refused = True
             except Exception as error:
-                raise AssertionError(clause.broken(f"validate_all of {what} raised {error!r}")) from error
+                raise AssertionError(
+                    clause.broken(f"validate_all of {what} raised {error!r}")
+                ) from error
         if not refused:
             self.commit(sink, *made, clause=clause)
             return made
@@ -335,4 +411,6 @@ class Values(SinkTests):
 
 
 def _renamed(table: pa.Table) -> pa.Table:
-    return table.set_column(1, SCHEMA.field("name"), [[f"new {name}" for name in table["name"].to_pylist()]])
+    return table.set_column(
+        1, SCHEMA.field("name"), [[f"new {name}" for name in table["name"].to_pylist()]]
+    )

@@ -26,13 +26,15 @@ from sinks._util.progress import progress, shown_by
 
 logger = get_logger(__name__)
 
-QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # the last would leave a file in /tmp
+# the last would leave a file in /tmp
+QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 START_TIMEOUT = 300.0
 """Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
-# Outlives its parent. Each line it reads is the whole list of the servers that run now, or "done" for nothing to clean
-# up. At the end of file, when the parent is gone, it sends them the signal, and removes the folder when they are gone.
+# Outlives its parent. Each line it reads is the whole list of the servers that run now, or "done"
+# for nothing to clean up. At the end of file, when the parent is gone, it sends them the signal,
+# and removes the folder when they are gone.
 _WATCHDOG = """
 servers=
 while read -r line; do servers=$line; done
@@ -48,7 +50,10 @@ rm -rf "$0" || { sleep 2; rm -rf "$0"; }
 
 
 class CannotBeHad(RuntimeError):
-    """A server, or a part of one, is not on this machine and cannot be fetched. The first line is a sentence."""
+    """A server, or a part of one, is not on this machine and cannot be fetched.
+
+    The first line is a sentence.
+    """
 
 
 @contextlib.contextmanager
@@ -111,7 +116,10 @@ class OneProcess:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Freeze the server: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
+        """Freeze the server: SIGSTOP.
+
+        Its connections stay open and nothing answers until `resume`.
+        """
         freeze(self.pid)
 
     def resume(self) -> None:
@@ -178,7 +186,8 @@ class InContainer(Unmanaged):
 
 
 class Watchdog:
-    """Sees to it that servers die with this process, even when that gets SIGKILL, and that their folder goes too.
+    """Sees to it that servers die with this process, even when that gets SIGKILL, and that their
+    folder goes too.
 
     `stop_signal` is what they get then, as in `kill -s`; ten seconds later it is KILL.
     """
@@ -197,7 +206,10 @@ class Watchdog:
         self._tell(" ".join(map(str, pids)))
 
     def close(self) -> None:
-        """The servers are stopped and the folder is removed: nothing is left to do. May run again."""
+        """The servers are stopped and the folder is removed: nothing is left to do.
+
+        May run again.
+        """
         if self._process.poll() is None:
             self._tell("done")
             self._process.communicate()
@@ -209,8 +221,10 @@ class Watchdog:
 
 
 class ServerProcess(OneProcess, Startable):
-    """A server of one (main) process with one port and a folder. It dies with the process that started it, even when
-    that gets SIGKILL."""
+    """A server of one (main) process with one port and a folder.
+
+    It dies with the process that started it, even when that gets SIGKILL.
+    """
 
     PORT_TAKEN: ClassVar[str] = "Address already in use"
     """What its log says when somebody else has the port."""
@@ -248,7 +262,10 @@ class ServerProcess(OneProcess, Startable):
         return log_in(self._home)
 
     def start(self) -> None:
-        """Start the server, or resume it, and return when it answers. Raises RuntimeError if it does not."""
+        """Start the server, or resume it, and return when it answers.
+
+        Raises RuntimeError if it does not.
+        """
         if self.running:
             self.resume()
             return
@@ -267,17 +284,22 @@ class ServerProcess(OneProcess, Startable):
                 self.close()
                 raise
         for attempts in [0] if self.port else range(4, -1, -1):
-            chosen, self.port = self.port, self.port or free_port()
+            chosen = self.port
+            self.port = self.port or free_port()
             try:
                 self._launch()
                 return
             except RuntimeError:
                 self.port = chosen
-                if not attempts or self.PORT_TAKEN not in self.log:  # nobody took the port in between
+                # nobody took the port in between
+                if not attempts or self.PORT_TAKEN not in self.log:
                     raise
 
     def kill(self) -> None:
-        """Crash the server: SIGKILL. Returns when it is gone. `start` starts it again on the same port."""
+        """Crash the server: SIGKILL.
+
+        Returns when it is gone. `start` starts it again on the same port.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -312,7 +334,9 @@ class ServerProcess(OneProcess, Startable):
         while not (listens(self._process.pid, self.port) and self._answers()):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"{self.label} did not start; the end of its log:\n{self.log[-3000:]}")
+                raise RuntimeError(
+                    f"{self.label} did not start; the end of its log:\n{self.log[-3000:]}"
+                )
             time.sleep(0.02)
 
     def _forget(self) -> None:
@@ -350,7 +374,9 @@ class DatabaseServer(ServerProcess, Service):
         try:
             self._process.wait(START_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{self.label} did not stop within {START_TIMEOUT:.0f} s {why_not}") from None
+            raise RuntimeError(
+                f"{self.label} did not stop within {START_TIMEOUT:.0f} s {why_not}"
+            ) from None
         self._forget()
 
     def _answers(self) -> bool:
@@ -381,9 +407,17 @@ def log_in(home: Path | None) -> str:
 
 
 def run(
-    command: Sequence[str], *, timeout: float = START_TIMEOUT, input: str = "", cwd: Path | str = "/", **account: Any
+    command: Sequence[str],
+    *,
+    timeout: float = START_TIMEOUT,
+    input: str = "",
+    cwd: Path | str = "/",
+    **account: Any,
 ) -> str:
-    """What a program writes to its end. Raises RuntimeError, with the end of that, when it fails or does not end."""
+    """What a program writes to its end.
+
+    Raises RuntimeError, with the end of that, when it fails or does not end.
+    """
     try:
         done = subprocess.run(
             command,
@@ -398,7 +432,9 @@ def run(
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{command[0]} did not end within {timeout:.0f} s") from None
     if done.returncode:
-        raise RuntimeError(f"{command[0]} failed with status {done.returncode}:\n{done.stdout[-3000:]}")
+        raise RuntimeError(
+            f"{command[0]} failed with status {done.returncode}:\n{done.stdout[-3000:]}"
+        )
     return str(done.stdout)
 
 
@@ -409,12 +445,14 @@ def java(program: str = "java") -> str:
 
 
 def small_jvm(home: Path, most: str) -> list[str]:
-    """The beginning of the command line of a Java that starts quickly and takes at most this memory."""
+    """The beginning of the command line of a Java that starts quickly and takes at most this
+    memory."""
     return [java(), "-Xms64m", f"-Xmx{most}", *QUICK_JVM, f"-Djava.io.tmpdir={home}"]
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP, and wait until every thread stands still: on a busy machine some go on for a moment."""
+    """SIGSTOP, and wait until every thread stands still: on a busy machine some go on for a
+    moment."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 120
     while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
@@ -435,7 +473,8 @@ def docker_answers() -> bool:
 
 
 def free_port() -> int:
-    """Below the ports that outgoing connections get, so that none of those takes it while the server is down."""
+    """Below the ports that outgoing connections get, so that none of those takes it while the
+    server is down."""
     for port in random.sample(range(15000, 32000), 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -448,11 +487,19 @@ def free_port() -> int:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this process has the port. Two that chose the same one may both find that a server answers there."""
+    """Whether this process has the port.
+
+    Two that chose the same one may both find that a server answers there.
+    """
     try:
         process = psutil.Process(pid)
-        connections = process.net_connections if hasattr(process, "net_connections") else process.connections
-        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections("tcp"))
+        connections = (
+            process.net_connections if hasattr(process, "net_connections") else process.connections
+        )
+        return any(
+            each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            for each in connections("tcp")
+        )
     except psutil.NoSuchProcess:
         return False
 
@@ -466,7 +513,8 @@ def alive(process: psutil.Process) -> bool:
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """The account for a server that root may not run: None for one's own, `nobody` when that is root."""
+    """The account for a server that root may not run: None for one's own, `nobody` when that is
+    root."""
     return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 
@@ -483,4 +531,7 @@ def temporary_folder(account: pwd.struct_passwd | None = None) -> str:
     for folder in candidates:
         if os.path.isdir(folder) and traversable(Path(folder).resolve()):
             return folder
-    raise RuntimeError(f"no temporary folder among {candidates} that user {account.pw_name!r} may enter: set TMPDIR")
+    raise RuntimeError(
+        f"no temporary folder among {candidates} that user {account.pw_name!r} may enter: set "
+        "TMPDIR"
+    )

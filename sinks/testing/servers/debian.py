@@ -1,6 +1,9 @@
-"""Servers out of Debian's packages, fetched once by apt into the cache. Nothing is installed and root is not needed.
+"""Servers out of Debian's packages, fetched once by apt into the cache.
 
-A server runs with its release's own loader and libraries, so it does not matter which release this machine has.
+Nothing is installed and root is not needed.
+
+A server runs with its release's own loader and libraries, so it does not matter which release this
+machine has.
 """
 
 from __future__ import annotations
@@ -21,13 +24,19 @@ _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def program(package: str, suite: str, binary: str, files: Sequence[str]) -> Path:
-    """The folder with `bin/` (the binary), `lib/` (its loader and libraries) and `files` (their paths in the packages).
+    """The folder with `bin/` (the binary), `lib/` (its loader and libraries) and `files` (their
+    paths in the packages).
 
-    Downloaded at the first call, and checked by apt against the signed index of the archive. Processes that ask at the
-    same time wait for the first. Raises CannotBeHad where there is no Debian, or no archive that answers.
+    Downloaded at the first call, and checked by apt against the signed index of the archive.
+    Processes that ask at the same time wait for the first. Raises CannotBeHad where there is no
+    Debian, or no archive that answers.
     """
     folder = cache_folder() / "debian" / package
-    fetched_once(folder, f"{package} from Debian's archive", lambda: _fetch(package, suite, binary, files, folder))
+    fetched_once(
+        folder,
+        f"{package} from Debian's archive",
+        lambda: _fetch(package, suite, binary, files, folder),
+    )
     return folder
 
 
@@ -42,7 +51,12 @@ def available() -> bool:
 def command(folder: Path, binary: str) -> list[str]:
     """How to start the binary of such a folder."""
     [loader] = (folder / "lib").glob("ld-linux-*")
-    return [str(loader), "--library-path", str(folder / "lib"), str(folder / "bin" / Path(binary).name)]
+    return [
+        str(loader),
+        "--library-path",
+        str(folder / "lib"),
+        str(folder / "bin" / Path(binary).name),
+    ]
 
 
 def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: Path) -> None:
@@ -54,7 +68,8 @@ def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: 
             _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
         except RuntimeError as error:
             raise CannotBeHad(f"apt could not fetch {package} from {archive}.\n{error}") from None
-        root, installation = work / "root", work / "installation"
+        root = work / "root"
+        installation = work / "installation"
         for deb in sorted((work / "archives").glob("*.deb")):
             run(["dpkg-deb", "--extract", str(deb), str(root)])
         for path in files:
@@ -70,7 +85,8 @@ def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: 
 
 
 def _download(work: Path, source: str, package: str) -> None:
-    """Into `work/archives`: the package with all that it depends on, as on a machine that has nothing."""
+    """Into `work/archives`: the package with all that it depends on, as on a machine that has
+    nothing."""
     (work / "sources.list").write_text(source)
     (work / "status").touch()
     for name in ("lists/partial", "archives/partial"):
@@ -101,13 +117,18 @@ def _archive() -> str:
     """The address of Debian's archive, or its mirror, that this machine is set up for."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     if release.get("ID") != "debian" or not shutil.which("apt-get"):
-        raise CannotBeHad("it is fetched from Debian's archive by apt, and this machine is no Debian")
+        raise CannotBeHad(
+            "it is fetched from Debian's archive by apt, and this machine is no Debian"
+        )
     if platform.machine() != "x86_64":
         raise CannotBeHad("it is fetched for x86-64 only")
     form = ["--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
     for line in run(["apt-get", "indextargets", *form]).splitlines():
         suite, component, address = line.split(" ", 2)
-        if suite in {release.get("VERSION_CODENAME"), "stable", "testing", "unstable", "sid"} and component == "main":
+        if (
+            suite in {release.get("VERSION_CODENAME"), "stable", "testing", "unstable", "sid"}
+            and component == "main"
+        ):
             return address
     raise CannotBeHad("apt of this machine names no archive of Debian")
 
@@ -115,5 +136,7 @@ def _archive() -> str:
 def _libraries(root: Path, binary: Path) -> list[str]:
     folders = {library.parent for library in root.glob("usr/lib/*-linux-gnu/*.so*")}
     [loader] = root.glob("usr/lib64/ld-linux-*")
-    listed = run([str(loader), "--library-path", ":".join(map(str, folders)), "--list", str(binary)])
+    listed = run(
+        [str(loader), "--library-path", ":".join(map(str, folders)), "--list", str(binary)]
+    )
     return [str(loader), *(word for word in listed.split() if word.startswith(str(root)))]

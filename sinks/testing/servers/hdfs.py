@@ -1,8 +1,9 @@
 """HDFS for tests: `with HdfsServer() as server: spark.read.text(f"{server.uri}/x")`.
 
-Hadoop's mini cluster, a name node and one data node, in one Java process on free loopback ports. It comes from Maven
-Central (`sinks.testing.servers.maven`) in the version of the Hadoop client that pyspark ships, and runs on that client.
-The user that started it has all rights. What was written outlives `kill` and `start`.
+Hadoop's mini cluster, a name node and one data node, in one Java process on free loopback ports. It
+comes from Maven Central (`sinks.testing.servers.maven`) in the version of the Hadoop client that
+pyspark ships, and runs on that client. The user that started it has all rights. What was written
+outlives `kill` and `start`.
 """
 
 from __future__ import annotations
@@ -55,10 +56,16 @@ class HdfsServer(ServerProcess):
 def _jars() -> list[Path]:
     spec = find_spec("pyspark")  # not imported: that takes a second
     if spec is None or not spec.submodule_search_locations:
-        raise CannotBeHad("the mini cluster runs on the Hadoop client that pyspark ships: pip install pyspark")
+        raise CannotBeHad(
+            "the mini cluster runs on the Hadoop client that pyspark ships: pip install pyspark"
+        )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     client = next(folder.glob("hadoop-client-api-*.jar"))
     version = re.sub(r"hadoop-client-api-(.*)\.jar", r"\1", client.name)
     cluster = maven_jars(f"org.apache.hadoop:hadoop-client-minicluster:{version}", transitive=False)
-    shipped = [jar for name in ("hadoop-client", "slf4j", "log4j", "jcl", "commons") for jar in folder.glob(f"{name}*")]
+    shipped = [
+        jar
+        for name in ("hadoop-client", "slf4j", "log4j", "jcl", "commons")
+        for jar in folder.glob(f"{name}*")
+    ]
     return [*cluster, *maven_jars(JUNIT), *sorted(shipped)]

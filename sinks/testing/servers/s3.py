@@ -1,9 +1,11 @@
-"""An S3-compatible server for tests: `with S3Server() as server: os.environ.update(server.environment)`.
+"""An S3-compatible server for tests: `with S3Server() as server:
+os.environ.update(server.environment)`.
 
-It is moto (`pip install "moto[server]"`), in a process of its own on a free loopback port. A lock lets in one request
-at a time, which makes a put with `If-None-Match: *` atomic, as Amazon's S3 is: moto looks for the key and writes it in
-two steps, between which its threads may switch. (Seen without the lock and with sys.setswitchinterval(1e-6): of 400
-keys for which eight processes raced, one was won twice.) A list is told in pages of `PAGE` keys.
+It is moto (`pip install "moto[server]"`), in a process of its own on a free loopback port. A lock
+lets in one request at a time, which makes a put with `If-None-Match: *` atomic, as Amazon's S3 is:
+moto looks for the key and writes it in two steps, between which its threads may switch. (Seen
+without the lock and with sys.setswitchinterval(1e-6): of 400 keys for which eight processes raced,
+one was won twice.) A list is told in pages of `PAGE` keys.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ _SERVE = f"""
 import os, sys
 os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "{PAGE}"
 from threading import Lock
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.moto_server import werkzeug_app
 from werkzeug.serving import make_server
 
-moto, lock = DomainDispatcherApplication(create_backend_app), Lock()
+moto = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
+handler = werkzeug_app.MotoRequestHandler
+lock = Lock()
 
 def one_at_a_time(environ, start_response):
     with lock:
         return list(moto(environ, start_response))
 
-make_server("127.0.0.1", int(sys.argv[1]), one_at_a_time, True, request_handler=MotoRequestHandler).serve_forever()
+port = int(sys.argv[1])
+make_server("127.0.0.1", port, one_at_a_time, True, request_handler=handler).serve_forever()
 """
 
 _VERSIONING = b"""<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
@@ -66,10 +71,14 @@ class S3Server(ServerProcess):
         return name
 
     def deny(self, bucket: str, *actions: str) -> None:
-        """Forbid everybody these actions on the objects of the bucket: `deny(name, "s3:PutObject")`."""
+        """Forbid everybody these actions on the objects of the bucket: `deny(name,
+        "s3:PutObject")`."""
         resource = f"arn:aws:s3:::{bucket}/*"
         statement = {"Effect": "Deny", "Principal": "*", "Action": actions, "Resource": resource}
-        self._put(f"{bucket}?policy", json.dumps({"Version": "2012-10-17", "Statement": [statement]}).encode())
+        self._put(
+            f"{bucket}?policy",
+            json.dumps({"Version": "2012-10-17", "Statement": [statement]}).encode(),
+        )
 
     def _command(self) -> Sequence[str]:
         return [sys.executable, "-c", _SERVE, str(self.port)]
