@@ -1,4 +1,7 @@
-"""Dead letters: rows that a sink refuses, kept in another sink by the same checkpoint. See docs/dead-letters.md"""
+"""Dead letters: rows that a sink refuses, kept in another sink by the same checkpoint.
+
+See docs/dead-letters.md
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,10 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """What `DeadLettering.read_dead_letters` returns. `rows`: the columns of each, in any order. `gaps`: why some that
-    were written may be missing."""
+    """What `DeadLettering.read_dead_letters` returns.
+
+    `rows`: the columns of each, in any order. `gaps`: why some that were written may be missing.
+    """
 
     rows: Sequence[Mapping[str, Any]]
     gaps: tuple[str, ...] = ()
@@ -53,8 +58,11 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row that was not written: its place in the record batch, from 0, and the error. `final`: no other row can let
-    it pass. If it is not final, the row waits, and is tried again when the other rows of the partition are written."""
+    """A row that was not written: its place in the record batch, from 0, and the error.
+
+    `final`: no other row can let it pass. If it is not final, the row waits, and is tried again
+    when the other rows of the partition are written.
+    """
 
     row: int
     error_class: str
@@ -63,16 +71,25 @@ class Refusal:
 
     @classmethod
     def of(cls, row: int, error: BadValue, *, final: bool = True) -> Refusal:
-        return cls(row, error.kind or type(error).__name__, error.reason or without_code(str(error)), final)
+        return cls(
+            row, error.kind or type(error).__name__, error.reason or without_code(str(error)), final
+        )
 
 
 def find_refused_rows(
-    batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int, *, alone: bool = False
+    batch: pa.RecordBatch,
+    take: Callable[[pa.RecordBatch], object],
+    most: int,
+    *,
+    alone: bool = False,
 ) -> list[Refusal]:
-    """Find the rows that `take` refuses, in order, by bisection; it takes all others. `take` is called with slices of
-    the batch. For a slice with a bad row it raises BadValue and takes nothing of it. `alone`: it judges each row by
-    itself, whatever other rows there are, so that a refusal is final. After more than `most` refused rows the rest is
-    not tried. Unless rows are judged alone, the rest is returned too, with no error, and waits."""
+    """Find the rows that `take` refuses, in order, by bisection; it takes all others.
+
+    `take` is called with slices of the batch. For a slice with a bad row it raises BadValue and
+    takes nothing of it. `alone`: it judges each row by itself, whatever other rows there are, so
+    that a refusal is final. After more than `most` refused rows the rest is not tried. Unless rows
+    are judged alone, the rest is returned too, with no error, and waits.
+    """
     refused: list[Refusal] = []
 
     def halve(start: int, count: int) -> None:
@@ -89,7 +106,10 @@ def find_refused_rows(
 
     halve(0, batch.num_rows)
     if len(refused) > most and not alone:
-        refused += [Refusal(row, UNTRIED, "", final=False) for row in range(refused[-1].row + 1, batch.num_rows)]
+        refused += [
+            Refusal(row, UNTRIED, "", final=False)
+            for row in range(refused[-1].row + 1, batch.num_rows)
+        ]
     return refused
 
 
@@ -99,8 +119,10 @@ def write_and_find_refused(
     put: Callable[[pa.RecordBatch], None],
     most: int,
 ) -> list[Refusal]:
-    """`find_refused_rows` for a `put` that calls the server, which may judge a row by others. `encode` finds bad rows
-    without a call, by BadValue."""
+    """`find_refused_rows` for a `put` that calls the server, which may judge a row by others.
+
+    `encode` finds bad rows without a call, by BadValue.
+    """
     try:
         put(batch)
         return []
@@ -119,11 +141,14 @@ def write_and_find_refused(
 def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
     """The places of the rows that are not refused."""
     places = pa.array(range(rows), pa.int64())
-    return places.filter(pc.invert(pc.is_in(places, pa.array([refusal.row for refusal in refused], pa.int64()))))
+    return places.filter(
+        pc.invert(pc.is_in(places, pa.array([refusal.row for refusal in refused], pa.int64())))
+    )
 
 
 class RecordedRefusals:
-    """Finds the rows again, by their hashes, that a record names as refused, each as often as it is named."""
+    """Finds the rows again, by their hashes, that a record names as refused, each as often as it is
+    named."""
 
     def __init__(self, refused: Iterable[Refused]) -> None:
         self._left: dict[int, deque[Refused]] = {}
@@ -145,10 +170,16 @@ class RecordedRefusals:
 def letter_rows(
     context: TransactionContext, rows: pa.RecordBatch, numbers: pa.Array, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
-    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`. `numbers`: those of all its rows in the
-    partition."""
+    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`.
+
+    `numbers`: those of all its rows in the partition.
+    """
     bad = rows.take(pa.array([refusal.row for refusal in refused], pa.int64()))
-    struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
+    struct = (
+        pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema))
+        if bad.num_columns
+        else None
+    )
     columns: dict[str, object] = {
         "job": pa.repeat(context.job, len(refused)),
         "lineage": pa.repeat(context.lineage, len(refused)),
@@ -158,7 +189,9 @@ def letter_rows(
         "row_number": [numbers[refusal.row].as_py() for refusal in refused],
         "error_class": [refusal.error_class for refusal in refused],
         "error": [shortened(refusal.error) for refusal in refused],
-        "row": pa.repeat("{}", len(refused)) if struct is None else _for_any_column(to_json(struct)),
+        "row": pa.repeat("{}", len(refused))
+        if struct is None
+        else _for_any_column(to_json(struct)),
         "row_schema": [_schema(rows)] * len(refused),
         "key": _raw(bad, "key"),
         "value": _raw(bad, "value"),
@@ -169,13 +202,15 @@ def letter_rows(
 
 
 def letters_in_ascii(letters: pa.RecordBatch) -> pa.RecordBatch:
-    """The same letters for a target that lacks characters: JSON stays the same JSON, and other texts have its escapes,
-    too."""
+    """The same letters for a target that lacks characters: JSON stays the same JSON, and other
+    texts have its escapes, too."""
     arrays = []
     for name, column in zip(SCHEMA.names, letters.columns, strict=True):
         if is_text(column.type):
             longest = _LONGEST_ERROR if name == "error" else None
-            texts = [text if text is None else in_ascii(text)[:longest] for text in column.to_pylist()]
+            texts = [
+                text if text is None else in_ascii(text)[:longest] for text in column.to_pylist()
+            ]
             column = pa.array(texts, column.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -224,7 +259,9 @@ def limit_problem(limit: object) -> str | None:
     if isinstance(limit, int) and not 0 <= limit <= MOST:
         return f"max_dead_letters is between 0 and {MOST:,} rows, not {limit:,}"
     if isinstance(limit, float) and not 0 <= limit <= 1:
-        return f"max_dead_letters, as a float, is a share of the rows between 0 and 1, not {limit:g}"
+        return (
+            f"max_dead_letters, as a float, is a share of the rows between 0 and 1, not {limit:g}"
+        )
     return None
 
 
@@ -238,13 +275,18 @@ def allowed(limit: int | float, rows: int) -> int:
     return limit if isinstance(limit, int) else min(int(round(limit * rows, 6)), MOST)
 
 
-def too_many(sink: str, refused: str, limit: int | float, reasons: Iterable[tuple[str, str]]) -> TooManyDeadLetters:
+def too_many(
+    sink: str, refused: str, limit: int | float, reasons: Iterable[tuple[str, str]]
+) -> TooManyDeadLetters:
     """`reasons`: class and text of the first errors."""
     lines = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
-    most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, {MOST:,} at most,"
+    most = (
+        f"{limit:,} row(s)"
+        if isinstance(limit, int)
+        else f"{limit:.2%} of the rows, {MOST:,} at most,"
+    )
     return TooManyDeadLetters(
-        f"sink {sink!r} refused {refused}, and max_dead_letters allows {most} in a whole checkpoint; the first of "
-        f"them:{lines}\n"
-        "No row of it is visible. Fix the source or the table and start the query again, or raise max_dead_letters "
-        "[EO-DEAD-LETTERS]"
+        f"sink {sink!r} refused {refused}, and max_dead_letters allows {most} in a whole "
+        f"checkpoint; the first of them:{lines}\nNo row of it is visible. Fix the source or the "
+        "table and start the query again, or raise max_dead_letters [EO-DEAD-LETTERS]"
     )

@@ -1,4 +1,5 @@
-"""What a sink shows operators: findings of `diagnose`, transactions in doubt, and changes of its table."""
+"""What a sink shows operators: findings of `diagnose`, transactions in doubt, and changes of its
+table."""
 
 from __future__ import annotations
 
@@ -42,8 +43,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class InDoubt:
-    """A pre-committed, unresolved transaction. `age` is in seconds, by the external system's clock. Values are None if
-    neither the system nor the transaction's name has them."""
+    """A pre-committed, unresolved transaction.
+
+    `age` is in seconds, by the external system's clock. Values are None if neither the system nor
+    the transaction's name has them.
+    """
 
     transaction: Identity
     lineage: str | None = None
@@ -58,14 +62,25 @@ class InDoubt:
         """Reads the transaction's name, if the identity contains it."""
         with suppress(ValueError):
             name = TransactionId.find(".".join(str(value) for value in transaction.values()))
-            return cls(transaction, name.lineage, name.checkpoint, name.subtask, name.generation, name.round, age)
+            return cls(
+                transaction,
+                name.lineage,
+                name.checkpoint,
+                name.subtask,
+                name.generation,
+                name.round,
+                age,
+            )
         return cls(transaction, age=age)
 
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """A statement that lets the table take a column of a batch. `step` is the `schema_evolution` that runs it. `locks`
-    names the lock and its duration. `automatic`: the sink, with its current options, runs it before the next batch."""
+    """A statement that lets the table take a column of a batch.
+
+    `step` is the `schema_evolution` that runs it. `locks` names the lock and its duration.
+    `automatic`: the sink, with its current options, runs it before the next batch.
+    """
 
     column: str
     statement: str
@@ -79,27 +94,34 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """Differences between a batch and the target: `changes` are statements that remove them, `unfit` the ones that no
-    statement removes. `notes` have more, such as the schemas of a registry."""
+    """Differences between a batch and the target: `changes` are statements that remove them,
+    `unfit` the ones that no statement removes. `notes` have more, such as the schemas of a
+    registry."""
 
     changes: tuple[SchemaChange, ...] = ()
     unfit: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __add__(self, other: SchemaDiff) -> SchemaDiff:
-        return SchemaDiff(self.changes + other.changes, self.unfit + other.unfit, self.notes + other.notes)
+        return SchemaDiff(
+            self.changes + other.changes, self.unfit + other.unfit, self.notes + other.notes
+        )
 
 
 def compare_clocks(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
-    """Compare this machine's clock with another; `ask` returns that time in seconds since the epoch."""
+    """Compare this machine's clock with another; `ask` returns that time in seconds since the
+    epoch."""
     before = time.time()
     theirs = ask()
     after = time.time()
     skew = theirs - after if theirs > after else theirs - before if theirs < before else 0.0
     if abs(skew) > _CLOCK_LIMIT:
         yield Finding.warning(
-            f"the clock of {where} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's",
+            f"the clock of {where} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} "
+            "this machine's",
             "let both take their time from NTP: timedatectl set-ntp true",
         )
     else:
-        yield Finding.ok(f"the clock of {where} agrees with this machine's within {_CLOCK_LIMIT:.0f} s")
+        yield Finding.ok(
+            f"the clock of {where} agrees with this machine's within {_CLOCK_LIMIT:.0f} s"
+        )

@@ -1,7 +1,7 @@
 """The base class of all errors that this library raises on purpose, and the errors of the sinks.
 
-All errors of the library, each with its code. Those from `CheckpointError` on are in `coordinator.errors`,
-`coordinator.storage` and `coordinator.jobfile`:
+All errors of the library, each with its code. Those from `CheckpointError` on are in
+`coordinator.errors`, `coordinator.storage` and `coordinator.jobfile`:
 
     ExactlyOnceError                    EO-ERROR
       SinkError                         EO-SINK
@@ -38,7 +38,8 @@ All errors of the library, each with its code. Those from `CheckpointError` on a
         NoSuchStorage                   EO-NO-STORAGE
       JobFileError                      EO-JOB-FILE
 
-All are picklable. Errors of the sinks also survive the way from a Spark task to the driver (`to_json`).
+All are picklable. Errors of the sinks also survive the way from a Spark task to the driver
+(`to_json`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """The text with what could steer a terminal, or turn its direction, as escapes: for log, command and page. Values
-    of rows, names and answers of servers are in it."""
+    """The text with what could steer a terminal, or turn its direction, as escapes: for log,
+    command and page. Values of rows, names and answers of servers are in it."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
@@ -62,18 +63,19 @@ _CODE = re.compile(r"\s?\[(EO(?:-[A-Z0-9]+)+)\]")
 
 
 def without_code(text: str) -> str:
-    """Return the message of an error without its code, for a text in which another error's code comes last."""
+    """Return the message of an error without its code, for a text in which another error's code
+    comes last."""
     return _CODE.sub("", text)
 
 
 class ExactlyOnceError(Exception):
     """Base of all errors that this library raises on purpose.
 
-    The message says what happened, where, and what to do. It ends with the code of the error, such as `[EO-SCHEMA]`,
-    under which docs/errors.md and `coordinator explain` say more. If the message has several lines, the code is the
-    last one. A class has a code, and a message may name a more special one. The code stays the same when the error is
-    sent to another process. An error that wraps another one, and names no code in its own text, takes over the code of
-    the other one.
+    The message says what happened, where, and what to do. It ends with the code of the error, such
+    as `[EO-SCHEMA]`, under which docs/errors.md and `coordinator explain` say more. If the message
+    has several lines, the code is the last one. A class has a code, and a message may name a more
+    special one. The code stays the same when the error is sent to another process. An error that
+    wraps another one, and names no code in its own text, takes over the code of the other one.
     """
 
     code: str = "EO-ERROR"
@@ -85,7 +87,8 @@ class ExactlyOnceError(Exception):
 
     def __str__(self) -> str:
         text = without_code(self._text())
-        between = "\n" if "\n" in text else " "  # the last line of several may be a statement to copy
+        # the last line of several may be a statement to copy
+        between = "\n" if "\n" in text else " "
         return printable(f"{text}{between}[{self.code}]".lstrip())
 
     def _text(self) -> str:
@@ -93,7 +96,10 @@ class ExactlyOnceError(Exception):
 
 
 class SinkError(ExactlyOnceError):
-    """Base of all errors that a sink raises on purpose. If `retryable`, another try of the same checkpoint can help."""
+    """Base of all errors that a sink raises on purpose.
+
+    If `retryable`, another try of the same checkpoint can help.
+    """
 
     code = "EO-SINK"
     retryable: bool = False
@@ -106,7 +112,8 @@ class SinkError(ExactlyOnceError):
         kind = _BY_NAME.get(value["type"])
         if kind:
             return kind(value["message"])
-        error = SinkError(f"{value['type']}: {value['message']}")  # a subclass that may not be known in this process
+        # a subclass that may not be known in this process
+        error = SinkError(f"{value['type']}: {value['message']}")
         error.retryable = value["retryable"]
         return error
 
@@ -124,22 +131,28 @@ class SchemaMismatch(ConfigurationError):
 
 
 class TargetChanged(ConfigurationError):
-    """The target has a trigger, a rule or the like that was not there when the query began. The next start accepts it,
-    so a person has to make it."""
+    """The target has a trigger, a rule or the like that was not there when the query began.
+
+    The next start accepts it, so a person has to make it.
+    """
 
     code = "EO-TARGET-CHANGED"
 
 
 class BadValue(SinkError):
-    """The target refuses a value of the batch (type, range, constraint). Names table, column and row. For dead letters,
-    `reason` is the text without the row, and `kind` the name of the driver's error, if any. Neither leaves the task."""
+    """The target refuses a value of the batch (type, range, constraint).
+
+    Names table, column and row. For dead letters, `reason` is the text without the row, and `kind`
+    the name of the driver's error, if any. Neither leaves the task.
+    """
 
     code = "EO-VALUE"
     reason: str = ""
     kind: str = ""
 
     def because(self, reason: str, kind: str = "") -> Self:
-        self.reason, self.kind = reason, kind
+        self.reason = reason
+        self.kind = kind
         return self
 
 
@@ -150,16 +163,16 @@ class TooManyDeadLetters(BadValue):
 
 
 class TransactionBlocked(SinkError):
-    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds the lock. The
-    coordinator sweeps orphans and tries again."""
+    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds
+    the lock. The coordinator sweeps orphans and tries again."""
 
     code = "EO-LOCKED"
     retryable = True
 
 
 class TransactionEnded(SinkError):
-    """Somebody has ended a transaction before its checkpoint was decided, or used its name: a driver of before storage
-    was set back. The coordinator writes the checkpoint again."""
+    """Somebody has ended a transaction before its checkpoint was decided, or used its name: a
+    driver of before storage was set back. The coordinator writes the checkpoint again."""
 
     code = "EO-ENDED"
     retryable = True
@@ -171,4 +184,8 @@ class CommittedError(SinkError):
     code = "EO-COMMITTED"
 
 
-_BY_NAME = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, SinkError)}
+_BY_NAME = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, SinkError)
+}

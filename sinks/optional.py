@@ -1,4 +1,6 @@
-"""Optional abilities of a sink. Inherit from those that it has.
+"""Optional abilities of a sink.
+
+Inherit from those that it has.
 
 class MySink(WholeCommitting[Handle], Auditable[Handle]): ...
 """
@@ -16,22 +18,31 @@ from sinks.audit import Audit, Part
 from sinks.base import Sink, Transaction, TwoPhaseCommitSink
 from sinks.dead_letters import DeadLetters, Refusal, limit_problem
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionId,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class WholeCommitting(TwoPhaseCommitSink[Transaction]):
-    """A checkpoint becomes visible as a whole: no reader sees some of its participants without the others."""
+    """A checkpoint becomes visible as a whole: no reader sees some of its participants without the
+    others."""
 
     @abstractmethod
     def commit_whole(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """In place of `commit`, with its outcomes, one each and in order: make all of them visible in one step, beside
-        those that are already. If one is LOST or UNKNOWN, none becomes visible: HELD is the answer for the others; all
-        come in one call again when the lost one is replaced."""
+        """In place of `commit`, with its outcomes, one each and in order: make all of them visible
+        in one step, beside those that are already. If one is LOST or UNKNOWN, none becomes visible:
+        HELD is the answer for the others; all come in one call again when the lost one is replaced.
+        """
 
     @final
     def commit_all(
@@ -45,12 +56,15 @@ class WholeCommitting(TwoPhaseCommitSink[Transaction]):
 
 
 class DirectCommitting(TwoPhaseCommitSink[Transaction]):
-    """At-least-once mode without the second phase. Other sinks pre-commit and commit in the task."""
+    """At-least-once mode without the second phase.
+
+    Other sinks pre-commit and commit in the task.
+    """
 
     @abstractmethod
     def commit_directly(self, transaction: Transaction) -> None:
-        """In a task, in place of `pre_commit`: make the rows visible now, and leave no trace in `in_doubt` and
-        `committed_checkpoints`. If it raises, `rollback` follows."""
+        """In a task, in place of `pre_commit`: make the rows visible now, and leave no trace in
+        `in_doubt` and `committed_checkpoints`. If it raises, `rollback` follows."""
 
 
 class Validating(TwoPhaseCommitSink[Transaction]):
@@ -58,8 +72,9 @@ class Validating(TwoPhaseCommitSink[Transaction]):
 
     @abstractmethod
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """On the driver, when all participants have pre-committed and nothing is decided: raise `SinkError` to fail the
-        checkpoint. After it is complete it *must* be committed. Nothing may become visible. May be repeated."""
+        """On the driver, when all participants have pre-committed and nothing is decided: raise
+        `SinkError` to fail the checkpoint. After it is complete it *must* be committed. Nothing may
+        become visible. May be repeated."""
 
 
 class Related(TwoPhaseCommitSink[Transaction]):
@@ -67,9 +82,9 @@ class Related(TwoPhaseCommitSink[Transaction]):
 
     @abstractmethod
     def check_with(self, others: Sequence[Sink]) -> None:
-        """On the driver, after `check` of all sinks of the job, those of dead letters too: raise `ConfigurationError`
-        if one job cannot write this target and that of one of the `others`. They may be sinks of any kind. May be
-        repeated."""
+        """On the driver, after `check` of all sinks of the job, those of dead letters too: raise
+        `ConfigurationError` if one job cannot write this target and that of one of the `others`.
+        They may be sinks of any kind. May be repeated."""
 
 
 class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
@@ -80,14 +95,17 @@ class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
 
     @abstractmethod
     def evolve(self, schema: pa.Schema) -> None:
-        """On the driver, after `check` and before the tasks: let the target take rows of this schema, in ways that harm
-        nobody who reads it, or still writes rows of an older schema. Earlier checkpoints are visible, orphans are
-        aborted, and this driver is the newest; but an older one may do the same at the same time. May be repeated; if
-        it raises, the checkpoint fails."""
+        """On the driver, after `check` and before the tasks: let the target take rows of this
+        schema, in ways that harm nobody who reads it, or still writes rows of an older schema.
+        Earlier checkpoints are visible, orphans are aborted, and this driver is the newest; but an
+        older one may do the same at the same time. May be repeated; if it raises, the checkpoint
+        fails."""
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
-        """How the target differs from rows of this schema, for `coordinator schema diff`. Changes nothing. Default:
-        None, the target has no columns."""
+        """How the target differs from rows of this schema, for `coordinator schema diff`.
+
+        Changes nothing. Default: None, the target has no columns.
+        """
         return None
 
 
@@ -102,10 +120,12 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`dead_letters` is the sink for rows that this one refuses, `max_dead_letters` how many a checkpoint may have
-        of them: rows, or as a float their share of all rows. Raises ValueError where these do not go together."""
+        """`dead_letters` is the sink for rows that this one refuses, `max_dead_letters` how many a
+        checkpoint may have of them: rows, or as a float their share of all rows. Raises ValueError
+        where these do not go together."""
         super().__init__(name=name, transform=transform)
-        self.dead_letters, self.max_dead_letters = dead_letters, max_dead_letters
+        self.dead_letters = dead_letters
+        self.max_dead_letters = max_dead_letters
         if problem := limit_problem(max_dead_letters):
             raise ValueError(f"sink {name!r}: {problem}")
         if dead_letters is None:
@@ -117,24 +137,30 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
             raise ValueError(f"{letters}, and cannot have some itself")
         if dead_letters.transform is not None:
             raise ValueError(
-                f"{letters}, whose tasks write it: it has no DataFrame, so it takes no transform (nor value_format)"
+                f"{letters}, whose tasks write it: it has no DataFrame, so it takes no transform "
+                "(nor value_format)"
             )
 
     @abstractmethod
-    def write_good_rows(self, transaction: Transaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the target takes, and return
-        the others in their order. After more than `most` of them it may stop: the transaction is rolled back then. An
-        error that is not about single rows is raised, as by `write`. As long as the target is the same, it must judge a
-        row the same way each time. `sinks.dead_letters.find_refused_rows` finds them by bisection."""
+    def write_good_rows(
+        self, transaction: Transaction, batch: pa.RecordBatch, most: int
+    ) -> Sequence[Refusal]:
+        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the
+        target takes, and return the others in their order. After more than `most` of them it may
+        stop: the transaction is rolled back then. An error that is not about single rows is raised,
+        as by `write`. As long as the target is the same, it must judge a row the same way each
+        time. `sinks.dead_letters.find_refused_rows` finds them by bisection."""
 
     def lacks_characters(self) -> bool:
-        """On a sink that receives dead letters, in a task: whether its target cannot hold every text, as a database
-        that is not UTF-8. Letters then have escapes in place of what is not ASCII. Default: it can."""
+        """On a sink that receives dead letters, in a task: whether its target cannot hold every
+        text, as a database that is not UTF-8. Letters then have escapes in place of what is not
+        ASCII. Default: it can."""
         return False
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
-        """On a sink that receives dead letters: the visible ones of sink `sink` of the job, at least the `most` newest,
-        for `coordinator dead-letters show`. Default: None, it cannot read them."""
+        """On a sink that receives dead letters: the visible ones of sink `sink` of the job, at
+        least the `most` newest, for `coordinator dead-letters show`. Default: None, it cannot read
+        them."""
         return None
 
 
@@ -142,42 +168,49 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
     """Can say which rows of a checkpoint the target has."""
 
     def record_fingerprint(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
-        """In a task, before `pre_commit`: count and hash of the rows written, as the record of the checkpoint has
-        them later. A sink that stores them in the same transaction lets `audit` compare. Default: nothing."""
+        """In a task, before `pre_commit`: count and hash of the rows written, as the record of the
+        checkpoint has them later. A sink that stores them in the same transaction lets `audit`
+        compare. Default: nothing."""
 
     @abstractmethod
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """What the external system has of these parts of visible checkpoints, for `coordinator verify`. Also asked
-        before lost transactions are written again: `Holding.unexpected` shows whether they already were (R15). Changes
-        nothing. With `quick` it does nothing that takes longer the more rows there are. Anything slow reports to
-        `sinks._util.progress.progress`."""
+        """What the external system has of these parts of visible checkpoints, for `coordinator
+        verify`. Also asked before lost transactions are written again: `Holding.unexpected` shows
+        whether they already were (R15). Changes nothing. With `quick` it does nothing that takes
+        longer the more rows there are. Anything slow reports to `sinks._util.progress.progress`."""
 
 
 class Diagnosable(TwoPhaseCommitSink[Transaction]):
     """Shows operators its condition. Each method has a default."""
 
     def weaknesses(self) -> Sequence[str]:
-        """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
-        Asked for the job's `coordinator.Guarantee` after `check`: when a query is set up, and in its first batch.
-        Default: nothing."""
+        """Why this target may lose or double rows in spite of two-phase commit, such as a server
+        that does not fsync. Asked for the job's `coordinator.Guarantee` after `check`: when a query
+        is set up, and in its first batch. Default: nothing."""
         return ()
 
     def set_answer_timeout(self, seconds: float) -> None:
-        """A command calls this first, a driver never: calls to the system raise if it does not answer within `seconds`
-        from the first one. For sinks that would wait longer otherwise. Default: nothing."""
+        """A command calls this first, a driver never: calls to the system raise if it does not
+        answer within `seconds` from the first one. For sinks that would wait longer otherwise.
+        Default: nothing."""
 
     def probe_schema(self) -> pa.Schema | None:
-        """Columns that the target takes. With them `diagnose` pre-commits and aborts an empty transaction. Default:
-        None, and it does not."""
+        """Columns that the target takes.
+
+        With them `diagnose` pre-commits and aborts an empty transaction. Default: None, and it does
+        not.
+        """
         return None
 
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """Check everything that can keep this sink from working, for `coordinator doctor`, and leave nothing behind. An
-        exception counts as a finding. Default: `open`, `in_doubt`, `weaknesses`, and an empty transaction if there is
-        a `probe_schema`."""
+        """Check everything that can keep this sink from working, for `coordinator doctor`, and
+        leave nothing behind. An exception counts as a finding. Default: `open`, `in_doubt`,
+        `weaknesses`, and an empty transaction if there is a `probe_schema`."""
         yield from basic_findings(self, job)
         for weakness in self.weaknesses():
-            yield Finding.warning(weakness, "change that setting or place; until then the job is not exactly-once")
+            yield Finding.warning(
+                weakness, "change that setting or place; until then the job is not exactly-once"
+            )
         if (schema := self.probe_schema()) is not None:
             name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
             transaction = self.begin_transaction(name.context(schema))
@@ -191,13 +224,17 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
             yield Finding.ok("an empty transaction was pre-committed and aborted")
 
     def describe_writing(self, written: Identity | None = None) -> str:
-        """How it writes, for a person: mode, keys, strategy. `written` is a transaction of the newest checkpoint.
-        Default: "", it does not tell."""
+        """How it writes, for a person: mode, keys, strategy.
+
+        `written` is a transaction of the newest checkpoint. Default: "", it does not tell.
+        """
         return ""
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
-        """Details of transactions that `in_doubt` listed, in order. Default: what their names say, if an identity has
-        `TransactionContext.transaction_id` in it."""
+        """Details of transactions that `in_doubt` listed, in order.
+
+        Default: what their names say, if an identity has `TransactionContext.transaction_id` in it.
+        """
         return [InDoubt.parsed(transaction) for transaction in transactions]
 
 

@@ -10,15 +10,27 @@ from datetime import timedelta
 from sinks.errors import ConfigurationError
 
 Duration = float | str | timedelta
-"""A number of seconds, a `timedelta`, or a text such as "500 ms", "10 s", "5 min", "2 hours", "1 day"."""
+"""A number of seconds, a `timedelta`, or a text such as "500 ms", "10 s", "5 min", "2 hours", "1
+day"."""
 
-_UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
+_UNITS = {
+    "ms": 0.001,
+    "millisecond": 0.001,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+}
 _UNITS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
 
 
 def seconds(value: object, name: str) -> float:
-    """The seconds of a `Duration`, which is the value of the option `name`. Raises ValueError for a text or a number
-    that is none, TypeError for anything else."""
+    """The seconds of a `Duration`, which is the value of the option `name`.
+
+    Raises ValueError for a text or a number that is none, TypeError for anything else.
+    """
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, str):
@@ -29,7 +41,9 @@ def seconds(value: object, name: str) -> float:
             raise ValueError(f"{name} must be a time such as 10, '10 s' or '5 min', not {value!r}")
         return float(match[1]) * scale
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds or a text such as '10 s', not {value!r}")
+        raise TypeError(
+            f"{name} must be a number of seconds or a text such as '10 s', not {value!r}"
+        )
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number of seconds, not {value}")
     return float(value)

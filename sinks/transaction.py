@@ -16,7 +16,8 @@ import pyarrow as pa
 from sinks.errors import printable
 
 Identity = Mapping[str, Any]
-"""The name of a pre-committed transaction in the external system: a dict of JSON values. Compared as a whole."""
+"""The name of a pre-committed transaction in the external system: a dict of JSON values. Compared
+as a whole."""
 
 
 def shown(transaction: Identity) -> str:
@@ -32,7 +33,8 @@ def shown(transaction: Identity) -> str:
 
 @lru_cache
 def token(name: str) -> str:
-    """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most 31 characters.
+    """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most
+    31 characters.
 
     >>> token("Täglich/Orders")
     't-glich-orders-0e45a1999a'
@@ -45,12 +47,13 @@ def token(name: str) -> str:
 class TransactionId:
     """Name of one participant's transaction, never used twice.
 
-    Numbers, from the outside in: `generation` of the driver, replay `round` of the checkpoint, `attempt` (try of the
-    checkpoint in this driver), and `task_attempt`, which Spark counts. Of several transactions of one participant a
-    record names one.
+    Numbers, from the outside in: `generation` of the driver, replay `round` of the checkpoint,
+    `attempt` (try of the checkpoint in this driver), and `task_attempt`, which Spark counts. Of
+    several transactions of one participant a record names one.
 
     The text form has at most 199 characters (PostgreSQL's limit for a gid) of [a-z0-9.-]:
-    `tpc.JOB.LINEAGE.CHECKPOINT.SINK.SUBTASK.gGENERATIONrROUNDtTRYaATTEMPT`, with JOB and SINK as `token`.
+    `tpc.JOB.LINEAGE.CHECKPOINT.SINK.SUBTASK.gGENERATIONrROUNDtTRYaATTEMPT`, with JOB and SINK as
+    `token`.
     """
 
     job: str
@@ -64,7 +67,9 @@ class TransactionId:
     task_attempt: int
 
     _TRY: ClassVar[str] = r"\.(\d+)\.g(\d+)r(\d+)t(\d+)a(\d+)"
-    _FORM: ClassVar[re.Pattern[str]] = re.compile(rf"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+){_TRY}")
+    _FORM: ClassVar[re.Pattern[str]] = re.compile(
+        rf"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+){_TRY}"
+    )
 
     def __str__(self) -> str:
         part = f"{self.checkpoint}.{token(self.sink)}.{self.subtask}"
@@ -75,7 +80,9 @@ class TransactionId:
         """Which try to write it this is, as `TransactionContext.attempt`."""
         return f"g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
 
-    def context(self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True) -> TransactionContext:
+    def context(
+        self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True
+    ) -> TransactionContext:
         """The context of the transaction with this name."""
         where = self.job, self.lineage, self.checkpoint, self.sink, self.subtask
         return TransactionContext(*where, self.attempt_label, schema, str(self), slot, exactly_once)
@@ -87,8 +94,11 @@ class TransactionId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """The parts of a name. `job` and `sink` are tokens here, so the text of the result is another name. Raises
-        ValueError on any other text."""
+        """The parts of a name.
+
+        `job` and `sink` are tokens here, so the text of the result is another name. Raises
+        ValueError on any other text.
+        """
         match = cls._FORM.fullmatch(text)
         if not match:
             raise ValueError(f"not a transaction name of this library: {text!r}")
@@ -97,7 +107,10 @@ class TransactionId:
 
     @classmethod
     def subtask_of(cls, text: str) -> int | None:
-        """The subtask of a name, also of one that a system has shortened at its beginning. None of any other text."""
+        """The subtask of a name, also of one that a system has shortened at its beginning.
+
+        None of any other text.
+        """
         match = re.search(f"{cls._TRY}$", text)
         return int(match[1]) if match else None
 
@@ -117,7 +130,8 @@ class TransactionContext:
     job: str
     """The job's name, as passed to `in_doubt` and `committed_checkpoints`. Any text."""
     lineage: str
-    """The history of checkpoints: a random text of [0-9a-f]. A restored savepoint begins another one."""
+    """The history of checkpoints: a random text of [0-9a-f]. A restored savepoint begins another
+    one."""
     checkpoint_id: int
     """Number of the micro-batch, counted from 0 in a lineage."""
     sink: str
@@ -125,24 +139,27 @@ class TransactionContext:
     subtask: int
     """Number of the partition, from 0. Partitions without rows have no transaction."""
     attempt: str
-    """Which attempt this is, as `g1r0t0a7`: generation of the driver, replay round, try of the checkpoint, Spark's task
-    attempt. For people; `transaction_id` contains it."""
+    """Which attempt this is, as `g1r0t0a7`: generation of the driver, replay round, try of the
+    checkpoint, Spark's task attempt. For people; `transaction_id` contains it."""
     schema: pa.Schema
     """The columns of the record batches that `write` gets."""
     transaction_id: str
-    """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as the name."""
+    """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as
+    the name."""
     slot: int = 0
-    """A small number, to build names that are used again, for systems that must not see ever new ones. Attempts of this
-    subtask in one attempt of a Spark stage have different slots; each checkpoint begins with 0 again. If Spark runs a
-    stage again (lost shuffle files), a task of the earlier attempt may still work under the same slot: PySpark does not
-    tell them apart."""
+    """A small number, to build names that are used again, for systems that must not see ever new
+    ones. Attempts of this subtask in one attempt of a Spark stage have different slots; each
+    checkpoint begins with 0 again. If Spark runs a stage again (lost shuffle files), a task of the
+    earlier attempt may still work under the same slot: PySpark does not tell them apart."""
     exactly_once: bool = True
-    """True: `pre_commit` ends the transaction. False (at-least-once mode): `commit_directly` does."""
+    """True: `pre_commit` ends the transaction. False (at-least-once mode): `commit_directly`
+    does."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Count and order-free content hash (sum modulo 2**64 of `coordinator.task.row_hash`) of a participant's rows."""
+    """Count and order-free content hash (sum modulo 2**64 of `coordinator.task.row_hash`) of a
+    participant's rows."""
 
     rows: int = 0
     hash: int = 0
@@ -180,11 +197,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Committable:
-    """One pre-committed transaction: what the driver needs to commit it, from any process, after any crash.
+    """One pre-committed transaction: what the driver needs to commit it, from any process, after
+    any crash.
 
-    `transaction` is the identity, the only part that is compared. `proof` has JSON values that help `commit` to find
-    the outcome later; `abort` does not get it. After `pre_commit` the coordinator fills in `sink`, `subtask` and
-    `fingerprint`, and for dead letters `refused`, by which a replay separates the rows.
+    `transaction` is the identity, the only part that is compared. `proof` has JSON values that help
+    `commit` to find the outcome later; `abort` does not get it. After `pre_commit` the coordinator
+    fills in `sink`, `subtask` and `fingerprint`, and for dead letters `refused`, by which a replay
+    separates the rows.
     """
 
     transaction: Identity
@@ -194,8 +213,12 @@ class Committable:
     subtask: int = -1
     refused: tuple[Refused, ...] = ()
 
-    def of(self, sink: str, subtask: int, fingerprint: Fingerprint, refused: Iterable[Refused] = ()) -> Committable:
-        return replace(self, sink=sink, subtask=subtask, fingerprint=fingerprint, refused=tuple(refused))
+    def of(
+        self, sink: str, subtask: int, fingerprint: Fingerprint, refused: Iterable[Refused] = ()
+    ) -> Committable:
+        return replace(
+            self, sink=sink, subtask=subtask, fingerprint=fingerprint, refused=tuple(refused)
+        )
 
     @property
     def remembered(self) -> bool:
@@ -203,13 +226,14 @@ class Committable:
         return bool(self.proof.get("remembered", True))
 
     def target_mismatch(self, target: str) -> str:
-        """An error text if the sink now writes to another `target` than its proof says; "" if it is the same."""
+        """An error text if the sink now writes to another `target` than its proof says; "" if it is
+        the same."""
         before = self.proof.get("target", target)
         if before == target:
             return ""
         return (
-            f"its rows were written for {before}, and the sink writes to {target} now: give it {before} until this "
-            "checkpoint is visible"
+            f"its rows were written for {before}, and the sink writes to {target} now: give it "
+            f"{before} until this checkpoint is visible"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -242,7 +266,8 @@ class Checkpoint:
     lineage: str
     checkpoint_id: int
     oldest_retained: int = 0
-    """The oldest checkpoint of this lineage that recovery can still ask for. `purge` may delete older proofs."""
+    """The oldest checkpoint of this lineage that recovery can still ask for. `purge` may delete
+    older proofs."""
 
 
 class CommitState(str, Enum):
@@ -258,9 +283,11 @@ class CommitOutcome:
 
     state: CommitState
     reason: str = ""
-    """For people: which transaction, the proof of its loss or where it was searched, and what to do."""
+    """For people: which transaction, the proof of its loss or where it was searched, and what to
+    do."""
     expired: bool = False
-    """UNKNOWN because the system's retention has removed what it wrote: both the rows and the proof."""
+    """UNKNOWN because the system's retention has removed what it wrote: both the rows and the
+    proof."""
 
     COMMITTED: ClassVar[CommitOutcome]
     HELD: ClassVar[CommitOutcome]
@@ -272,8 +299,8 @@ class CommitOutcome:
 
     @classmethod
     def unknown(cls, reason: str, *, expired: bool = False) -> CommitOutcome:
-        """The query stops with an `InDoubtError` that shows the reason; if it is `expired`, only where Spark does not
-        know either."""
+        """The query stops with an `InDoubtError` that shows the reason; if it is `expired`, only
+        where Spark does not know either."""
         return cls(CommitState.UNKNOWN, reason, expired)
 
 

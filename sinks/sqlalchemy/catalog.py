@@ -130,9 +130,8 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
                 yield ForeignKey(*key)
             return
         inspector = sa.inspect(connection)
-        if (
-            self.dialect.name == "sqlite"
-        ):  # which finds a table by another spelling, and its foreign keys only by its own
+        if self.dialect.name == "sqlite":
+            # SQLite finds a table by another spelling, and its foreign keys only by its own
             names = inspector.get_table_names(schema or None)
             name = next((each for each in names if each.lower() == name.lower()), name)
         for found in inspector.get_foreign_keys(name, schema or None):
