@@ -1,4 +1,5 @@
-"""Beside pyproject.toml: README.md as it is shown on an index, where links into this repository lead nowhere."""
+"""Beside pyproject.toml: README.md as it is shown on an index, where links into this repository
+lead nowhere."""
 
 import re
 from pathlib import Path

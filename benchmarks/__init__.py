@@ -1,1 +1,4 @@
-"""Side-by-side measurements. `make bench` runs those of each system; docs/benchmarks.md tells what came out."""
+"""Side-by-side measurements.
+
+`make bench` runs those of each system; docs/benchmarks.md tells what came out.
+"""

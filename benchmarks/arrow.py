@@ -1,5 +1,6 @@
-"""The way of rows into Python, with nothing behind it: under Spark's limit on record batches, and without, as small
-rows come: `python -m benchmarks.arrow [--rows 1000000] [--runs 5] [--shapes plain,wide]`.
+"""The way of rows into Python, with nothing behind it: under Spark's limit on record batches, and
+without, as small rows come: `python -m benchmarks.arrow [--rows 1000000] [--runs 5] [--shapes
+plain,wide]`.
 
 Then the largest record batch, by the size of rows. The tables that are printed are Markdown.
 """
@@ -23,7 +24,8 @@ from coordinator.spark.batch import MAX_BYTES, UNLIMITED, setting
 from coordinator.task.row_hash import with_row_hash
 
 SECTIONS = ("throughput", "memory")
-SPARKS, NONE = "Spark's limit", "no limit"
+SPARKS = "Spark's limit"
+NONE = "no limit"
 
 Way = Callable[[DataFrame], AbstractContextManager[None]]
 """How a DataFrame with hashes is handed to Python while it lasts."""
@@ -35,7 +37,8 @@ ROWS = {
     "10 kB": "repeat('x', 10000)",
     "100 bytes, then 1 MB": "repeat('x', if(id < 5000, 100, 1000000))",
 }
-"""Of 5,100 rows in one partition. As many of 1 MB, without a limit, are more than a JVM holds, and end it."""
+"""Of 5,100 rows in one partition. As many of 1 MB, without a limit, are more than a JVM holds, and
+end it."""
 
 
 @contextmanager
@@ -54,7 +57,9 @@ def record_batches(df: DataFrame) -> list[tuple[int, int]]:
         sizes = [(batch.num_rows, batch.nbytes) for batch in batches]
         yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in sizes], schema=SIZES)
 
-    return [(row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()]
+    return [
+        (row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()
+    ]
 
 
 class ArrowBench(Bench):
@@ -72,7 +77,8 @@ class ArrowBench(Bench):
 
         by_name = {name: Contender(name, partial(run, way)) for name, way in WAYS.items()}
         warm = rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
-        sparks, none = by_name[SPARKS], by_name[NONE]
+        sparks = by_name[SPARKS]
+        none = by_name[NONE]
         aims = [("over Spark's limit", none, sparks, 1.5)]
         report(
             f"{shape.name}, {rows:,} rows, {self.options.runs} rounds after {warm}",

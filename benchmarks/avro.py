@@ -1,5 +1,5 @@
-"""What a task computes to make values of rows, without Spark and Kafka: Avro beside JSON of rows in Arrow.
-`python -m benchmarks.avro [ROWS]`"""
+"""What a task computes to make values of rows, without Spark and Kafka: Avro beside JSON of rows in
+Arrow. `python -m benchmarks.avro [ROWS]`"""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def with_decimal(count: int) -> pa.Table:
 
 
 def nested(count: int) -> pa.Table:
-    kind = pa.struct({"a": pa.int32(), "tags": pa.list_(pa.string()), "sums": pa.map_(pa.string(), pa.float64())})
+    kind = pa.struct(
+        {"a": pa.int32(), "tags": pa.list_(pa.string()), "sums": pa.map_(pa.string(), pa.float64())}
+    )
     structs = [{"a": n, "tags": ["x", "y"], "sums": [("k", 1.0)]} for n in range(count)]
     return four_columns(count).append_column("struct", pa.array(structs, kind))
 

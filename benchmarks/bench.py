@@ -1,4 +1,5 @@
-"""What the benchmarks of all sinks have in common: the Spark session, the command line, and the tables."""
+"""What the benchmarks of all sinks have in common: the Spark session, the command line, and the
+tables."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ Aim = tuple[str, Contender, Contender, float]
 
 
 class Bench:
-    """One run: the session, a folder, and what was asked for. `jars` go to the session; `process` is the server's."""
+    """One run: the session, a folder, and what was asked for.
+
+    `jars` go to the session; `process` is the server's.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,9 @@ class Bench:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            self._spark = sparks.session(self.jars, **{UNIX_SOCKETS: str(self.options.sockets == "unix").lower()})
+            self._spark = sparks.session(
+                self.jars, **{UNIX_SOCKETS: str(self.options.sockets == "unix").lower()}
+            )
         return self._spark
 
     @property
@@ -104,12 +110,26 @@ class Bench:
                 high = sorted(times)[round(0.99 * (runs - 1))]
                 slower = spread(a / b for a, b in zip(c.seconds, base.seconds, strict=True))
                 tail = [f"{high:.0f}", f"{high / median(times):.2f}"]
-                cells = [spread(times, "{:.0f}"), *tail, spread(added, "{:.0f}"), slower, spread(costs, "{:.0f}")]
+                cells = [
+                    spread(times, "{:.0f}"),
+                    *tail,
+                    spread(added, "{:.0f}"),
+                    slower,
+                    spread(costs, "{:.0f}"),
+                ]
                 lines.append([c.name, *cells, f"{median(c.load):.1f}"])
         aims = "times Spark's sink: PostgreSQL <= 1.0, Kafka <= 1.3; 99th percentile <= 1.5 medians"
         say(f"\n## Small checkpoints, {runs} rounds after {warm} (aims: {aims})\n")
         percentile = ["99th percentile", "over the median"]
-        header = ["what", "ms", *percentile, "ms added", "x the first's time", "CPU ms of the client", "load"]
+        header = [
+            "what",
+            "ms",
+            *percentile,
+            "ms added",
+            "x the first's time",
+            "CPU ms of the client",
+            "load",
+        ]
         say(table(header, lines))
 
     def few(self, stack: ExitStack) -> Mapping[str, sparks.Stream]:
@@ -130,20 +150,27 @@ class Bench:
         """The 99th percentile of small checkpoints, beside Spark's own sink in foreachBatch."""
         with ExitStack() as stack:
             streams = self.few(stack)
-            self.small_checkpoints([[Contender(f"{FEW} rows: {name}", stream.run) for name, stream in streams.items()]])
+            self.small_checkpoints(
+                [[Contender(f"{FEW} rows: {name}", stream.run) for name, stream in streams.items()]]
+            )
 
     def paced(self) -> None:
         """The processor time of a query with a small batch each second."""
         runs = min(self.options.runs, 4)
         with ExitStack() as stack:
-            contenders = [Contender(name, partial(_paced, stream)) for name, stream in self.few(stack).items()]
+            contenders = [
+                Contender(name, partial(_paced, stream)) for name, stream in self.few(stack).items()
+            ]
             rounds(contenders, runs, 1, tell, self.server_pid)
         title = f"A batch of {FEW} rows each second, {runs} rounds of {PACED} (aim: <= 0.15 cores)"
         keep(title, contenders)
         lines = [
             [
                 c.name,
-                *(spread(cpu / s for cpu, s in zip(each, c.seconds, strict=True)) for each in (c.client, c.processor)),
+                *(
+                    spread(cpu / s for cpu, s in zip(each, c.seconds, strict=True))
+                    for each in (c.client, c.processor)
+                ),
             ]
             for c in contenders
         ]
@@ -160,7 +187,11 @@ def _paced(stream: sparks.Stream) -> float:
 
 
 def report(
-    title: str, rows: int, contenders: Sequence[Contender], bases: Sequence[tuple[str, Contender]], aims: Sequence[Aim]
+    title: str,
+    rows: int,
+    contenders: Sequence[Contender],
+    bases: Sequence[tuple[str, Contender]],
+    aims: Sequence[Aim],
 ) -> None:
     """Rates, how many times those of each base they are, and what became of the aims."""
     keep(title, contenders, rows)
@@ -171,10 +202,22 @@ def report(
         costs = [spread([cpu / rows * 1e6 for cpu in each]) for each in (c.processor, c.client)]
         lines.append([c.name, spread(rates), *times, *costs, f"{median(c.load):.1f}"])
     say(f"\n## {title}\n")
-    header = ["what", "million rows/s", *(f"x {name}" for name, _ in bases), "CPU s per million", "client's", "load"]
+    header = [
+        "what",
+        "million rows/s",
+        *(f"x {name}" for name, _ in bases),
+        "CPU s per million",
+        "client's",
+        "load",
+    ]
     say(table(header, lines))
     say("\nAims, ratios of the same round:\n")
-    say(table(["what", "aim", "measured"], [[w, f">= {aim}", spread(ratios(a, b))] for w, a, b, aim in aims]))
+    say(
+        table(
+            ["what", "aim", "measured"],
+            [[w, f">= {aim}", spread(ratios(a, b))] for w, a, b, aim in aims],
+        )
+    )
 
 
 _KEPT: list[dict[str, Any]] = []
@@ -183,7 +226,9 @@ _KEPT: list[dict[str, Any]] = []
 def keep(title: str, contenders: Sequence[Contender], rows: int | None = None) -> None:
     """For `save`."""
     figures = ("name", "seconds", "processor", "client", "load")
-    measured = [{figure: getattr(contender, figure) for figure in figures} for contender in contenders]
+    measured = [
+        {figure: getattr(contender, figure) for figure in figures} for contender in contenders
+    ]
     _KEPT.append({"title": title, "rows": rows, "contenders": measured})
 
 
@@ -200,26 +245,44 @@ def save(file: Path | None, about: str) -> None:
         file.write_text(json.dumps({"about": about, "sections": _KEPT}, indent=1))
 
 
-def command_line(program: str, description: str | None, sections: Sequence[str], shapes: Sequence[str]) -> Parser:
+def command_line(
+    program: str, description: str | None, sections: Sequence[str], shapes: Sequence[str]
+) -> Parser:
     parser = Parser(prog=f"python -m {program}", description=description)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5, help="rounds that count")
-    help = "rounds before, that do not count; if not given, until no contender's processor time falls any more"
+    help = (
+        "rounds before, that do not count; if not given, until no contender's processor time falls "
+        "any more"
+    )
     parser.add_argument("--warm", type=int, help=help)
     parser.add_argument(
-        "--only", type=parser.some_of(sections), default=list(sections), help=f"of {','.join(sections)}"
+        "--only",
+        type=parser.some_of(sections),
+        default=list(sections),
+        help=f"of {','.join(sections)}",
     )
     parser.add_argument("--json", type=Path, help="file for what was measured in each round")
     parser.add_argument("--small", type=int, default=60, help="rounds of small checkpoints")
-    parser.add_argument("--small-rows", type=int, nargs="+", default=[0, 100], help="rows of a small checkpoint")
-    parser.add_argument("--participants", type=int, default=1000, help="of the checkpoints of that section")
     parser.add_argument(
-        "--sockets", choices=["unix", "tcp"], default="unix", help="between Spark and its Python workers"
+        "--small-rows", type=int, nargs="+", default=[0, 100], help="rows of a small checkpoint"
+    )
+    parser.add_argument(
+        "--participants", type=int, default=1000, help="of the checkpoints of that section"
+    )
+    parser.add_argument(
+        "--sockets",
+        choices=["unix", "tcp"],
+        default="unix",
+        help="between Spark and its Python workers",
     )
     help = f"of {','.join(shapes)}, for throughput"
     parser.add_argument("--shapes", type=parser.some_of(shapes), default=list(shapes), help=help)
     where = FLINK.relative_to(ROOT.parent)
-    help = f"also Flink's sinks, in turns with the others; the folder of their program, {where} if none is named"
+    help = (
+        f"also Flink's sinks, in turns with the others; the folder of their program, {where} if "
+        "none is named"
+    )
     parser.add_argument("--flink", type=Path, nargs="?", const=FLINK, help=help)
     return parser
 
@@ -242,12 +305,18 @@ class Parser(argparse.ArgumentParser):
         options = self.parse_args(arguments)
         if options.flink and not options.flink.exists():
             self.error(f"there is no {options.flink}")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        )
         return options
 
 
 def working_folder(stack: ExitStack) -> Path:
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
+    return Path(
+        stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        )
+    )
 
 
 def tell(line: str) -> None:
@@ -261,6 +330,6 @@ def say(text: str) -> None:
 def heading(packages: Sequence[str], server: str) -> str:
     releases = " ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", *packages))
     return (
-        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"Python {platform.python_version()}, {releases}, {server}"
+        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[0]:.1f}, Python {platform.python_version()}, {releases}, {server}"
     )

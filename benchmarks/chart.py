@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, CHART = DOCS / "benchmarks.md", DOCS / "benchmarks.svg"
+PAGE = DOCS / "benchmarks.md"
+CHART = DOCS / "benchmarks.svg"
 TITLE = "Plain, 1,000,000 rows"
 
-_LEFT, _WIDTH, _STEP = 290, 330, 24
+_LEFT = 290
+_WIDTH = 330
+_STEP = 24
 """Pixels: of the names, of the longest bar, of a line."""
 
 
@@ -35,11 +38,12 @@ def drawn(title: str, rows: list[tuple[str, float, float, float]]) -> str:
         ]
     height = 62 + len(rows) * _STEP
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 {height}" width="680" height="{height}" '
-        'font-family="sans-serif" font-size="12" fill="#24292f">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 {height}" width="680" '
+        f'height="{height}" font-family="sans-serif" font-size="12" fill="#24292f">',
         f"<title>{title}: million rows a second</title>",
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="12" y="22" font-size="15" font-weight="bold">{title}: million rows a second</text>',
+        f'<text x="12" y="22" font-size="15" font-weight="bold">{title}: million rows a '
+        "second</text>",
         '<text x="12" y="40">median; the line is from the least to the most</text>',
     )
     return "\n".join([*head, *lines, "</svg>\n"])

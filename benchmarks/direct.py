@@ -1,4 +1,5 @@
-"""Without Spark: psql with ready files, and the sink driven by hand in processes that hold their rows already."""
+"""Without Spark: psql with ready files, and the sink driven by hand in processes that hold their
+rows already."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ BATCH = 10_000
 
 
 def copy_files(dsn: str, paths: Sequence[Path]) -> float:
-    """Seconds that psql takes to copy the files into the table, one connection for each, all at once."""
+    """Seconds that psql takes to copy the files into the table, one connection for each, all at
+    once."""
     client = str(psql())
     start = time.perf_counter()
     running = [
-        subprocess.Popen([client, dsn, "-qXc", rf"\copy t FROM '{path}' (FORMAT binary)"], stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [client, dsn, "-qXc", rf"\copy t FROM '{path}' (FORMAT binary)"], stderr=subprocess.PIPE
+        )
         for path in paths
     ]
     errors = [process.communicate()[1] for process in running]
@@ -37,9 +41,12 @@ def copy_files(dsn: str, paths: Sequence[Path]) -> float:
 
 
 class Feeders:
-    """Processes that each hold a part of the rows as Arrow batches, and write it through the sink when told to."""
+    """Processes that each hold a part of the rows as Arrow batches, and write it through the sink
+    when told to."""
 
-    def __init__(self, sink: TwoPhaseCommitSink[Any], rows: pa.Table, parts: int, folder: Path) -> None:
+    def __init__(
+        self, sink: TwoPhaseCommitSink[Any], rows: pa.Table, parts: int, folder: Path
+    ) -> None:
         self._sink = sink
         self._checkpoints = itertools.count()
         sink.check(rows.schema)
@@ -47,12 +54,15 @@ class Feeders:
         self._pipes: list[Connection] = []
         self._processes = []
         for part in range(parts):
-            low, high = part * rows.num_rows // parts, (part + 1) * rows.num_rows // parts
+            low = part * rows.num_rows // parts
+            high = (part + 1) * rows.num_rows // parts
             path = folder / f"{sink.name}-{part}.arrow"
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
                 writer.write_table(rows.slice(low, high - low).combine_chunks(), BATCH)
             ours, theirs = context.Pipe()
-            process = context.Process(target=_feed, args=(theirs, sink, part, str(path)), daemon=True)
+            process = context.Process(
+                target=_feed, args=(theirs, sink, part, str(path)), daemon=True
+            )
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -66,7 +76,9 @@ class Feeders:
         for pipe in self._pipes:
             pipe.send(number)
         committables: list[Committable] = [pipe.recv() for pipe in self._pipes]
-        outcomes = self._sink.notify_checkpoint_complete(Checkpoint("direct", "bench", number), committables)
+        outcomes = self._sink.notify_checkpoint_complete(
+            Checkpoint("direct", "bench", number), committables
+        )
         seconds = time.perf_counter() - start
         if any(outcome != CommitOutcome.COMMITTED for outcome in outcomes):
             raise RuntimeError(f"not committed: {outcomes}")

@@ -1,7 +1,9 @@
-"""Flink's sinks, if their program is there: a folder with its sources, of which a copy is built in the cache.
+"""Flink's sinks, if their program is there: a folder with its sources, of which a copy is built in
+the cache.
 
-Each setting has a JVM of its own that waits for its turns; what a turn takes begins with the first row, so neither the
-JVM's start nor the job's counts, and ends when all is committed."""
+Each setting has a JVM of its own that waits for its turns; what a turn takes begins with the first
+row, so neither the JVM's start nor the job's counts, and ends when all is committed.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ def jdbc(
         settings = {"mode": "jdbc-xa", "n": rows, "batch": 1000, "rewrite": str(rewrite).lower()}
         flink = Flink(stack, program, settings, variables)
         name = f"Flink JDBC XA, batch 1,000, rewrite {'on' if rewrite else 'off'}"
-        yield Contender(name, flink.run, target.clear, partial(_tell_of, name, target.check, target.clear))
+        yield Contender(
+            name, flink.run, target.clear, partial(_tell_of, name, target.check, target.clear)
+        )
 
 
-def kafka(stack: ExitStack, program: Path, bootstrap: str, rows: int, topic: Topic) -> Iterator[Contender]:
+def kafka(
+    stack: ExitStack, program: Path, bootstrap: str, rows: int, topic: Topic
+) -> Iterator[Contender]:
     """Its Kafka sink, exactly-once, with the values of the small shape."""
     for tuned in (False, True):
         where = {"kafka": bootstrap, "topic": topic.name}
-        flink = Flink(stack, program, {"mode": "kafka-eos", "n": rows, "tuned": str(tuned).lower(), **where})
+        flink = Flink(
+            stack, program, {"mode": "kafka-eos", "n": rows, "tuned": str(tuned).lower(), **where}
+        )
         name = f"Flink, exactly-once, {'tuned' if tuned else 'defaults'}"
         yield Contender(name, flink.run, check=partial(_tell_of, name, topic.check, topic.clear))
 
@@ -65,16 +73,37 @@ class Flink:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._line = " ".join(f"{name}={value}" for name, value in settings.items())
-        opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang")]
-        jvm = ["java", "-Dlvl=ERROR", "-Duser.timezone=UTC", "-Xmx4g", *opened, "-cp", _CLASSPATH, "peers.Turns"]
-        pipe, environment = subprocess.PIPE, os.environ | dict(variables or {})
+        opened = [
+            f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang")
+        ]
+        jvm = [
+            "java",
+            "-Dlvl=ERROR",
+            "-Duser.timezone=UTC",
+            "-Xmx4g",
+            *opened,
+            "-cp",
+            _CLASSPATH,
+            "peers.Turns",
+        ]
+        pipe = subprocess.PIPE
+        environment = os.environ | dict(variables or {})
         self._process = subprocess.Popen(
-            jvm, cwd=_compiled(program), env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
+            jvm,
+            cwd=_compiled(program),
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         stack.callback(self._end)
 
     def run(self) -> float:
-        """Seconds from the first row to the last commit. Raises RuntimeError with Flink's errors if the job failed."""
+        """Seconds from the first row to the last commit.
+
+        Raises RuntimeError with Flink's errors if the job failed.
+        """
         assert self._process.stdin
         assert self._process.stdout
         print(self._line, file=self._process.stdin, flush=True)
@@ -99,7 +128,13 @@ def _compiled(program: Path) -> Path:
             path.chmod(path.stat().st_mode | 0o200)
         _call(copy, "mvn", "-q", "-B", "compile")
         _call(
-            copy, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"
+            copy,
+            "mvn",
+            "-q",
+            "-B",
+            "dependency:copy-dependencies",
+            "-DoutputDirectory=lib",
+            "-DincludeScope=runtime",
         )
     made = copy / "target" / "classes" / "peers" / "Turns.class"
     if not made.exists() or made.stat().st_mtime < _TURNS.stat().st_mtime:
@@ -110,4 +145,6 @@ def _compiled(program: Path) -> Path:
 def _call(folder: Path, *command: str) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )

@@ -1,8 +1,10 @@
 """KafkaSink beside its peers and its limits, in one run: `make bench`, or
 
-    python -m benchmarks.kafka [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes small,large] [--flink]
+    python -m benchmarks.kafka [--rows 1000000] [--runs 5] [--only throughput,small]
+        [--shapes small,large] [--flink]
 
-Sections: throughput, small, steps, tail, paced, participants, memory. The tables that are printed are Markdown.
+Sections: throughput, small, steps, tail, paced, participants, memory. The tables that are printed
+are Markdown.
 """
 
 from __future__ import annotations
@@ -24,7 +26,18 @@ from pyspark.sql import DataFrame
 
 from benchmarks import direct, flink, memory
 from benchmarks import spark as sparks
-from benchmarks.bench import FEW, Bench, command_line, heading, report, save, say, show, tell, working_folder
+from benchmarks.bench import (
+    FEW,
+    Bench,
+    command_line,
+    heading,
+    report,
+    save,
+    say,
+    show,
+    tell,
+    working_folder,
+)
 from benchmarks.measure import Contender, rounds, spread
 from benchmarks.topic import JVM, PARTITIONS, SETTINGS, Topic, content
 from sinks import Checkpoint, CommitOutcome, Committable
@@ -34,13 +47,15 @@ from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.spark_kafka import SPARK_KAFKA
 from sinks.transaction import TransactionId
 
-_FIELDS = ", ".join(f"',\"measurement_{number:02d}\":', xxhash64(i, {number})" for number in range(25))
+_FIELDS = ", ".join(
+    f"',\"measurement_{number:02d}\":', xxhash64(i, {number})" for number in range(25)
+)
 SHAPES = {
     "small": ['concat(\'{"id":\', i, \',"name":"user\', i, \'","amount":1.5}\') AS value'],
     "large": ["concat('user', i) AS key", f"concat('{{\"id\":', i, {_FIELDS}, '}}') AS value"],
 }
-"""Spark expressions over a number `i`: values of 46 bytes without keys, as Flink's program writes them, and of 1 kB
-with keys."""
+"""Spark expressions over a number `i`: values of 46 bytes without keys, as Flink's program writes
+them, and of 1 kB with keys."""
 ROWS_OF_LARGE = 4
 """The large shape has one row for so many of the small one."""
 
@@ -57,14 +72,21 @@ SECTIONS = ("throughput", "small", "steps", "tail", "paced", "participants", "me
 PAUSE = 5.0
 """Seconds that the slow broker of the memory section does not answer."""
 
-EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
-DEFAULT_SPARK, TUNED_SPARK = "Spark's Kafka sink, defaults", "Spark's Kafka sink, tuned"
-COUNT, DIRECT = "mapInArrow, rows counted", "sink without Spark, 1 producer"
+EXACTLY_ONCE = "exactly-once"
+AT_LEAST_ONCE = "at-least-once"
+DEFAULT_SPARK = "Spark's Kafka sink, defaults"
+TUNED_SPARK = "Spark's Kafka sink, tuned"
+COUNT = "mapInArrow, rows counted"
+DIRECT = "sink without Spark, 1 producer"
 
 
 class KafkaBench(Bench):
-    def __init__(self, server: KafkaServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
-        super().__init__(server.broker(), options, folder, stack, maven_jars(*SPARK_KAFKA, transitive=False))
+    def __init__(
+        self, server: KafkaServer, options: Namespace, folder: Path, stack: ExitStack
+    ) -> None:
+        super().__init__(
+            server.broker(), options, folder, stack, maven_jars(*SPARK_KAFKA, transitive=False)
+        )
         self.server = server
 
     def rows(self, shape: str, count: int, partitions: int = sparks.CORES) -> DataFrame:
@@ -78,7 +100,9 @@ class KafkaBench(Bench):
         """From df to committed, against Spark's own Kafka sink, and against what bounds it."""
         count = self.options.rows // (ROWS_OF_LARGE if shape == "large" else 1)
         with ExitStack() as stack:
-            rows = self.spark.range(count).selectExpr("id AS i").selectExpr(*SHAPES[shape]).toArrow()
+            rows = (
+                self.spark.range(count).selectExpr("id AS i").selectExpr(*SHAPES[shape]).toArrow()
+            )
             topic = Topic(self.server, self.topic(stack), content(rows))
             contenders = self._contenders(stack, topic, shape, rows, compression)
             peers: list[Contender] = []
@@ -87,7 +111,8 @@ class KafkaBench(Bench):
             contenders += peers
             warm = rounds(contenders, self.options.runs, self.options.warm, tell, self.server_pid)
         by_name = {contender.name: contender for contender in contenders}
-        ours, tuned = by_name[EXACTLY_ONCE], by_name[TUNED_SPARK]
+        ours = by_name[EXACTLY_ONCE]
+        tuned = by_name[TUNED_SPARK]
         aims = [
             ("exactly-once over Spark's tuned sink", ours, tuned, 1.4),
             ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
@@ -95,7 +120,9 @@ class KafkaBench(Bench):
         bases = [(TUNED_SPARK, tuned), ("mapInArrow bound", by_name[COUNT])]
         if peers:
             best_flink = min(peers, key=lambda c: median(c.seconds))
-            aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.25))
+            aims.append(
+                ("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.25)
+            )
             bases.append(("best Flink", best_flink))
         size = rows["value"].nbytes // count
         turns = f"{self.options.runs} rounds after {warm}"
@@ -105,22 +132,34 @@ class KafkaBench(Bench):
     def _contenders(
         self, stack: ExitStack, topic: Topic, shape: str, rows: pa.Table, compression: str
     ) -> list[Contender]:
-        server, count, works = self.server.bootstrap, rows.num_rows, dict[str, sparks.Work]()
+        server = self.server.bootstrap
+        count = rows.num_rows
+        works = dict[str, sparks.Work]()
         options = {"compression.type": compression}
         for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
             job = f"{shape}-{compression}-{mode}"
-            works[name] = self.coordinator(stack, job, KafkaSink(server, topic.name, options=options), mode)
+            works[name] = self.coordinator(
+                stack, job, KafkaSink(server, topic.name, options=options), mode
+            )
         works[DEFAULT_SPARK] = sparks.kafka(server, topic.name, compression__type=compression)
-        works[TUNED_SPARK] = sparks.kafka(server, topic.name, compression__type=compression, **TUNED)
+        works[TUNED_SPARK] = sparks.kafka(
+            server, topic.name, compression__type=compression, **TUNED
+        )
         contenders = [
-            Contender(name, self.stream(stack, self.rows(shape, count), work).run, check=topic.check)
+            Contender(
+                name, self.stream(stack, self.rows(shape, count), work).run, check=topic.check
+            )
             for name, work in works.items()
         ]
         counted = self.stream(stack, self.rows(shape, count), sparks.count_in_python(count))
         sink = KafkaSink(server, topic.name, name=f"direct-{shape}-{compression}", options=options)
         feeders = direct.Feeders(sink, rows, 1, self.folder)
         stack.callback(feeders.close)
-        return [*contenders, Contender(COUNT, counted.run), Contender(DIRECT, feeders.run, check=topic.check)]
+        return [
+            *contenders,
+            Contender(COUNT, counted.run),
+            Contender(DIRECT, feeders.run, check=topic.check),
+        ]
 
     def small(self) -> None:
         """What a checkpoint of 0 or 100 rows adds to foreachBatch with the same Spark job."""
@@ -132,13 +171,19 @@ class KafkaBench(Bench):
                     "Spark job alone, without Python": sparks.rows_only,
                     "Spark job alone": sparks.job_only,
                 }
-                for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
+                for name, mode in (
+                    (EXACTLY_ONCE, "exactly_once"),
+                    (AT_LEAST_ONCE, "at_least_once"),
+                ):
                     sink = KafkaSink(self.server.bootstrap, topic)
                     works[name] = self.coordinator(stack, f"small-{rows}-{mode}", sink, mode)
                 works[DEFAULT_SPARK] = sparks.kafka(self.server.bootstrap, topic)
                 groups.append(
                     [
-                        Contender(f"{rows} rows: {name}", self.stream(stack, self.rows("small", rows), work).run)
+                        Contender(
+                            f"{rows} rows: {name}",
+                            self.stream(stack, self.rows("small", rows), work).run,
+                        )
                         for name, work in works.items()
                     ]
                 )
@@ -157,13 +202,16 @@ class KafkaBench(Bench):
     def questions(self, run: Callable[[], object]) -> int:
         """Requests of this process to brokers; those of tasks are not among them."""
         send = KafkaConnection._send_request
-        with patch.object(KafkaConnection, "_send_request", autospec=True, side_effect=send) as sent:
+        with patch.object(
+            KafkaConnection, "_send_request", autospec=True, side_effect=send
+        ) as sent:
             run()
         return int(sent.call_count)
 
     def participants(self) -> None:
         """How long many participants take to commit, and until consumers see all of them."""
-        visible, count = list[float](), self.options.participants
+        visible = list[float]()
+        count = self.options.participants
         with ExitStack() as stack:
             batch = pa.RecordBatch.from_pydict({"value": ["x" * 46]})
             name = self.topic(stack)
@@ -175,7 +223,9 @@ class KafkaBench(Bench):
 
             def prepare() -> None:
                 with ThreadPoolExecutor(16) as pool:
-                    ready[:] = pool.map(lambda subtask: _open_transaction(sink, subtask, batch), range(count))
+                    ready[:] = pool.map(
+                        lambda subtask: _open_transaction(sink, subtask, batch), range(count)
+                    )
 
             def run() -> float:
                 start = time.perf_counter()
@@ -190,16 +240,28 @@ class KafkaBench(Bench):
             contender = Contender(f"{count:,} participants", run, prepare, topic.check)
             runs = min(self.options.runs, 3)
             rounds([contender], runs, 1, tell)
-        cells = [spread(contender.seconds), spread(visible[-runs:]), f"{median(contender.load):.1f}"]
+        cells = [
+            spread(contender.seconds),
+            spread(visible[-runs:]),
+            f"{median(contender.load):.1f}",
+        ]
         title = f"Commit of {count:,} participants, {runs} rounds (aim at 1,000: < 1.5 s)"
         show(title, ["s until all are committed", "s until consumers have all", "load"], [cells])
 
     def memory(self) -> None:
-        """Whether a task's memory grows with its partition, also when the broker does not keep up. Restarts Spark, for
-        fresh Python workers."""
+        """Whether a task's memory grows with its partition, also when the broker does not keep up.
+
+        Restarts Spark, for fresh Python workers.
+        """
         self.stop_spark()
         spark = sparks.session(self.jars, **memory.FRESH_WORKERS)
-        cases = [(100_000, False), (2_000_000, False), (8_000_000, False), (2_000_000, True), (8_000_000, True)]
+        cases = [
+            (100_000, False),
+            (2_000_000, False),
+            (8_000_000, False),
+            (2_000_000, True),
+            (8_000_000, True),
+        ]
         found: dict[tuple[int, bool], list[float]] = {case: [] for case in cases}
         try:
             with ExitStack() as stack:
@@ -207,11 +269,16 @@ class KafkaBench(Bench):
                 for run in range(min(self.options.runs, 3)):
                     for rows, paused in cases:
                         folder = self.folder / f"memory-{run}-{rows}-{paused}"
-                        sink = KafkaSink(self.server.bootstrap, topic, name=f"memory-{run}-{rows}-{paused}")
+                        sink = KafkaSink(
+                            self.server.bootstrap, topic, name=f"memory-{run}-{rows}-{paused}"
+                        )
                         df = sparks.numbers(spark, rows, 1).selectExpr(*SHAPES["small"])
                         with _paused(self.server, folder / "begun") if paused else nullcontext():
                             peak = memory.peak(df, sink, folder)
-                        tell(f"round {run + 1} peak with {rows:,} rows{', broker paused' * paused}: {peak:.1f} MiB")
+                        tell(
+                            f"round {run + 1} peak with {rows:,} rows{', broker paused' * paused}: "
+                            f"{peak:.1f} MiB"
+                        )
                         found[rows, paused].append(peak)
         finally:
             spark.stop()
@@ -251,12 +318,17 @@ def _paused(server: KafkaServer, begun: Path) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line("benchmarks.kafka", __doc__, SECTIONS, list(SHAPES))
     some = parser.some_of(COMPRESSIONS)
-    parser.add_argument("--compressions", type=some, default=list(COMPRESSIONS), help=f"of {','.join(COMPRESSIONS)}")
+    parser.add_argument(
+        "--compressions", type=some, default=list(COMPRESSIONS), help=f"of {','.join(COMPRESSIONS)}"
+    )
     options = parser.options(arguments)
     with ExitStack() as stack:
         server = stack.enter_context(KafkaServer(SETTINGS, jvm=JVM))
         librdkafka = f"librdkafka {confluent_kafka.libversion()[0]}"
-        about = heading(("confluent-kafka", "kafka-python"), f"{librdkafka}, Kafka {VERSION} with {' '.join(JVM)}")
+        about = heading(
+            ("confluent-kafka", "kafka-python"),
+            f"{librdkafka}, Kafka {VERSION} with {' '.join(JVM)}",
+        )
         say(about)
         bench = KafkaBench(server, options, working_folder(stack), stack)
         for section in options.only:

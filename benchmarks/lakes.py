@@ -1,9 +1,13 @@
-"""Lake tables: a micro-batch beside Spark's own Delta writer, and what a commit of many files takes.
+"""Lake tables: a micro-batch beside Spark's own Delta writer, and what a commit of many files
+takes.
 
-    python -m benchmarks.lakes spark [ROWS] [RUNS]     # 1,000,000 rows, 5 runs; by turns, after a warm-up
-    python -m benchmarks.lakes commits [RUNS]          # commits of 1, 100 and 1,000 files, and after 500 checkpoints
+    # 1,000,000 rows, 5 runs; by turns, after a warm-up
+    python -m benchmarks.lakes spark [ROWS] [RUNS]
+    # commits of 1, 100 and 1,000 files, and after 500 checkpoints
+    python -m benchmarks.lakes commits [RUNS]
 
-Spark's writer is delta-spark in foreachBatch with `txnAppId` and `txnVersion`. Both write the same five columns.
+Spark's writer is delta-spark in foreachBatch with `txnAppId` and `txnVersion`. Both write the same
+five columns.
 """
 
 from __future__ import annotations
@@ -39,22 +43,27 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.flo
 
 
 def beside_spark(rows: int, runs: int, folder: Path) -> None:
-    jars = [jar for jar in maven_jars(DELTA_SPARK) if jar.name.startswith(("delta-", "unitycatalog-"))]
+    jars = [
+        jar for jar in maven_jars(DELTA_SPARK) if jar.name.startswith(("delta-", "unitycatalog-"))
+    ]
     session = spark.session(
         jars,
         spark__sql__extensions="io.delta.sql.DeltaSparkSessionExtension",
         spark__sql__catalog__spark_catalog="org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        spark__databricks__delta__snapshotPartitions="2",  # of 50, which a table of few files does not need
+        # of 50, which a table of few files does not need
+        spark__databricks__delta__snapshotPartitions="2",
         spark__python__unix__domain__socket__enabled="true",
     )
-    theirs, ours = str(folder / "theirs"), str(folder / "ours")
+    theirs = str(folder / "theirs")
+    ours = str(folder / "ours")
 
     def write(df: DataFrame, batch_id: int) -> None:
         options = {"txnAppId": "bench", "txnVersion": str(batch_id)}
         df.write.format("delta").mode("append").options(**options).save(theirs)
 
     sinks = [DeltaSink(ours, create_table=True)]
-    contenders, streams = [], []
+    contenders = []
+    streams = []
     with CheckpointCoordinator("bench", sinks, (folder / "checkpoints").as_uri()) as coordinator:
         for name, work in (("delta-spark", write), ("DeltaSink", coordinator)):
             df = spark.numbers(session, rows).selectExpr(*COLUMNS)
@@ -68,15 +77,26 @@ def beside_spark(rows: int, runs: int, folder: Path) -> None:
         totals = table.selectExpr("count(*)", "count(DISTINCT id)", "max(at)").first()
         assert totals is not None
         assert tuple(totals)[:2] == ((runs + warm) * rows, rows), f"{contender.name}: {totals}"
-        newest = table.where(f"at = timestamp_micros(1700000000000000 + {rows - 1}) AND id > {rows - 2}").count()
-        assert newest == runs + warm, f"{contender.name}: Spark finds {newest} rows by the bounds of files"
+        newest = table.where(
+            f"at = timestamp_micros(1700000000000000 + {rows - 1}) AND id > {rows - 2}"
+        ).count()
+        assert newest == runs + warm, (
+            f"{contender.name}: Spark finds {newest} rows by the bounds of files"
+        )
         seconds = spread([1000 * one for one in contender.seconds], "{:,.0f}")
-        print(f"{contender.name:12s} {rows:9,d} rows: {seconds} ms, {spread(contender.processor)} CPU s")
+        print(
+            f"{contender.name:12s} {rows:9,d} rows: {seconds} ms, {spread(contender.processor)} "
+            "CPU s"
+        )
     session.stop()
 
 
 def commits(runs: int, folder: Path) -> None:
-    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/iceberg"}
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/iceberg",
+    }
     made: list[LakeSink] = [
         DeltaSink(folder / "delta", create_table=True, name="lake"),
         IcebergSink("bench.rows", catalog=catalog, create_table=True, name="lake"),
@@ -88,13 +108,17 @@ def commits(runs: int, folder: Path) -> None:
             for _ in range(runs):
                 seconds.append(_commit(sink, checkpoint, files))
                 checkpoint += 1
-            print(f"{sink.system}: a commit of {files:5,d} files takes {spread([s * 1000 for s in seconds])} ms")
+            print(
+                f"{sink.system}: a commit of {files:5,d} files takes "
+                f"{spread([s * 1000 for s in seconds])} ms"
+            )
         while checkpoint < 500:
             last = _commit(sink, checkpoint, 1)
             checkpoint += 1
         times = [_commit(sink, checkpoint + n, 1) for n in range(runs)]
         print(
-            f"{sink.system}: after {checkpoint} checkpoints one of a file takes {median([*times, last]) * 1000:.1f} ms"
+            f"{sink.system}: after {checkpoint} checkpoints one of a file takes "
+            f"{median([*times, last]) * 1000:.1f} ms"
         )
 
 
@@ -109,7 +133,9 @@ def _commit(sink: LakeSink, checkpoint: int, files: int) -> float:
         sink.write(transaction, batch)
         made.append(sink.snapshot_state(transaction).of(sink.name, subtask, Fingerprint(1)))
     began = time.perf_counter()
-    answers = sink.commit_all(Checkpoint("bench", "0badcafe", checkpoint, max(0, checkpoint - 1)), made)
+    answers = sink.commit_all(
+        Checkpoint("bench", "0badcafe", checkpoint, max(0, checkpoint - 1)), made
+    )
     sink.purge(Checkpoint("bench", "0badcafe", checkpoint, max(0, checkpoint - 1)))
     seconds = time.perf_counter() - began
     assert all(str(getattr(one, "state", one)) for one in answers), answers

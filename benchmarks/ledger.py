@@ -1,7 +1,9 @@
-"""What a checkpoint asks a system beside its rows, in milliseconds: `python -m benchmarks.ledger [RUNS] [SYSTEM …]`.
+"""What a checkpoint asks a system beside its rows, in milliseconds: `python -m benchmarks.ledger
+[RUNS] [SYSTEM …]`.
 
-Each participant looks at its table under a lock, and each checkpoint at the ledger (docs/failures.md#three-memories).
-To Kafka each participant sends an offset, and each checkpoint asks for the group's. Systems: postgres, mysql, kafka.
+Each participant looks at its table under a lock, and each checkpoint at the ledger
+(docs/failures.md#three-memories). To Kafka each participant sends an offset, and each checkpoint
+asks for the group's. Systems: postgres, mysql, kafka.
 """
 
 from __future__ import annotations
@@ -47,10 +49,15 @@ def fill(sink: AnyTableSink, rows: int) -> None:
     plan = sink._target.planned()
     numbers = range(rows)
     one = token("job"), "lineage", token(sink.name)
-    with sink._server.lend() as connection, sink._server.transaction(connection), connection.cursor() as cursor:
+    with (
+        sink._server.lend() as connection,
+        sink._server.transaction(connection),
+        connection.cursor() as cursor,
+    ):
         cursor.execute(f"DELETE FROM {plan.ledger.name} WHERE job = %s", one[:1])
         cursor.executemany(
-            f"INSERT INTO {plan.ledger.name} (transaction_id, committed, job, lineage, sink, checkpoint)"
+            f"INSERT INTO {plan.ledger.name} (transaction_id, committed, job, lineage, sink,"
+            " checkpoint)"
             " VALUES (%s, true, %s, %s, %s, %s)",
             [(f"x{n}", *one, n * 100 // rows) for n in numbers],
         )
@@ -79,7 +86,10 @@ def look_at_mysql(sink: AnyTableSink) -> None:
 def measure(name: str, sink: AnyTableSink, look: Callable[[AnyTableSink], None], runs: int) -> None:
     sink.check(SCHEMA)
     look(sink)
-    print(f"{name}, a participant's look at the table in a transaction of its own {timed(lambda: look(sink), runs)}")
+    print(
+        f"{name}, a participant's look at the table in a transaction of its own "
+        f"{timed(lambda: look(sink), runs)}"
+    )
     for rows in LEDGERS:
         fill(sink, rows)
         asked = timed(lambda: sink.committed_checkpoints("job"), max(5, runs // 10))
@@ -89,12 +99,19 @@ def measure(name: str, sink: AnyTableSink, look: Callable[[AnyTableSink], None],
 
 def measure_kafka(runs: int) -> None:
     """Tasks of both kinds in turn, four at a time in threads."""
-    with KafkaServer() as server, server.topic(partitions=3) as topic, ThreadPoolExecutor(4) as pool:
+    with (
+        KafkaServer() as server,
+        server.topic(partitions=3) as topic,
+        ThreadPoolExecutor(4) as pool,
+    ):
         for participants, rows in PARTS:
             batch = pa.RecordBatch.from_pydict({"value": ["x" * 100] * rows})
             name = f"{participants} participant(s) of {rows:,} rows"
             seconds: dict[bool, list[float]] = {True: [], False: []}
-            sinks = {remember: KafkaSink(server.bootstrap, topic, name=name, remember=remember) for remember in seconds}
+            sinks = {
+                remember: KafkaSink(server.bootstrap, topic, name=name, remember=remember)
+                for remember in seconds
+            }
             for n in range(runs):
                 for remember, sink in sinks.items():
                     write = partial(_write, sink, batch, n)
@@ -122,7 +139,9 @@ def measure_postgres(runs: int) -> None:
         sink = PostgresSink(dsn, "orders", create_table=True)
         measure("PostgreSQL", sink, look_at_postgres, runs)
         whole = timed(lambda: look_at_all_of_postgres(sink), runs)
-        print(f"PostgreSQL, one of the two looks at all of the table of a staged checkpoint {whole}")
+        print(
+            f"PostgreSQL, one of the two looks at all of the table of a staged checkpoint {whole}"
+        )
         sink.close()
 
 

@@ -14,7 +14,10 @@ import psutil
 
 @dataclass
 class Contender:
-    """One of the things compared. `run` does it once and returns seconds; `check` raises if the result is wrong."""
+    """One of the things compared.
+
+    `run` does it once and returns seconds; `check` raises if the result is wrong.
+    """
 
     name: str
     run: Callable[[], float]
@@ -23,13 +26,14 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
-    """Processor seconds that each run took, of all processes below this one: what else the machine does moves them
-    less than the clock."""
+    """Processor seconds that each run took, of all processes below this one: what else the machine
+    does moves them less than the clock."""
     client: list[float] = field(default_factory=list)
     """The same without the server's, which users have on another machine."""
 
 
-_STEADY, _LONGEST_WARM_UP = 3, 30
+_STEADY = 3
+_LONGEST_WARM_UP = 30
 
 
 def rounds(
@@ -39,16 +43,18 @@ def rounds(
     tell: Callable[[str], None],
     server: int | None = None,
 ) -> int:
-    """A B C … A B C …: each contender once a round, so that what else the machine does falls on all of them alike. The
-    first `warm` rounds are checked too, but not counted: if None, as many as it takes until no contender's processor
-    time falls any more, since Java compiles what runs often. `server`: the process id of what they write to. Returns
-    how many rounds were not counted."""
+    """A B C … A B C …: each contender once a round, so that what else the machine does falls on all
+    of them alike. The first `warm` rounds are checked too, but not counted: if None, as many as it
+    takes until no contender's processor time falls any more, since Java compiles what runs often.
+    `server`: the process id of what they write to. Returns how many rounds were not counted."""
     warming: list[list[float]] = [[] for _ in contenders]
     while len(warming[0]) < _LONGEST_WARM_UP if warm is None else len(warming[0]) < warm:
         if warm is None and all(map(_is_steady, warming)):
             break
         for contender, processor in zip(contenders, warming, strict=True):
-            processor.append(_turn(contender, f"warm-up {len(processor) + 1:2d}", tell, server).processor)
+            processor.append(
+                _turn(contender, f"warm-up {len(processor) + 1:2d}", tell, server).processor
+            )
     for number in range(runs):
         for contender in contenders:
             turn = _turn(contender, f"round {number + 1:2d}", tell, server)
@@ -61,7 +67,8 @@ def rounds(
 
 def _is_steady(processor: Sequence[float]) -> bool:
     """Whether the best of the last rounds is hardly better than the best of those before."""
-    before, last = processor[:-_STEADY], processor[-_STEADY:]
+    before = processor[:-_STEADY]
+    last = processor[-_STEADY:]
     return bool(before) and min(last) > 0.97 * min(before)
 
 
@@ -72,15 +79,21 @@ class _Turn(NamedTuple):
     of_server: float
 
 
-def _turn(contender: Contender, name: str, tell: Callable[[str], None], server: int | None) -> _Turn:
+def _turn(
+    contender: Contender, name: str, tell: Callable[[str], None], server: int | None
+) -> _Turn:
     contender.prepare()
     load = os.getloadavg()[0]
-    before, of_server = _processor_seconds(), _processor_seconds(server) if server else 0.0
+    before = _processor_seconds()
+    of_server = _processor_seconds(server) if server else 0.0
     seconds = contender.run()
     of_server = _processor_seconds(server) - of_server if server else 0.0
     processor = _processor_seconds() - before
     contender.check()
-    tell(f"{name} {contender.name:45s} {seconds * 1000:10.1f} ms {processor:6.2f} CPU s   load {load:.1f}")
+    tell(
+        f"{name} {contender.name:45s} {seconds * 1000:10.1f} ms {processor:6.2f} CPU s   load "
+        f"{load:.1f}"
+    )
     return _Turn(seconds, load, processor, of_server)
 
 
@@ -99,7 +112,9 @@ def _processor_seconds(pid: int | None = None) -> float:
 def spread(values: Iterable[float], form: str = "{:.2f}") -> str:
     """Median, and minimum to maximum."""
     values = list(values)
-    return f"{form.format(median(values))} ({form.format(min(values))} … {form.format(max(values))})"
+    return (
+        f"{form.format(median(values))} ({form.format(min(values))} … {form.format(max(values))})"
+    )
 
 
 def ratios(over: Contender, under: Contender) -> list[float]:
@@ -112,4 +127,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )

@@ -19,13 +19,15 @@ FRESH_WORKERS = {"spark.python.worker.reuse": "false"}
 
 
 def peak(df: DataFrame, sink: TwoPhaseCommitSink[Any], folder: Path) -> float:
-    """MiB that the worker of a single partition with these rows had taken at most when it had pre-committed. The file
-    `begun` is in the folder from the begin of the transaction on, and the job is named after the folder. Needs
-    FRESH_WORKERS."""
+    """MiB that the worker of a single partition with these rows had taken at most when it had
+    pre-committed. The file `begun` is in the folder from the begin of the transaction on, and the
+    job is named after the folder. Needs FRESH_WORKERS."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = Hooked(sink, "begin_transaction", after=True, hook=(folder / "begun").touch)
     watched = Hooked(begun, "pre_commit", after=True, hook=partial(_leave_peak, folder / "peak"))
-    with CheckpointCoordinator(folder.name, [watched], (folder / "storage").as_uri()) as coordinator:
+    with CheckpointCoordinator(
+        folder.name, [watched], (folder / "storage").as_uri()
+    ) as coordinator:
         stream = sparks.Stream(df, coordinator, folder / "spark")
         try:
             stream.run()

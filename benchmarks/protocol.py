@@ -1,5 +1,8 @@
-"""What the protocol itself costs: many participants, and many earlier checkpoints. By itself it measures the driver's
-part of a checkpoint of many participants: `python -m benchmarks.protocol [PARTICIPANTS ...] [--json FILE]`."""
+"""What the protocol itself costs: many participants, and many earlier checkpoints.
+
+By itself it measures the driver's part of a checkpoint of many participants: `python -m
+benchmarks.protocol [PARTICIPANTS ...] [--json FILE]`.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +66,24 @@ class NoSink(TwoPhaseCommitSink[int]):
 
 
 def batch(number: int, partitions: list[pa.Table]) -> LocalBatch:
-    return LocalBatch(BatchFacts(number, "query", (f'{{"end":{number}}}',)), "run", partitions, LocalQuery(_FOLDER, []))
+    return LocalBatch(
+        BatchFacts(number, "query", (f'{{"end":{number}}}',)),
+        "run",
+        partitions,
+        LocalQuery(_FOLDER, []),
+    )
 
 
 class ManyParticipants:
-    """Checkpoints with one row in each of many partitions; `run` returns the seconds that their commit took."""
+    """Checkpoints with one row in each of many partitions; `run` returns the seconds that their
+    commit took."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], participants: int, storage: str) -> None:
         self._times = Times()
         config = CheckpointConfig(sweep_interval=3600, timeout=3600)
-        self._coordinator = CheckpointCoordinator(f"many-{sink.name}", [sink], storage, config, [self._times])
+        self._coordinator = CheckpointCoordinator(
+            f"many-{sink.name}", [sink], storage, config, [self._times]
+        )
         self._partitions = [rows(i, 1) for i in range(participants)]
         self._number = 0
 
@@ -91,7 +102,10 @@ class ManyParticipants:
 
 
 def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
-    """Median seconds of a checkpoint after that many earlier ones. Marks not reached in `limit` seconds are absent."""
+    """Median seconds of a checkpoint after that many earlier ones.
+
+    Marks not reached in `limit` seconds are absent.
+    """
     medians: dict[int, float] = {}
     deadline = time.monotonic() + limit
     partitions = [rows(0, 1)]
@@ -114,7 +128,8 @@ def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
 
 
 def driver(participants: int, runs: int = 5) -> list[float]:
-    """Seconds of the driver's part of a checkpoint, with a sink that has nothing to do and records in files."""
+    """Seconds of the driver's part of a checkpoint, with a sink that has nothing to do and records
+    in files."""
     many = ManyParticipants(NoSink(name="none"), participants, f"file://{tempfile.mkdtemp()}")
     seconds = []
     for _ in range(runs):
@@ -131,5 +146,9 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     say(about := heading([], "no server"))
     title = "Driver's part of a checkpoint, from the last acknowledgement (aim at 10,000: < 5 s)"
-    show(title, ["participants", "s"], [[f"{count:,}", spread(driver(count))] for count in arguments.participants])
+    show(
+        title,
+        ["participants", "s"],
+        [[f"{count:,}", spread(driver(count))] for count in arguments.participants],
+    )
     save(arguments.json, about)

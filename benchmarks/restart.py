@@ -1,10 +1,12 @@
-"""How long a restart takes: from SIGKILL of the whole driver to the next checkpoint that is visible in PostgreSQL.
+"""How long a restart takes: from SIGKILL of the whole driver to the next checkpoint that is visible
+in PostgreSQL.
 
     python -m benchmarks.restart [--kills 5] [--rows 40000] [--archive FILE] [--json FILE]
 
-The job is that of `make demo`. At the same step of a checkpoint, when all rows are pre-committed, SIGKILL ends the
-driver, its JVM and its Python workers, and the job is started again at once. The contenders take turns: the JVM as it
-comes; with the archive of Spark's classes that `docs/restart.md` describes; and with the options of `make demo`, too.
+The job is that of `make demo`. At the same step of a checkpoint, when all rows are pre-committed,
+SIGKILL ends the driver, its JVM and its Python workers, and the job is started again at once. The
+contenders take turns: the JVM as it comes; with the archive of Spark's classes that
+`docs/restart.md` describes; and with the options of `make demo`, too.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Restart:
 
 @dataclass
 class Contender:
-    """A job with a table and checkpoints of its own, which stands still before the record of `checkpoint_id`."""
+    """A job with a table and checkpoints of its own, which stands still before the record of
+    `checkpoint_id`."""
 
     name: str
     arguments: list[str]
@@ -98,13 +101,17 @@ class Contender:
                 return
 
     def _steps(self, recovered: bool = False) -> Iterator[str]:
-        """The steps up to the commit of `checkpoint_id`; the job stands still at each. `recovered`: without those of
-        checkpoints before."""
+        """The steps up to the commit of `checkpoint_id`; the job stands still at each.
+
+        `recovered`: without those of checkpoints before.
+        """
         for step, checkpoint_id in self.job.steps():
             if checkpoint_id == self.checkpoint_id or (not recovered and step in PHASES):
                 yield step
             self.job.go_on()
-        raise AssertionError(self.job.about(f"{self.name}: the job ended before checkpoint {self.checkpoint_id}"))
+        raise AssertionError(
+            self.job.about(f"{self.name}: the job ended before checkpoint {self.checkpoint_id}")
+        )
 
     def _rows(self) -> int:
         [count] = self.database.execute(f"SELECT count(*) FROM {self.table}").fetchone() or (0,)
@@ -121,7 +128,8 @@ def _processor_seconds(job: Job) -> float:
 
 def loop() -> float:
     """Processor seconds of a loop of Python, by which two machines are compared."""
-    began, total = time.process_time(), 0
+    began = time.process_time()
+    total = 0
     for number in range(ADDITIONS):
         total += number
     return time.process_time() - began
@@ -134,7 +142,8 @@ def measure(contenders: list[Contender], kills: int) -> None:
             contender.restarts.append(restart)
             load = os.getloadavg()[0]
             tell(
-                f"kill {number + 1:2d} {contender.name:36s} {restart.seconds:6.1f} s {restart.processor:6.1f} CPU s"
+                f"kill {number + 1:2d} {contender.name:36s} {restart.seconds:6.1f} s "
+                f"{restart.processor:6.1f} CPU s"
                 f"   load {load:.1f}"
             )
 
@@ -152,20 +161,42 @@ def report(contenders: list[Contender], kills: int, loops: list[float]) -> None:
                 spread(restart.seconds / base.seconds for restart, base in pairs),
                 spread((restart.processor for restart in restarts), "{:.1f}"),
                 spread(restart.processor / base.processor for restart, base in pairs),
-                *(f"{median(restart.phases[phase] for restart in restarts):.1f}" for phase in PHASES.values()),
+                *(
+                    f"{median(restart.phases[phase] for restart in restarts):.1f}"
+                    for phase in PHASES.values()
+                ),
             ]
         )
-    header = ["", "s", "x the first", "CPU s", "x the first", *(f"{phase}, s" for phase in PHASES.values())]
+    header = [
+        "",
+        "s",
+        "x the first",
+        "CPU s",
+        "x the first",
+        *(f"{phase}, s" for phase in PHASES.values()),
+    ]
     show(f"From SIGKILL to the next visible checkpoint, {kills} kills each", header, lines)
-    say(f"\n{ADDITIONS / 1e6:.0f} million additions in a loop of Python: {spread(loops)} s of processor time")
+    say(
+        f"\n{ADDITIONS / 1e6:.0f} million additions in a loop of Python: {spread(loops)} s of "
+        "processor time"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=(__doc__ or "").split("\n")[0])
-    most = FILES // FILES_PER_BATCH - 2  # one is complete before the first kill, and one stands still after the last
-    parser.add_argument("--kills", type=int, default=5, choices=range(1, most + 1), metavar=f"1…{most}")
-    parser.add_argument("--rows", type=int, default=40_000, help="of the whole input, in twelve checkpoints")
-    parser.add_argument("--archive", type=Path, help="of classes; if there is no such file, it is written first")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.restart", description=(__doc__ or "").split("\n")[0]
+    )
+    # one is complete before the first kill, and one stands still after the last
+    most = FILES // FILES_PER_BATCH - 2
+    parser.add_argument(
+        "--kills", type=int, default=5, choices=range(1, most + 1), metavar=f"1…{most}"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=40_000, help="of the whole input, in twelve checkpoints"
+    )
+    parser.add_argument(
+        "--archive", type=Path, help="of classes; if there is no such file, it is written first"
+    )
     parser.add_argument("--json", type=Path, help="file for the table")
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
@@ -188,8 +219,17 @@ def main(arguments: list[str] | None = None) -> None:
             ("archived", "with the archive", with_archive, ""),
             ("demo", f"with it and {JAVA_OPTIONS}", with_archive, JAVA_OPTIONS),
         ):
-            arguments = ["--input", str(folder / "input"), "--folder", str(folder / table), "--table", table]
-            contender = Contender(name, arguments, folder / f"{table}.log", dsn, java, every_java, database, table)
+            arguments = [
+                "--input",
+                str(folder / "input"),
+                "--folder",
+                str(folder / table),
+                "--table",
+                table,
+            ]
+            contender = Contender(
+                name, arguments, folder / f"{table}.log", dsn, java, every_java, database, table
+            )
             stack.callback(contender.close)
             contenders.append(contender)
         measure(contenders, options.kills)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.scale [--records 10000] [--columns 150,1500]
 
-records: a job whose storage (a folder) retains so many checkpoints: seconds of a start, and, by the clock and of
-processors, of each command of the CLI that only looks, in a process of its own, its interpreter included. (`verify`
-reads all records.) columns: seconds of an empty batch of so many columns, from its schema to the record, without Spark.
+records: a job whose storage (a folder) retains so many checkpoints: seconds of a start, and, by the
+clock and of processors, of each command of the CLI that only looks, in a process of its own, its
+interpreter included. (`verify` reads all records.) columns: seconds of an empty batch of so many
+columns, from its schema to the record, without Spark.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def of_records(folder: Path, count: int) -> None:
     config = CheckpointConfig(retained_checkpoints=count + 10)
 
     def job() -> CheckpointCoordinator:
-        return CheckpointCoordinator("scale", [FileSink(folder / "rows", name="files")], storage, config)
+        return CheckpointCoordinator(
+            "scale", [FileSink(folder / "rows", name="files")], storage, config
+        )
 
     query = LocalQuery(folder / "query", example_input(1))
     with job() as coordinator:
@@ -55,8 +58,9 @@ def of_records(folder: Path, count: int) -> None:
         for id in range(1, count):
             store.put(replace(newest.record, checkpoint_id=id, committables=()))
     (folder / "job.toml").write_text(
-        f'job = "scale"\nstorage = "{storage}"\n[checkpointing]\nretained_checkpoints = {count + 10}\n'
-        f'[[sinks]]\ntype = "examples.custom_sink:FileSink"\nfolder = "{folder / "rows"}"\nname = "files"\n'
+        f'job = "scale"\nstorage = "{storage}"\n[checkpointing]\nretained_checkpoints = '
+        f'{count + 10}\n[[sinks]]\ntype = "examples.custom_sink:FileSink"\nfolder = '
+        f'"{folder / "rows"}"\nname = "files"\n'
     )
     with job() as coordinator:
         print(f"{count:,} records: a start {timed(coordinator.recover):.2f} s")
@@ -67,7 +71,8 @@ def of_records(folder: Path, count: int) -> None:
         before = _processor_time()
         told = timed(partial(subprocess.run, arguments, capture_output=True))
         print(
-            f"{count:,} records: coordinator {command} {told:.2f} s, {_processor_time() - before:.2f} s of processors"
+            f"{count:,} records: coordinator {command} {told:.2f} s, "
+            f"{_processor_time() - before:.2f} s of processors"
         )
 
 
@@ -79,14 +84,18 @@ def _processor_time() -> float:
 def of_columns(folder: Path, count: int) -> None:
     (folder / "rows").mkdir()
     batch = [pa.table({f"column_{at}": pa.array([], pa.int64()) for at in range(count)})]
-    with CheckpointCoordinator("wide", [FileSink(folder / "rows")], f"memory:wide{count}") as coordinator:
+    with CheckpointCoordinator(
+        "wide", [FileSink(folder / "rows")], f"memory:wide{count}"
+    ) as coordinator:
         LocalQuery(folder / "query", [batch]).run(coordinator)
         many = LocalQuery(folder / "query", [batch] * 6)
         print(f"{count:,} columns: an empty batch {timed(lambda: many.run(coordinator)) / 5:.3f} s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--columns", default="150,1500")
     options = parser.parse_args()

@@ -1,4 +1,5 @@
-"""The rows that are written: the same values as Spark and as PostgreSQL expressions, both over a number `i`."""
+"""The rows that are written: the same values as Spark and as PostgreSQL expressions, both over a
+number `i`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Shape:
 
     def of(self, numbers: DataFrame, *, jdbc: bool = False) -> DataFrame:
         """The rows over a DataFrame whose only column is `i`."""
-        return numbers.selectExpr(*(f"{(jdbc and c.jdbc) or c.spark} AS {c.name}" for c in self.columns))
+        return numbers.selectExpr(
+            *(f"{(jdbc and c.jdbc) or c.spark} AS {c.name}" for c in self.columns)
+        )
 
     def create_table(self, table: str) -> str:
         return f"CREATE TABLE {table} ({', '.join(f'{c.name} {c.type}' for c in self.columns)})"
@@ -42,7 +45,9 @@ PLAIN = Shape(
     "plain",
     (
         Column("id", "bigint", "i", "i"),
-        Column("name", "text", "concat('user-', lpad(i, 7, '0'))", "'user-' || lpad(i::text, 7, '0')"),
+        Column(
+            "name", "text", "concat('user-', lpad(i, 7, '0'))", "'user-' || lpad(i::text, 7, '0')"
+        ),
         Column("amount", "double precision", "i + 0.5D", "i + 0.5"),
         Column("qty", "int", "cast(i % 100 AS int)", "i % 100"),
         Column(
@@ -69,8 +74,15 @@ WIDE = Shape(
             "jsonb_build_object('city', 'city-' || i % 50, 'zip', i % 10000)",
             jdbc=f"to_json({_STRUCT})",
         ),
-        Column("tags", "text[]", "array('a', concat('tag-', i % 10))", "ARRAY['a', 'tag-' || i % 10]"),
-        Column("scores", "int[]", "array(cast(i % 7 AS int), cast(i % 11 AS int))", "ARRAY[i % 7, i % 11]"),
+        Column(
+            "tags", "text[]", "array('a', concat('tag-', i % 10))", "ARRAY['a', 'tag-' || i % 10]"
+        ),
+        Column(
+            "scores",
+            "int[]",
+            "array(cast(i % 7 AS int), cast(i % 11 AS int))",
+            "ARRAY[i % 7, i % 11]",
+        ),
     ),
 )
 

@@ -1,4 +1,5 @@
-"""Spark's side: the session, streaming queries that wait until they are asked for a batch, and what they do with it."""
+"""Spark's side: the session, streaming queries that wait until they are asked for a batch, and what
+they do with it."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def numbers(spark: SparkSession, rows: int, partitions: int = CORES) -> DataFram
 
 
 class Stream:
-    """One streaming query, whose micro-batches wait inside foreachBatch until `run` asks for one."""
+    """One streaming query, whose micro-batches wait inside foreachBatch until `run` asks for
+    one."""
 
     def __init__(self, df: DataFrame, work: Work, folder: Path) -> None:
         self.work = work
@@ -70,7 +72,8 @@ class Stream:
         self._answers.put(time.perf_counter() - start)
 
     def run(self) -> float:
-        """Let one micro-batch pass; returns the seconds from the begin of foreachBatch to its end."""
+        """Let one micro-batch pass; returns the seconds from the begin of foreachBatch to its
+        end."""
         self._asked.put(True)
         answer = self._answers.get()
         if isinstance(answer, BaseException):
@@ -88,7 +91,8 @@ def jdbc(url: str, user: str, password: str, table: str, *, batchsize: int, rewr
 
     def work(df: DataFrame, batch_id: int) -> None:
         df.write.format("jdbc").mode("append").options(
-            url=f"{url}?stringtype=unspecified" + ("&reWriteBatchedInserts=true" if rewrite else ""),
+            url=f"{url}?stringtype=unspecified"
+            + ("&reWriteBatchedInserts=true" if rewrite else ""),
             driver="org.postgresql.Driver",
             user=user,
             password=password,
@@ -126,12 +130,14 @@ def count_in_python(expected: int) -> Work:
 
 
 def rows_only(df: DataFrame, batch_id: int) -> None:
-    """The least that Spark does for rows that leave its JVM: a job that gives them to the driver, no Python worker."""
+    """The least that Spark does for rows that leave its JVM: a job that gives them to the driver,
+    no Python worker."""
     df.toArrow()
 
 
 def job_only(df: DataFrame, batch_id: int) -> None:
-    """The Spark job of a checkpoint without a coordinator: hashed rows to Python, one row back for each partition."""
+    """The Spark job of a checkpoint without a coordinator: hashed rows to Python, one row back for
+    each partition."""
 
     def acknowledge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)

@@ -1,11 +1,12 @@
 """What it costs to be seen: statistics, log lines, history, metrics, spans and progress.
 
-    python -m benchmarks.statistics [--only driver,small,batch] [--rows 1000000] [--runs 5] [--small 15]
+    python -m benchmarks.statistics [--only driver,small,batch] [--rows 1000000] [--runs 5]
+        [--small 15]
 
-With all of it (OpenTelemetry's SDK, Prometheus, lines that are thrown away) beside none of it, in turns, on the same
-PostgreSQL. driver: microseconds of the driver's steps alone. small: checkpoints of 100 rows in this process, without
-Spark, 20 in a round. batch: a micro-batch of Spark. The driver's looks at its books (`verify_interval`) are in
-`benchmarks.verify`.
+With all of it (OpenTelemetry's SDK, Prometheus, lines that are thrown away) beside none of it, in
+turns, on the same PostgreSQL. driver: microseconds of the driver's steps alone. small: checkpoints
+of 100 rows in this process, without Spark, 20 in a round. batch: a micro-batch of Spark. The
+driver's looks at its books (`verify_interval`) are in `benchmarks.verify`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from sinks.testing.conformance import example_input
 from sinks.testing.servers.postgres import PostgresServer
 
 SECTIONS = ("driver", "small", "batch")
-WITH, WITHOUT = "with all of it", "with none of it"
+WITH = "with all of it"
+WITHOUT = "with none of it"
 _CHECKPOINTS = 20
 """In a round of small ones."""
 
@@ -61,23 +63,31 @@ class Timed(CheckpointListener):
         if self.tracker:
             began = time.perf_counter()
             self.tracker.on_step(step, checkpoint_id, facts)
-            self.seconds[checkpoint_id] = self.seconds.get(checkpoint_id, 0) + time.perf_counter() - began
+            self.seconds[checkpoint_id] = (
+                self.seconds.get(checkpoint_id, 0) + time.perf_counter() - began
+            )
 
 
 def driver(checkpoints: int = 500) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (files := Path(folder) / "rows").mkdir()
-        timed, storage = Timed(), f"memory:{uuid.uuid4().hex}"
+        timed = Timed()
+        storage = f"memory:{uuid.uuid4().hex}"
         with (
             CheckpointCoordinator("other", [FileSink(files)], storage) as other,
-            CheckpointCoordinator("job", [FileSink(files)], storage, listeners=[timed]) as coordinator,
+            CheckpointCoordinator(
+                "job", [FileSink(files)], storage, listeners=[timed]
+            ) as coordinator,
         ):
             other.register_metrics(CollectorRegistry())
             timed.tracker = other.statistics
             LocalQuery(Path(folder) / "query", example_input(checkpoints)).run(coordinator)
     taken = sorted(timed.seconds.values())
     say(f"\n## The driver's steps, {checkpoints} checkpoints\n")
-    say(f"median {median(taken) * 1e6:.0f} µs, 99th percentile {taken[-len(taken) // 100] * 1e6:.0f} µs")
+    say(
+        f"median {median(taken) * 1e6:.0f} µs, 99th percentile "
+        f"{taken[-len(taken) // 100] * 1e6:.0f} µs"
+    )
 
 
 @contextmanager
@@ -97,13 +107,17 @@ def without_progress() -> Iterator[None]:
 class SeenOrNot:
     """A coordinator over a database of its own, with all of it or with none."""
 
-    def __init__(self, stack: ExitStack, server: PostgresServer, folder: Path, *, seen: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, server: PostgresServer, folder: Path, *, seen: bool
+    ) -> None:
         self.seen = seen
         self.dsn = stack.enter_context(server.database())
         config = CheckpointConfig() if seen else CheckpointConfig(history_size=0, verify_interval=0)
         sink = PostgresSink(self.dsn, "t", strategy="prepared", create_table=True)
         storage = (folder / f"storage-{uuid.uuid4().hex}").as_uri()
-        self.coordinator = stack.enter_context(CheckpointCoordinator("job", [sink], storage, config))
+        self.coordinator = stack.enter_context(
+            CheckpointCoordinator("job", [sink], storage, config)
+        )
         statistics = self.coordinator.statistics
         if seen:
             self.coordinator.register_metrics(CollectorRegistry())
@@ -112,7 +126,8 @@ class SeenOrNot:
             statistics.on_storage_call.clear()
             statistics.on_step = lambda *_: None  # type: ignore[method-assign]
         self.own: list[float] = []
-        """Processor seconds of this process in each round: the driver's, without Spark's JVM and workers."""
+        """Processor seconds of this process in each round: the driver's, without Spark's JVM and
+        workers."""
 
     def timed(self, work: Callable[[], float]) -> Callable[[], float]:
         def run() -> float:
@@ -126,25 +141,33 @@ class SeenOrNot:
 
 
 class StatisticsBench(Bench):
-    def __init__(self, server: PostgresServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, server: PostgresServer, options: Namespace, folder: Path, stack: ExitStack
+    ) -> None:
         super().__init__(server, options, folder, stack)
         self.server = server
 
     def small(self) -> None:
         with ExitStack() as stack:
-            contenders, own = [], dict[str, list[float]]()
+            contenders = []
+            own = dict[str, list[float]]()
             for name, seen in ((WITH, True), (WITHOUT, False)):
                 one = SeenOrNot(stack, self.server, self.folder, seen=seen)
                 contenders.append(Contender(name, one.timed(self._checkpoints(one.coordinator))))
                 own[name] = one.own
             self._in_turns(contenders, self.options.small, 2)
-            self._report(f"Checkpoints of 100 rows, {_CHECKPOINTS} in a round, without Spark", contenders, own)
+            self._report(
+                f"Checkpoints of 100 rows, {_CHECKPOINTS} in a round, without Spark",
+                contenders,
+                own,
+            )
             per_round = zip(own[WITH][2:], own[WITHOUT][2:], strict=True)
             added = [(one - other) / _CHECKPOINTS * 1000 for one, other in per_round]
             say(f"\nAdded to a checkpoint, processor ms of the driver: {spread(added)} (aim: <= 5)")
 
     def _checkpoints(self, coordinator: CheckpointCoordinator) -> Callable[[], float]:
-        partitions, numbers = [rows(0, 50), rows(50, 50)], iter(range(1_000_000))
+        partitions = [rows(0, 50), rows(50, 50)]
+        numbers = iter(range(1_000_000))
 
         def work() -> float:
             began = time.perf_counter()
@@ -156,34 +179,47 @@ class StatisticsBench(Bench):
 
     def batch(self) -> None:
         with ExitStack() as stack:
-            contenders, own = [], dict[str, list[float]]()
+            contenders = []
+            own = dict[str, list[float]]()
             for name, seen in ((WITH, True), (WITHOUT, False)):
                 one = SeenOrNot(stack, self.server, self.folder, seen=seen)
                 target = Target(self.server, one.dsn, PLAIN, self.options.rows)
                 stack.callback(target.close)
                 numbers = sparks.numbers(self.spark, self.options.rows)
                 stream = self.stream(stack, PLAIN.of(numbers), one.coordinator)
-                contenders.append(Contender(name, one.timed(stream.run), target.clear, target.check))
+                contenders.append(
+                    Contender(name, one.timed(stream.run), target.clear, target.check)
+                )
                 own[name] = one.own
             self._in_turns(contenders, self.options.runs, self.options.warm)
             self._report(f"A micro-batch of {self.options.rows:,} rows, Spark", contenders, own)
 
     def _in_turns(self, contenders: list[Contender], runs: int, warm: int | None) -> None:
-        """A B A B …, then B A B A …: who comes first in a round is at a disadvantage while Spark still warms up."""
+        """A B A B …, then B A B A …: who comes first in a round is at a disadvantage while Spark
+        still warms up."""
         rounds(contenders, runs - runs // 2, warm, tell, self.server_pid)
         rounds(contenders[::-1], runs // 2, 0, tell, self.server_pid)
 
-    def _report(self, title: str, contenders: list[Contender], own: Mapping[str, list[float]]) -> None:
+    def _report(
+        self, title: str, contenders: list[Contender], own: Mapping[str, list[float]]
+    ) -> None:
         say(f"\n## {title}\n")
         lines = []
         for one in contenders:
             drivers = own[one.name][-len(one.seconds) :]
-            lines.append([one.name, spread(one.seconds), *(spread(each, "{:.3f}") for each in (one.client, drivers))])
+            lines.append(
+                [
+                    one.name,
+                    spread(one.seconds),
+                    *(spread(each, "{:.3f}") for each in (one.client, drivers)),
+                ]
+            )
         say(table(["what", "s", "CPU s of the client", "CPU s of the driver's Python"], lines))
         seen, other = contenders
         pairs = zip(seen.client, other.client, strict=True)
         say(
-            f"\nClient's processor time with over without, by round (aim: <= 1.02): {spread([a / b for a, b in pairs])}"
+            "\nClient's processor time with over without, by round (aim: <= 1.02): "
+            f"{spread([a / b for a, b in pairs])}"
         )
 
 

@@ -1,7 +1,9 @@
-"""Where a checkpoint of few rows spends its time, and how often it asks the server, beside Spark's own sink. A section
-of `benchmarks.postgres` and `benchmarks.kafka`: `--only steps [--small ROUNDS]`.
+"""Where a checkpoint of few rows spends its time, and how often it asks the server, beside Spark's
+own sink. A section of `benchmarks.postgres` and `benchmarks.kafka`: `--only steps [--small
+ROUNDS]`.
 
-Milliseconds are medians. Processor time is the mean of all rounds; in the table by step it is that of this process.
+Milliseconds are medians. Processor time is the mean of all rounds; in the table by step it is that
+of this process.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
@@ -51,6 +54,11 @@ class Steps(CheckpointListener):
             self.checkpoints[-1][_STEPS[step]] = self._at[0] - since, self._at[1] - cpu
 
 
+def _run_counted(contender: Contender) -> None:
+    for _ in range(_COUNTED):
+        contender.run()
+
+
 def measure(bench: Bench) -> None:
     runs = bench.options.small
     watched: dict[str, Steps] = {}
@@ -60,24 +68,51 @@ def measure(bench: Bench) -> None:
             stream.work = watched[name] = Steps(stream.work)
             contenders.append(Contender(name, stream.run))
         rounds(contenders, runs, bench.options.warm, tell, bench.server_pid)
-        times = {name: steps.checkpoints[-runs:] for name, steps in watched.items() if len(steps.checkpoints[-1]) > 1}
-        asked = {c.name: bench.questions(lambda c=c: [c.run() for _ in range(_COUNTED)]) for c in contenders}  # type: ignore[misc]
-    base, lines = contenders[0], []
+        times = {
+            name: steps.checkpoints[-runs:]
+            for name, steps in watched.items()
+            if len(steps.checkpoints[-1]) > 1
+        }
+        asked = {c.name: bench.questions(partial(_run_counted, c)) for c in contenders}
+    base = contenders[0]
+    lines = []
     for c in contenders:
-        ms, cpu = sorted(1000 * s for s in c.seconds), 1000 * mean(c.client)
+        ms = sorted(1000 * s for s in c.seconds)
+        cpu = 1000 * mean(c.client)
         slower = median(a / b for a, b in zip(c.seconds, base.seconds, strict=True))
         count = asked[c.name]
         cells = [median(ms), ms[round(0.99 * (runs - 1))], cpu]
         relative = [f"{slower:.2f}", f"{cpu / (1000 * mean(base.client)):.2f}"]
         lines.append(
-            [c.name, *(f"{value:.0f}" for value in cells), *relative, f"{count / _COUNTED:.1f}" if count else ""]
+            [
+                c.name,
+                *(f"{value:.0f}" for value in cells),
+                *relative,
+                f"{count / _COUNTED:.1f}" if count else "",
+            ]
         )
-    header = ["what", "ms", "99th percentile", "CPU ms of the client", "x Spark's ms", "x Spark's CPU", "requests"]
+    header = [
+        "what",
+        "ms",
+        "99th percentile",
+        "CPU ms of the client",
+        "x Spark's ms",
+        "x Spark's CPU",
+        "requests",
+    ]
     show(f"A checkpoint of {FEW} rows, {runs} rounds", header, lines)
     by_step = []
     for step in _STEPS.values():
-        pairs = [[checkpoint.get(step, (0.0, 0.0)) for checkpoint in each] for each in times.values()]
+        pairs = [
+            [checkpoint.get(step, (0.0, 0.0)) for checkpoint in each] for each in times.values()
+        ]
         by_step.append(
-            [step, *(f"{1000 * median(s for s, _ in p):.1f} / {1000 * mean(cpu for _, cpu in p):.1f}" for p in pairs)]
+            [
+                step,
+                *(
+                    f"{1000 * median(s for s, _ in p):.1f} / {1000 * mean(cpu for _, cpu in p):.1f}"
+                    for p in pairs
+                ),
+            ]
         )
     show("By step: ms / processor ms of the driver's Python", ["step", *times], by_step)

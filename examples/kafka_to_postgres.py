@@ -1,9 +1,12 @@
-"""Flights from a Kafka topic into a PostgreSQL table, exactly-once, while the job is killed and started again.
+"""Flights from a Kafka topic into a PostgreSQL table, exactly-once, while the job is killed and
+started again.
 
-    python -m examples.kafka_to_postgres [--bootstrap host:port] [--dsn postgresql://…] [--rows 336776]
+    python -m examples.kafka_to_postgres [--bootstrap host:port] [--dsn postgresql://…]
+        [--rows 336776]
 
-`job` is the pipeline, to be copied; the rest kills it twice with SIGKILL and shows what the table holds. Kafka and
-PostgreSQL are started for it unless `--bootstrap` and `--dsn` (or the environment's DSN) name some.
+`job` is the pipeline, to be copied; the rest kills it twice with SIGKILL and shows what the table
+holds. Kafka and PostgreSQL are started for it unless `--bootstrap` and `--dsn` (or the
+environment's DSN) name some.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def job(args: argparse.Namespace) -> None:
     """From a topic of JSON objects into a table with a column for each of their fields."""
     spark = local_session()
     records = read_topic(spark, args.bootstrap, args.topic, args.per_batch)
-    rows = records.select(f.from_json(f.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
+    rows = records.select(f.from_json(f.col("value").cast("string"), SCHEMA).alias("row")).select(
+        "row.*"
+    )
     coordinator = CheckpointCoordinator(
         job=JOB,
         sinks=[PostgresSink(os.environ["DSN"], table=args.table, create_table=True)],
@@ -43,15 +48,19 @@ def job(args: argparse.Namespace) -> None:
         listeners=[DieAt(args.die_at)],
     )
     with coordinator:
-        writer = rows.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
+        writer = rows.writeStream.foreachBatch(coordinator).option(
+            "checkpointLocation", str(args.folder / "spark")
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
 
 def run(bootstrap: str, dsn: str, folder: Path, rows: int | None) -> str:
     """Returns the name of the table."""
-    os.environ["DSN"] = dsn  # for the job: it may hold a password, so it does not go into the command line
-    topic, table = f"flights-{uuid.uuid4().hex[:8]}", f"flights_{uuid.uuid4().hex[:8]}"
+    # for the job: it may hold a password, so it does not go into the command line
+    os.environ["DSN"] = dsn
+    topic = f"flights-{uuid.uuid4().hex[:8]}"
+    table = f"flights_{uuid.uuid4().hex[:8]}"
     values = flights(rows)
     write_topic(bootstrap, topic, values, PARTITIONS)
     print(f"{len(values):,} flights in topic {topic}", flush=True)
@@ -66,16 +75,31 @@ def run(bootstrap: str, dsn: str, folder: Path, rows: int | None) -> str:
             in_doubt = len(list(sink.in_doubt(JOB)))
         return f"{in_doubt} transactions in doubt, the table shows {len(ids()):,} flights"
 
-    options = ["--bootstrap", bootstrap, "--topic", topic, "--table", table, "--folder", str(folder)]
-    run_and_kill("examples.kafka_to_postgres", [*options, "--per-batch", str(len(values) // BATCHES)], state)
+    options = [
+        "--bootstrap",
+        bootstrap,
+        "--topic",
+        topic,
+        "--table",
+        table,
+        "--folder",
+        str(folder),
+    ]
+    run_and_kill(
+        "examples.kafka_to_postgres", [*options, "--per-batch", str(len(values) // BATCHES)], state
+    )
     report(f"table {table}", ids(), len(values))
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bootstrap", help="brokers, host:port,…; one is started if there is none")
-    parser.add_argument("--dsn", default=os.environ.get("DSN"), help="a PostgreSQL; one is started if there is none")
+    parser.add_argument(
+        "--dsn", default=os.environ.get("DSN"), help="a PostgreSQL; one is started if there is none"
+    )
     parser.add_argument("--rows", type=int, help="only the first so many flights")
     worker = parser.add_subparsers(dest="command").add_parser("job")
     for name in ("bootstrap", "topic", "table"):
@@ -91,7 +115,9 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
-        dsn = args.dsn or stack.enter_context(PostgresServer({"max_prepared_transactions": "64"})).dsn
+        dsn = (
+            args.dsn or stack.enter_context(PostgresServer({"max_prepared_transactions": "64"})).dsn
+        )
         run(bootstrap, dsn, folder, args.rows)
 
 

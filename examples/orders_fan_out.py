@@ -1,10 +1,12 @@
-"""One stream of orders into Kafka, PostgreSQL and MySQL: each checkpoint is in all three, or in none.
+"""One stream of orders into Kafka, PostgreSQL and MySQL: each checkpoint is in all three, or in
+none.
 
     python -m examples.orders_fan_out
 
-Every order becomes an event in a Kafka topic, a row in PostgreSQL, and, without its amount, a row in MySQL. The job
-gets SIGKILL twice: when all is pre-committed but not decided, and when it is decided but not yet committed anywhere.
-Kafka, PostgreSQL and MySQL are started for it unless addresses are given.
+Every order becomes an event in a Kafka topic, a row in PostgreSQL, and, without its amount, a row
+in MySQL. The job gets SIGKILL twice: when all is pre-committed but not decided, and when it is
+decided but not yet committed anywhere. Kafka, PostgreSQL and MySQL are started for it unless
+addresses are given.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
 
-ORDERS, PER_BATCH, CUSTOMERS = 3000, 500, 7
+ORDERS = 3000
+PER_BATCH = 500
+CUSTOMERS = 7
 KILLS = {
     "PRE_COMMITTED 1": "in checkpoint 1, all pre-committed and nothing decided",
     "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
@@ -51,7 +55,11 @@ KILLS = {
 def job(args: argparse.Namespace) -> None:
     spark = local_session()
     value = f.from_json(f.col("value").cast("string"), "id BIGINT, customer STRING, cents BIGINT")
-    orders = read_topic(spark, args.bootstrap, args.source, PER_BATCH).select(value.alias("order")).select("order.*")
+    orders = (
+        read_topic(spark, args.bootstrap, args.source, PER_BATCH)
+        .select(value.alias("order"))
+        .select("order.*")
+    )
 
     def without_amount(df: DataFrame) -> DataFrame:
         return df.select("id", "customer")
@@ -61,14 +69,22 @@ def job(args: argparse.Namespace) -> None:
         # visible in this order: who reads an event finds its row
         [
             PostgresSink(args.postgres, args.table, name="orders", create_table=True),
-            MySQLSink(args.mysql, args.table, name="customers", create_table=True, transform=without_amount),
+            MySQLSink(
+                args.mysql,
+                args.table,
+                name="customers",
+                create_table=True,
+                transform=without_amount,
+            ),
             KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
         ],
         (args.folder / "checkpoints").absolute().as_uri(),
         listeners=[DieAt(args.die_at)],
     )
     with coordinator:
-        writer = orders.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
+        writer = orders.writeStream.foreachBatch(coordinator).option(
+            "checkpointLocation", str(args.folder / "spark")
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
@@ -82,18 +98,34 @@ def run(
     kills: Mapping[str, str] = KILLS,
 ) -> dict[str, Counter[int]]:
     """Returns how often each order is visible in each system."""
-    source, target = f"orders-{uuid.uuid4().hex[:8]}", f"events-{uuid.uuid4().hex[:8]}"
+    source = f"orders-{uuid.uuid4().hex[:8]}"
+    target = f"events-{uuid.uuid4().hex[:8]}"
     table = source.replace("-", "_")
-    values = (json.dumps({"id": i, "customer": f"c{i % CUSTOMERS}", "cents": 100 + i % 900}) for i in range(orders))
+    values = (
+        json.dumps({"id": i, "customer": f"c{i % CUSTOMERS}", "cents": 100 + i % 900})
+        for i in range(orders)
+    )
     write_topic(bootstrap, source, values, partitions=2)
     create_topic(bootstrap, target, 2)
     print(f"{orders:,} orders from Kafka into PostgreSQL, MySQL and Kafka", flush=True)
-    options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", source]
+    options = [
+        "--bootstrap",
+        bootstrap,
+        "--postgres",
+        postgres,
+        "--mysql",
+        mysql,
+        "--source",
+        source,
+    ]
     options += ["--target", target, "--table", table, "--folder", str(folder)]
     for moment, words in kills.items():
         killed = [*options, "--die-at", moment]
         run_job("examples.orders_fan_out", killed, expected=-signal.SIGKILL)
-        seen = {name: sum(found.values()) for name, found in visible(bootstrap, target, postgres, mysql, table).items()}
+        seen = {
+            name: sum(found.values())
+            for name, found in visible(bootstrap, target, postgres, mysql, table).items()
+        }
         print(f"killed {words}; visible: {seen}", flush=True)
     run_job("examples.orders_fan_out", options)
     found = visible(bootstrap, target, postgres, mysql, table)
@@ -103,7 +135,9 @@ def run(
     return found
 
 
-def visible(bootstrap: str, topic: str, postgres: str, mysql: str, table: str) -> dict[str, Counter[int]]:
+def visible(
+    bootstrap: str, topic: str, postgres: str, mysql: str, table: str
+) -> dict[str, Counter[int]]:
     with psycopg.connect(postgres) as connection:
         query = sql.SQL("SELECT id FROM {}").format(sql.Identifier(table))
         in_postgres = Counter(id for (id,) in connection.execute(query))

@@ -1,10 +1,12 @@
-"""One stream of orders into Kafka, PostgreSQL and a Delta table: each checkpoint is in all three, or in none.
+"""One stream of orders into Kafka, PostgreSQL and a Delta table: each checkpoint is in all three,
+or in none.
 
     python -m examples.orders_to_lake
 
-The job gets SIGKILL three times: when all is pre-committed and nothing decided, when it is decided and nothing
-committed, and between the commits of two systems. After each kill the three are compared: all have the same
-checkpoints, but for the one whose commits the third kill cut off, which the next start finishes.
+The job gets SIGKILL three times: when all is pre-committed and nothing decided, when it is decided
+and nothing committed, and between the commits of two systems. After each kill the three are
+compared: all have the same checkpoints, but for the one whose commits the third kill cut off, which
+the next start finishes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from psycopg import sql
 from pyspark.sql import functions as f
 
 from coordinator import CheckpointCoordinator
-from examples.streams import DieAt, committed, create_topic, die, local_session, read_topic, run_job, write_topic
+from examples.streams import (
+    DieAt,
+    committed,
+    create_topic,
+    die,
+    local_session,
+    read_topic,
+    run_job,
+    write_topic,
+)
 from sinks import Checkpoint, CommitOutcome, Committable
 from sinks.delta import DeltaSink
 from sinks.kafka import KafkaSink
@@ -32,7 +43,8 @@ from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.postgres import PostgresServer
 
-ORDERS, PER_BATCH = 3000, 500
+ORDERS = 3000
+PER_BATCH = 500
 KILLS = {
     "PRE_COMMITTED 1": "in checkpoint 1, all pre-committed and nothing decided",
     "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
@@ -45,7 +57,9 @@ class DyingDelta(DeltaSink):
 
     die_at = ""
 
-    def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+    def commit_whole(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome]:
         if f"delta {checkpoint.checkpoint_id}" == self.die_at:
             die()
         return super().commit_whole(checkpoint, committables)
@@ -54,34 +68,61 @@ class DyingDelta(DeltaSink):
 def job(args: argparse.Namespace) -> None:
     spark = local_session()
     value = f.from_json(f.col("value").cast("string"), "id BIGINT, customer STRING, cents BIGINT")
-    orders = read_topic(spark, args.bootstrap, args.source, PER_BATCH).select(value.alias("order")).select("order.*")
+    orders = (
+        read_topic(spark, args.bootstrap, args.source, PER_BATCH)
+        .select(value.alias("order"))
+        .select("order.*")
+    )
     lake = DyingDelta(args.lake, name="lake", create_table=True)
     lake.die_at = args.die_at
     coordinator = CheckpointCoordinator(
         "orders-to-lake",
         [
             KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
-            PostgresSink(args.postgres, args.table, name="orders", create_table=True, strategy="staged"),
+            PostgresSink(
+                args.postgres, args.table, name="orders", create_table=True, strategy="staged"
+            ),
             lake,
         ],
         (args.folder / "checkpoints").absolute().as_uri(),
         listeners=[DieAt(args.die_at)],
     )
     with coordinator:
-        writer = orders.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
+        writer = orders.writeStream.foreachBatch(coordinator).option(
+            "checkpointLocation", str(args.folder / "spark")
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
 
-def run(bootstrap: str, postgres: str, folder: Path, orders: int = ORDERS) -> dict[str, Counter[int]]:
+def run(
+    bootstrap: str, postgres: str, folder: Path, orders: int = ORDERS
+) -> dict[str, Counter[int]]:
     """Returns how often each order is visible in each system."""
-    source, target = f"orders-{uuid.uuid4().hex[:8]}", f"events-{uuid.uuid4().hex[:8]}"
-    table, lake = source.replace("-", "_"), str(folder / "lake")
-    values = (json.dumps({"id": i, "customer": f"c{i % 7}", "cents": 100 + i % 900}) for i in range(orders))
+    source = f"orders-{uuid.uuid4().hex[:8]}"
+    target = f"events-{uuid.uuid4().hex[:8]}"
+    table = source.replace("-", "_")
+    lake = str(folder / "lake")
+    values = (
+        json.dumps({"id": i, "customer": f"c{i % 7}", "cents": 100 + i % 900})
+        for i in range(orders)
+    )
     write_topic(bootstrap, source, values, partitions=2)
     create_topic(bootstrap, target, 2)
-    print(f"{orders:,} orders, {PER_BATCH} in a checkpoint, into Kafka, PostgreSQL and Delta", flush=True)
-    options = ["--bootstrap", bootstrap, "--postgres", postgres, "--source", source, "--target", target]
+    print(
+        f"{orders:,} orders, {PER_BATCH} in a checkpoint, into Kafka, PostgreSQL and Delta",
+        flush=True,
+    )
+    options = [
+        "--bootstrap",
+        bootstrap,
+        "--postgres",
+        postgres,
+        "--source",
+        source,
+        "--target",
+        target,
+    ]
     options += ["--table", table, "--lake", lake, "--folder", str(folder)]
     for moment, words in KILLS.items():
         run_job("examples.orders_to_lake", [*options, "--die-at", moment], expected=-signal.SIGKILL)
@@ -100,11 +141,15 @@ def run(bootstrap: str, postgres: str, folder: Path, orders: int = ORDERS) -> di
 def show(found: Mapping[str, Counter[int]]) -> None:
     for name, times in found.items():
         by_checkpoint = Counter(id // PER_BATCH for id in times.elements())
-        told = ", ".join(f"{checkpoint}: {rows}" for checkpoint, rows in sorted(by_checkpoint.items()))
+        told = ", ".join(
+            f"{checkpoint}: {rows}" for checkpoint, rows in sorted(by_checkpoint.items())
+        )
         print(f"  {name:10s} rows by checkpoint: {told}", flush=True)
 
 
-def visible(bootstrap: str, topic: str, postgres: str, table: str, lake: str) -> dict[str, Counter[int]]:
+def visible(
+    bootstrap: str, topic: str, postgres: str, table: str, lake: str
+) -> dict[str, Counter[int]]:
     with psycopg.connect(postgres) as connection:
         query = sql.SQL("SELECT id FROM {}").format(sql.Identifier(table))
         in_postgres = Counter(id for (id,) in connection.execute(query))
@@ -114,7 +159,9 @@ def visible(bootstrap: str, topic: str, postgres: str, table: str, lake: str) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--orders", type=int, default=ORDERS)
     worker = parser.add_subparsers(dest="command").add_parser("job")
     for name in ("bootstrap", "postgres", "source", "target", "table", "lake"):
@@ -126,7 +173,11 @@ def main() -> None:
         job(args)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the job and the servers, too
-    with tempfile.TemporaryDirectory() as folder, KafkaServer() as kafka, PostgresServer() as postgres:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaServer() as kafka,
+        PostgresServer() as postgres,
+    ):
         run(kafka.bootstrap, postgres.dsn, Path(folder), args.orders)
 
 

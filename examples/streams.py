@@ -1,4 +1,5 @@
-"""What the examples share: a quiet local session that reads Kafka, a topic with records in it, a job to kill."""
+"""What the examples share: a quiet local session that reads Kafka, a topic with records in it, a
+job to kill."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def local_session() -> SparkSession:
         SparkSession.builder.master("local[2]")
         .config("spark.jars", spark_kafka_jars())
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")  # some 40 ms less in each checkpoint
+        # some 40 ms less in each checkpoint
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")
@@ -63,7 +65,8 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
 def write_topic(bootstrap: str, topic: str, values: Iterable[str], partitions: int) -> None:
     """Create the topic, with the values dealt out to its partitions in turn."""
     create_topic(bootstrap, topic, partitions)
-    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 0})  # no limit: it fits
+    # no limit: it fits
+    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 0})
     for number, value in enumerate(values):
         producer.produce(topic, value, partition=number % partitions)
         producer.poll(0)
@@ -73,16 +76,20 @@ def write_topic(bootstrap: str, topic: str, values: Iterable[str], partitions: i
 
 def mysql_engine(dsn: str) -> Engine:
     """SQLAlchemy with the connections of MySQLSink, which know how the DSN's login is proven."""
-    return create_engine("mysql+pymysql://", creator=lambda: Connection(charset="utf8mb4", **parameters(dsn)))
+    return create_engine(
+        "mysql+pymysql://", creator=lambda: Connection(charset="utf8mb4", **parameters(dsn))
+    )
 
 
 def die() -> None:
-    """SIGKILL to this process and its group, driver, JVM and Python workers, as when the machine goes down."""
+    """SIGKILL to this process and its group, driver, JVM and Python workers, as when the machine
+    goes down."""
     os.killpg(0, signal.SIGKILL)
 
 
 class DieAt(CheckpointListener):
-    """SIGKILL to driver, JVM and Python workers at a step of a checkpoint, e.g. "COMPLETE 4"; never for ""."""
+    """SIGKILL to driver, JVM and Python workers at a step of a checkpoint, e.g. "COMPLETE 4"; never
+    for ""."""
 
     def __init__(self, moment: str) -> None:
         self._moment = moment
@@ -93,10 +100,14 @@ class DieAt(CheckpointListener):
 
 
 def run_job(module: str, options: Sequence[str], expected: int = 0) -> None:
-    """Run `python -m module job OPTIONS` to its end. Raises SystemExit with its output if it does not end with the
-    expected status."""
+    """Run `python -m module job OPTIONS` to its end.
+
+    Raises SystemExit with its output if it does not end with the expected status.
+    """
     command = [sys.executable, "-m", module, "job", *options]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     try:
         _, errors = process.communicate(timeout=900)
     except BaseException:
@@ -104,12 +115,19 @@ def run_job(module: str, options: Sequence[str], expected: int = 0) -> None:
         process.wait()
         raise
     if process.returncode != expected:
-        raise SystemExit(f"the job ended with status {process.returncode}:\n{errors.decode()[-3000:]}")
+        raise SystemExit(
+            f"the job ended with status {process.returncode}:\n{errors.decode()[-3000:]}"
+        )
 
 
 def committed(bootstrap: str, topic: str) -> list[bytes]:
-    """The values that a read_committed consumer sees: of each partition up to its end or its first open transaction."""
-    options = {"isolation.level": "read_committed", "enable.partition.eof": True, "enable.auto.commit": False}
+    """The values that a read_committed consumer sees: of each partition up to its end or its first
+    open transaction."""
+    options = {
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+    }
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "example", **options})
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
@@ -135,9 +153,14 @@ def committed(bootstrap: str, topic: str) -> list[bytes]:
 SYSTEMS = {"bootstrap": "brokers", "postgres": "a PostgreSQL DSN", "mysql": "a MySQL DSN"}
 
 
-def parse_arguments(description: str | None, amount: str, default: int, places: Sequence[str]) -> argparse.Namespace:
-    """Of an example over all `SYSTEMS`: `--AMOUNT`, and those of its `job`, which needs `places` too."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(
+    description: str | None, amount: str, default: int, places: Sequence[str]
+) -> argparse.Namespace:
+    """Of an example over all `SYSTEMS`: `--AMOUNT`, and those of its `job`, which needs `places`
+    too."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, what in SYSTEMS.items():
         parser.add_argument(f"--{name}", help=f"{what}; a server is started if there is none")
     parser.add_argument(f"--{amount}", type=int, default=default)
@@ -151,11 +174,13 @@ def parse_arguments(description: str | None, amount: str, default: int, places: 
 
 @contextmanager
 def all_systems(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """The addresses of Kafka, PostgreSQL and MySQL: those given, or of servers that are started for it. SIGTERM is like
-    Ctrl-C from here on: it ends the job and the servers too."""
+    """The addresses of Kafka, PostgreSQL and MySQL: those given, or of servers that are started for
+    it. SIGTERM is like Ctrl-C from here on: it ends the job and the servers too."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
         postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
-        mysql = args.mysql or stack.enter_context(stack.enter_context(mysql_or_mariadb()).database())
+        mysql = args.mysql or stack.enter_context(
+            stack.enter_context(mysql_or_mariadb()).database()
+        )
         yield bootstrap, postgres, mysql

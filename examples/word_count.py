@@ -2,9 +2,10 @@
 
     python -m examples.word_count
 
-A record with the word ERROR makes the job fail, twice, as a dependency that is down for a while would. A fixed-delay
-restart (3 attempts, 10 s) brings it back: the offsets go back to the last complete checkpoint, the state with them, and
-no word is counted twice. Kafka and PostgreSQL are started for it unless `--bootstrap` and `--dsn` name some.
+A record with the word ERROR makes the job fail, twice, as a dependency that is down for a while
+would. A fixed-delay restart (3 attempts, 10 s) brings it back: the offsets go back to the last
+complete checkpoint, the state with them, and no word is counted twice. Kafka and PostgreSQL are
+started for it unless `--bootstrap` and `--dsn` name some.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def counts(spark: SparkSession, bootstrap: str, topic: str, *, failing: bool) ->
     words = source.select(f.explode(f.split(f.col("value").cast("string"), " ")).alias("word"))
     if failing:
         broken = f.raise_error(f.lit("the dependency is down")).cast("string")
-        words = words.select(f.when(f.col("word") == "ERROR", broken).otherwise(f.col("word")).alias("word"))
+        words = words.select(
+            f.when(f.col("word") == "ERROR", broken).otherwise(f.col("word")).alias("word")
+        )
     return words.groupBy("word").count()
 
 
@@ -61,17 +64,28 @@ def offset(offsets: tuple[str, ...], topic: str) -> int:
 def ended(attempt: Attempt) -> str:
     if attempt.error is None:
         return "finished"
-    return "failed: the dependency is down" if "the dependency is down" in str(attempt.error) else str(attempt.error)
+    return (
+        "failed: the dependency is down"
+        if "the dependency is down" in str(attempt.error)
+        else str(attempt.error)
+    )
 
 
-def count_words(bootstrap: str, dsn: str, folder: Path, count: int = LINES, delay: float = 10.0) -> None:
-    """Count all words of `count` lines, and print what came of it. Tables and topic get fresh names."""
+def count_words(
+    bootstrap: str, dsn: str, folder: Path, count: int = LINES, delay: float = 10.0
+) -> None:
+    """Count all words of `count` lines, and print what came of it.
+
+    Tables and topic get fresh names.
+    """
     topic = table = f"words_{uuid.uuid4().hex[:8]}"
     made = lines(count)
     write_topic(bootstrap, topic, made, partitions=1)
     spark = local_session()
     sink = PostgresSink(dsn, table, mode="upsert", keys=["word"], create_table=True)
-    coordinator = CheckpointCoordinator("word-count", [sink], (folder / "checkpoints").absolute().as_uri())
+    coordinator = CheckpointCoordinator(
+        "word-count", [sink], (folder / "checkpoints").absolute().as_uri()
+    )
     starts = count_from(1)
 
     def start() -> StreamingQuery:
@@ -84,7 +98,8 @@ def count_words(bootstrap: str, dsn: str, folder: Path, count: int = LINES, dela
 
     print("\nattempt  from offset  to offset  ended")
     for one in summary.attempts:
-        begun_at, completed = offset(one.offsets_before, topic), offset(one.offsets_after, topic)
+        begun_at = offset(one.offsets_before, topic)
+        completed = offset(one.offsets_after, topic)
         print(f"{one.number:7d}  {begun_at:11d}  {completed:9d}  {ended(one)}")
     with psycopg.connect(dsn) as connection:
         query = sql.SQL("SELECT word, count FROM {} ORDER BY word").format(sql.Identifier(table))
@@ -100,7 +115,9 @@ def count_words(bootstrap: str, dsn: str, folder: Path, count: int = LINES, dela
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bootstrap", help="brokers, host:port,…; one is started if there is none")
     parser.add_argument("--dsn", help="a PostgreSQL database; a server is started if there is none")
     parser.add_argument("--lines", type=int, default=LINES)

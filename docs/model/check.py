@@ -5,9 +5,10 @@
     python docs/model/check.py NAME …           some of them
     python docs/model/check.py trace NAME       the steps of a variant's counterexample
 
-A variant *holds* when every state within its bounds was visited and no assertion failed. A variant with a rule switched
-off must fail, with the property named. Needs `spin` and `gcc` (Debian, Ubuntu: apt install spin gcc) and says so where
-they are missing. Exits with 1 on any surprise. Needs no package and leaves no file behind.
+A variant *holds* when every state within its bounds was visited and no assertion failed. A variant
+with a rule switched off must fail, with the property named. Needs `spin` and `gcc` (Debian, Ubuntu:
+apt install spin gcc) and says so where they are missing. Exits with 1 on any surprise. Needs no
+package and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -86,8 +87,12 @@ VARIANTS = [
     Variant("without HELD", "-DNP=2 -DSTAGED=1 -DHELD=0", "S5"),
     Variant("sweep reads, then lists", "-DLISTFIRST=0", "S6"),
     Variant("restore looks, then claims", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DFENCE=0", "S1"),
-    Variant("an operator asks amid a restore", "-DRESTORE=1 -DASK=1 -DNR=2 -DLOSS=0 -DASKCLAIM=0", "S1"),
-    Variant("restore claims, then puts its base", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DBASEFIRST=0", "S1"),
+    Variant(
+        "an operator asks amid a restore", "-DRESTORE=1 -DASK=1 -DNR=2 -DLOSS=0 -DASKCLAIM=0", "S1"
+    ),
+    Variant(
+        "restore claims, then puts its base", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DBASEFIRST=0", "S1"
+    ),
 ]
 QUICK = ["two drivers and a third", "without HELD"]
 
@@ -107,14 +112,19 @@ def run(variant: Variant, folder: Path) -> Result:
     started = time.monotonic()
     shutil.copy(MODEL, folder)
     options = variant.options.split()
-    compiled = f"-O2 -w -DSAFETY -DCOLLAPSE -DNOFAIR -DVECTORSZ=2048 -DMEMLIM={MEMORY_MB} -o pan pan.c"
+    compiled = (
+        f"-O2 -w -DSAFETY -DCOLLAPSE -DNOFAIR -DVECTORSZ=2048 -DMEMLIM={MEMORY_MB} -o pan pan.c"
+    )
     for command in (["spin", *options, "-a", MODEL.name], ["gcc", *compiled.split()]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode or "Error" in done.stdout:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     try:
-        # -E: a process that has stopped for good is no error by itself; init asserts S4 when nobody can move
-        pan = subprocess.run(["./pan", "-E", "-m20000"], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+        # -E: a process that has stopped for good is no error by itself; init asserts S4 when nobody
+        # can move
+        pan = subprocess.run(
+            ["./pan", "-E", "-m20000"], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT
+        )
         output = pan.stdout
     except subprocess.TimeoutExpired:
         output = f"not within {TIMEOUT} s"
@@ -124,7 +134,11 @@ def run(variant: Variant, folder: Path) -> Result:
         replay = ["spin", *options, "-t", MODEL.name]
         steps = subprocess.run(replay, cwd=folder, capture_output=True, text=True).stdout
         verdict = _property(steps)
-    elif "errors: 0" in output and "Search not completed" not in output and "max search depth" not in output:
+    elif (
+        "errors: 0" in output
+        and "Search not completed" not in output
+        and "max search depth" not in output
+    ):
         verdict = HOLDS
     else:
         verdict = "not completed: " + " ".join(output.split()[:12])
@@ -150,8 +164,12 @@ def main(arguments: list[str]) -> int:
         names = QUICK
     unknown = set(names) - {variant.name for variant in VARIANTS} - {"large"}
     if unknown:
-        raise SystemExit(f"no variant {sorted(unknown)}; there are: {', '.join(v.name for v in VARIANTS)}")
-    chosen = [v for v in VARIANTS if v.name in names or names == ["large"] or (not names and not v.large)]
+        raise SystemExit(
+            f"no variant {sorted(unknown)}; there are: {', '.join(v.name for v in VARIANTS)}"
+        )
+    chosen = [
+        v for v in VARIANTS if v.name in names or names == ["large"] or (not names and not v.large)
+    ]
     surprises = 0
     print(f"{'variant':<40}{'states':>12}{'seconds':>9}  {'verdict':<8}expected", flush=True)
     for variant in chosen:
@@ -159,10 +177,17 @@ def main(arguments: list[str]) -> int:
             result = run(variant, Path(folder))
         surprise = result.verdict != variant.expected
         surprises += surprise
-        told = f"{variant.name:<40}{result.states:>12,}{result.seconds:>9.1f}  {result.verdict:<8}{variant.expected}"
+        told = (
+            f"{variant.name:<40}{result.states:>12,}{result.seconds:>9.1f}  "
+            f"{result.verdict:<8}{variant.expected}"
+        )
         print(told + ("   <-- SURPRISE" if surprise else ""), flush=True)
         if traced:
-            print("\n".join(line.split("EV", 1)[1] for line in result.steps.splitlines() if "EV " in line))
+            print(
+                "\n".join(
+                    line.split("EV", 1)[1] for line in result.steps.splitlines() if "EV " in line
+                )
+            )
     print(f"{len(chosen)} variants, {surprises} surprises")
     return 1 if surprises else 0
 

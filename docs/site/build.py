@@ -1,8 +1,8 @@
 """`make docs`: the site of the documentation, in build/docs/site.
 
-Its pages are README.md, CHANGELOG.md, DEVELOPERS.md and docs/. A file of the code that they point at becomes a page as
-well. Ends with status 1 if a link leads nowhere, if a page is too long (lengths.py), or if one would make a browser
-load something from another host.
+Its pages are README.md, CHANGELOG.md, DEVELOPERS.md and docs/. A file of the code that they point
+at becomes a page as well. Ends with status 1 if a link leads nowhere, if a page is too long
+(lengths.py), or if one would make a browser load something from another host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "docs"
 STAGED = BUILD / "pages"
 SITE = BUILD / "site"
-PAGES = {ROOT / "README.md": "index.md", ROOT / "CHANGELOG.md": "changelog.md", ROOT / "DEVELOPERS.md": "code.md"}
+PAGES = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CHANGELOG.md": "changelog.md",
+    ROOT / "DEVELOPERS.md": "code.md",
+}
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
@@ -61,7 +65,8 @@ def _with_links_of_the_site(page: Path, sources: set[Path]) -> str:
             target = _source_page(path).relative_to(STAGED).as_posix()
         return f"{before}{target}{anchor or ''}{after}"
 
-    text, end = page.read_text(), 0
+    text = page.read_text()
+    end = 0
     parts = []
     for fence in _FENCE.finditer(text):
         parts += [_LINK.sub(rewritten, text[end : fence.start()]), fence[0]]

@@ -1,7 +1,8 @@
 """How long sentences and lines of the documentation may be, so that busy people can read it.
 
-`python docs/site/lengths.py` shows the words of each page, which have no limit. `make docs` and tests/test_docs.py fail
-over a sentence or a line that is too long. Code, figures and addresses of links do not count.
+`python docs/site/lengths.py` shows the words of each page, which have no limit. `make docs` and
+tests/test_docs.py fail over a sentence or a line that is too long. Code, figures and addresses of
+links do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _END = re.compile(r"[.!?][\"')*`]*\s+(?=[\"'(*`]*[A-Z0-9`])")
 
 
 def without_code(page: str) -> str:
-    lines, fence, before = [""], "", ""
+    lines = [""]
+    fence = ""
+    before = ""
     for line in page.splitlines():
         if fence or line.startswith("```"):
             fence = "" if line == fence else fence or line[: len(line) - len(line.lstrip("`"))]
@@ -51,7 +54,9 @@ def blocks(page: str) -> Iterator[str]:
 
 def words(text: str) -> int:
     """Those with a letter in them; a piece of code is one word."""
-    return sum(bool(re.search(r"[^\W\d_]", word)) for word in re.sub(r"`[^`]*`", "code", text).split())
+    return sum(
+        bool(re.search(r"[^\W\d_]", word)) for word in re.sub(r"`[^`]*`", "code", text).split()
+    )
 
 
 def sentences(page: str) -> list[str]:
@@ -64,13 +69,25 @@ def count(page: str) -> int:
 
 
 def too_long(page: str) -> list[str]:
-    found = [f"a sentence of {words(each)} words: {each}" for each in sentences(page) if words(each) > SENTENCE]
-    lines = [line for line in without_code(page).splitlines() if len(line) > LINE and not line.startswith("|")]
+    found = [
+        f"a sentence of {words(each)} words: {each}"
+        for each in sentences(page)
+        if words(each) > SENTENCE
+    ]
+    lines = [
+        line
+        for line in without_code(page).splitlines()
+        if len(line) > LINE and not line.startswith("|")
+    ]
     return found + [f"a line of {len(line)} characters: {line}" for line in lines]
 
 
 def findings() -> list[str]:
-    return [f"{path.relative_to(ROOT)}: {finding}" for path in PAGES for finding in too_long(path.read_text())]
+    return [
+        f"{path.relative_to(ROOT)}: {finding}"
+        for path in PAGES
+        for finding in too_long(path.read_text())
+    ]
 
 
 if __name__ == "__main__":
