@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "no fence before another try to commit (R14)",
         "coordinator",
-        "permit = self.fence.permit(permit.complete)  # R14: a savepoint may have been restored meanwhile",
+        "permit = self.fence.permit(permit.complete)",
         "pass",
         ("tests/protocol/test_rules.py",),
     ),
@@ -442,8 +442,8 @@ MUTANTS = (
     Mutant(
         "a finished batch is not run for Spark's state (R10)",
         "coordinator",
-        "batch.drain()  # R10",
-        "pass  # R10",
+        "batch.drain()",
+        "pass",
         PROTOCOL,
     ),
     Mutant(
@@ -1315,8 +1315,8 @@ MUTANTS = (
     Mutant(
         "Spark: two executors compute a partition for two sinks",
         "coordinator/spark",
-        "if len(tasks) > 1:  # else",
-        "if False:  # else",
+        "if len(tasks) > 1:",
+        "if False:",
         ("tests/spark/test_executors.py",),
     ),
     Mutant(
@@ -1863,7 +1863,7 @@ MUTANTS = (
     Mutant(
         "a replay that was blocked does not ask whether another driver has done it",
         "coordinator",
-        "            self._require_not_replayed(complete)  # R15: another driver may have held it, and committed\n",
+        "            self._require_not_replayed(complete)\n",
         "",
         MEMORIES,
     ),
