@@ -1,5 +1,7 @@
-"""One kind of database as a sink uses it: five objects with one job each, and what is decided by
-several of them."""
+"""One kind of database as a sink uses it.
+
+There are five objects with one job each, and the decisions that need several of them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Backend(Generic[ConnectionT, TargetT]):
         *,
         strategy: str = "staged",
     ) -> None:
-        """Put the objects together, which have the same catalog.
+        """Put the objects together, which share one catalog.
 
         `strategy` is the one that the user asked for.
         """
@@ -46,7 +48,7 @@ class Backend(Generic[ConnectionT, TargetT]):
         self.strategy = strategy
 
     def choose(self, connection: ConnectionT, target: TargetT) -> tuple[str, str]:
-        """Choose the strategy; returns it and, in a few words, the reason for it."""
+        """Choose the strategy; return it and, in a few words, the reason for it."""
         if not self.prepared.NAME:
             return "staged", "the only one for this database"
         if self.merge.mode == "upsert":
@@ -67,8 +69,11 @@ class Backend(Generic[ConnectionT, TargetT]):
         return self.prepared.NAME, "server and rights allow it"
 
     def problems(self, connection: ConnectionT, target: TargetT, ledger: str) -> Iterable[str]:
-        """Tell what is in the way beside the columns: the index that upserts need, the server,
-        rights, and what is wrong in this kind of database."""
+        """Yield what is in the way, apart from columns that do not fit.
+
+        This is about the index that upserts need, the server, rights, and what is wrong in this
+        kind of database.
+        """
         if self.merge.keys and not target.is_unique(self.merge.keys):
             there = "".join(f"; {what}" for what in target.no_arbiters(self.merge.keys))
             yield (

@@ -1,4 +1,7 @@
-"""What a database tells of the table that rows go to, and what is created or altered there."""
+"""The table that rows go to, as its database describes it.
+
+This includes what is created or altered there.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ logger = get_logger(__name__)
 
 Declared = TypeVar("Declared")
 LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
-"""What the sink's user has to be allowed to do with the ledger."""
+"""The rights on the ledger that the sink's user needs."""
 ColumnTypes: TypeAlias = Mapping[str, Mapping[str, str]]
-"""By table, its columns in order, each with its type as the server writes it."""
+"""The columns of each table, in order, each with its type as the server writes it."""
 
 
 class Catalog(ABC, Generic[ConnectionT, TargetT]):
     """Find, describe, create and alter the tables of one database."""
 
     NO_TABLE_HINT: ClassVar[str] = ""
-    """Follows "there is no table" in messages."""
+    """The words that follow "there is no table" in messages."""
 
     def __init__(self, server: Server[ConnectionT], dialect: Dialect[TargetT]) -> None:
         self.server = server
@@ -42,46 +45,52 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
     def locate(self, connection: ConnectionT, table: str) -> tuple[str, str]:
         """Find schema and name of the table, which need not exist.
 
-        Raises ConfigurationError if it is no table name.
+        Raises ConfigurationError if `table` is no table name.
         """
 
     @abstractmethod
     def describe(self, connection: ConnectionT, schema: str, name: str) -> TargetT | None:
-        """Read the table; None if there is none.
+        """Read the table; return None if there is none.
 
-        Raises ConfigurationError if it is something else.
+        Raises ConfigurationError if it is something other than a table.
         """
 
     @abstractmethod
     def column_types(
         self, connection: ConnectionT, schema: str, tables: Sequence[str]
     ) -> ColumnTypes:
-        """Read the columns of those tables that are there, with their types.
+        """Read the columns of those of the tables that exist, with their types.
 
         A column that only a staging table itself needs is left out.
         """
 
     def existing(self, connection: ConnectionT, schema: str, names: Sequence[str]) -> set[str]:
-        """Tell which of the names a table has, be it a staging table or another one."""
+        """Return those of the names that a table has, be it a staging table or another table."""
         return set(self.column_types(connection, schema, names))
 
     def place(self, connection: ConnectionT, schema: str, name: str) -> tuple[object, ...] | None:
-        """Ask what tells a table from those of all databases, as the server says it; None, where it
-        is not known how to ask: of a `dialect` that `DATABASES` has not."""
+        """Return what tells a table from the tables of all databases, as the server says it.
+
+        Return None for a `dialect` that `DATABASES` does not cover, because it is not known how to
+        ask.
+        """
         ask = DATABASES.get(self.dialect.name)
         return (*self.server.query(connection, ask)[0], schema, name) if ask else None
 
     def triggers(self, connection: ConnectionT, schema: str, name: str) -> Mapping[str, str]:
         """Read what the database runs for the rows of a table and may alter them, with definitions.
 
-        None, where it is not known how to ask: of a `dialect` that `TRIGGERS` has not.
+        The result is empty for a `dialect` that `TRIGGERS` does not cover, because it is not known
+        how to ask.
         """
         ask = TRIGGERS.get(self.dialect.name)
         return dict(self.server.query(connection, ask, [schema, name])) if ask else {}
 
     def require_known_triggers(self, connection: ConnectionT, target: TargetT) -> None:
-        """Raise TargetChanged, at the latest with the next statement, if triggers are new or
-        altered."""
+        """Raise TargetChanged if triggers of the table are new or altered.
+
+        The error comes at the latest with the next statement.
+        """
         if ask := TRIGGERS.get(self.dialect.name):
             asked = [target.schema, target.name]
             self.server.defer(
@@ -90,8 +99,11 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ what is wrong with it
     def problems(self, connection: ConnectionT, target: TargetT, ledger: str) -> Iterable[str]:
-        """Tell why the sink cannot write into this table, or have this ledger, in this kind of
-        database. What is alike for all kinds is in `Backend.problems`. Default: nothing."""
+        """Return why the sink cannot write into this table, or have this ledger.
+
+        These are problems in one kind of database; those that all kinds share are in
+        `Backend.problems`. By default there are none.
+        """
         return ()
 
     def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
@@ -106,25 +118,34 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> Iterable[str]:
-        """Tell which of these rights on the target the user lacks, or of those on ledgers, or to
-        `create` tables, and how to give them. Default: none."""
+        """Return the rights that the user lacks, and how to give them.
+
+        The user needs `rights` on the target, those of `LEDGER_RIGHTS` on the ledgers, and, with
+        `create`, the right to create tables. By default none is missing.
+        """
         return ()
 
     # ------------------------------------------------------------------ creating and altering
     @abstractmethod
     def declared(self, connection: ConnectionT, field: pa.Field, *, key: bool) -> str:
-        """Choose the type of a column that is created for a field, as CREATE TABLE and ADD COLUMN
-        have it; `key`: it gets an index. Raises SchemaMismatch for a type that has none, or a name
-        that the server would not keep."""
+        """Choose the type of a column that is created for a field.
+
+        It is written as CREATE TABLE and ADD COLUMN have it. `key` says that the column gets an
+        index. Raises SchemaMismatch for a field whose type has no counterpart, or whose name the
+        server would not keep.
+        """
 
     def definition(self, connection: ConnectionT, target: TargetT, field: pa.Field) -> str:
-        """Write name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
+        """Write name and type of a nullable column for ADD COLUMN.
+
+        Raises SchemaMismatch.
+        """
         return self.dialect.column(
             field.name, self.declared(connection, field, key=False), nullable=True
         )
 
     def table_options(self, connection: ConnectionT) -> str:
-        """Write what follows the columns in CREATE TABLE. Default: nothing."""
+        """Write what follows the columns in CREATE TABLE; by default nothing does."""
         return ""
 
     def create(
@@ -162,7 +183,10 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
         columns: Sequence[str],
         options: str = "",
     ) -> None:
-        """Create a table, unless somebody else does at the same moment. Outside a transaction."""
+        """Create a table, unless somebody else does at the same moment.
+
+        Call it outside a transaction.
+        """
         table = self.dialect.quote(schema, name)
         try:
             with self.server.transaction(connection):
@@ -181,9 +205,9 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
 def declarations(
     fields: Iterable[pa.Field], declare: Callable[[pa.Field], Declared]
 ) -> list[tuple[pa.Field, Declared]]:
-    """Each field with the type that a created table has for it.
+    """Pair each field with the type that a created table has for it.
 
-    Raises SchemaMismatch that names the column.
+    Raises SchemaMismatch, which names the column.
     """
     declared = []
     for field in fields:
@@ -195,7 +219,7 @@ def declarations(
 
 
 def by_table(rows: Iterable[Row]) -> ColumnTypes:
-    """Sort rows of table, column and type by their table."""
+    """Group rows of table, column and type by their table."""
     tables: dict[str, dict[str, str]] = {}
     for table, column, kind in rows:
         tables.setdefault(table, {})[column] = kind

@@ -1,5 +1,8 @@
-"""What is known of kinds of databases by SQLAlchemy's names for them: what runs for each row, what
-lets a server lose what it has answered as committed, and how a column is added."""
+"""Facts about kinds of databases, by SQLAlchemy's names for them.
+
+They are what runs for each row, what lets a server lose what it has answered as committed, and how
+a column is added.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ POSTGRES_PARTITIONS = """
 SELECT inhrelid FROM relations JOIN pg_inherits ON inhparent = relations.oid
   JOIN pg_class c ON c.oid = inhrelid AND c.relispartition
 """
-"""Of the `relations`: pg_partition_tree would lock each of them to the end of the transaction, also
-a prepared one."""
+"""The query for the partitions of the `relations`. pg_partition_tree would lock each of them until
+the end of the transaction, even of a prepared one."""
 _POSTGRES_RELATIONS = f"""
 WITH RECURSIVE target AS (
 SELECT CAST(to_regclass(quote_ident(CAST(%s AS text)) || '.' || quote_ident(CAST(%s AS text))) AS
@@ -56,22 +59,25 @@ TRIGGERS = {
     "sqlite": _SQLITE_TRIGGERS,
     **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS),
 }
-"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a
-reader, and the definition; a trigger that every partition gets from the table is the table's. The
-parameters are the table's schema and name. In MySQL a user without the right TRIGGER sees none."""
+"""Queries for what runs for each row that goes into a table, and may alter the row or leave it out.
+They return a name for a reader, and the definition. A trigger that every partition gets from the
+table counts as the table's. The parameters are the table's schema and name. In MySQL a user without
+the right TRIGGER sees none."""
 
 COLLATIONS = (
     "SELECT collation_name FROM information_schema.columns"
     " WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
 )
-"""Of MySQL and MariaDB: of each column, null if it is no text. The parameters are the table's
-schema and name."""
+"""The query of MySQL and MariaDB for the collation of each column, which is null if the column is
+no text. The parameters are the table's schema and name."""
 _WITH_ALL_CHARACTERS = ("utf8mb4", "utf16", "utf32", "gb18030")
 
 
 def lacks_characters(collations: Iterable[str | None]) -> bool:
-    """Whether columns of MySQL or MariaDB with these collations lack characters of Unicode; those
-    that are no text have none."""
+    """Tell whether columns of MySQL or MariaDB with these collations lack characters of Unicode.
+
+    A column that is not text has no collation, and counts as complete.
+    """
     return any(
         collation and not collation.startswith(_WITH_ALL_CHARACTERS) for collation in collations
     )
@@ -90,8 +96,8 @@ DATABASES = {
         " @@server_uuid */",
     ),
 }
-"""What tells a database, or a server whose tables are known by their databases, from every other
-one, to any user."""
+"""Queries that any user can run, and that tell a database from every other one. If a server's
+tables are known by their databases, they tell the server from every other one."""
 
 LEDGERS = {
     "postgresql": (
@@ -108,8 +114,9 @@ LEDGERS = {
         " WHERE table_schema = %s AND table_name = %s",
     ),
 }
-"""The columns of a table, and of each whether it is in the primary key of one that has
-transactions. The parameters are the table's schema and name, as often as they come."""
+"""Queries for the columns of a table. They say of each column whether it is in the primary key of a
+table that has transactions. The parameters are the table's schema and name, as often as they
+come."""
 
 POSTGRES_OBSTACLES = f"""{_POSTGRES_RELATIONS}
 SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
@@ -121,8 +128,8 @@ UNION ALL
 SELECT 'it is a view, so its rows may go into a foreign table: name the table behind it'
   FROM pg_class c JOIN target ON c.oid = target.oid WHERE relkind IN ('v', 'm')
 """
-"""What keeps rows out of a table, or does so without a word. The parameters are the table's schema
-and name."""
+"""The query for what keeps rows out of a table, with an error or silently. The parameters are the
+table's schema and name."""
 
 POSTGRES_FOREIGN_KEYS = f"""{_POSTGRES_RELATIONS}, keys AS (
 SELECT conname, confrelid AS referred,
@@ -142,14 +149,14 @@ SELECT DISTINCT conname::text, nspname::text, relname::text, columns, referred_c
   FROM whole JOIN pg_class c ON c.oid = referred
     JOIN pg_namespace n ON n.oid = relnamespace ORDER BY 1, 2, 3
 """
-"""Foreign keys of a table and its partitions, with schema and name of the tables that they refer
-to, or that these are partitions of, their columns, and the columns there. The parameters are the
-table's schema and name."""
+"""The query for the foreign keys of a table and its partitions. It returns schema and name of each
+table that they refer to, or of which that table is a partition, then their columns, and the columns
+there. The parameters are the table's schema and name."""
 
 POSTGRES_MAY_REST = "SET LOCAL idle_in_transaction_session_timeout = 0"
-"""For a task that waits for its next rows between two statements."""
+"""The statement by which a task may wait for its next rows between two statements."""
 JUDGE_NOW = {"postgresql": "SET CONSTRAINTS ALL IMMEDIATE"}
-"""What lets constraints judge rows that would do so at COMMIT."""
+"""Statements by which constraints judge rows now that they would otherwise judge at COMMIT."""
 
 
 # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
@@ -157,11 +164,17 @@ _IDLE_LIMIT = 10
 
 
 def postgres_settings(lock_timeout: float) -> str:
-    """For the running transaction alone, since a pooler may give the session to somebody else: at
-    least a local flush at its end, whatever the user's default is; limits, in seconds, of a wait
-    for a lock and of the time from one statement to the next; none of a statement or a transaction,
-    which lasts as long as the partition; and a minute until the server gives up a client whose
-    machine is gone, in the middle of a COPY too."""
+    """Write the statement that configures the running transaction, and not the session.
+
+    A pooler may give the session to somebody else. The settings are:
+
+    * At its end the transaction is at least flushed locally, whatever the user's default is.
+    * A wait for a lock has a limit, `lock_timeout` in seconds, and so has the time from one
+      statement to the next.
+    * A statement and a transaction have no limit: the transaction lasts as long as the partition.
+    * The server gives up a client whose machine is gone after a minute, even in the middle of a
+      COPY.
+    """
     limits = {
         "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(lock_timeout))}s",
@@ -186,7 +199,8 @@ SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
    AND nspname = ANY(current_schemas(false))
  ORDER BY pg_catalog.array_position(current_schemas(false), nspname)
 """
-"""Schemas of the search_path that have a table of this name, in its order."""
+"""The query for the schemas of the search_path that have a table of this name, in the order of the
+search_path."""
 
 _POSTGRES = (
     "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose what was"
@@ -254,9 +268,12 @@ def weaknesses(
     schema: str,
     table: str,
 ) -> list[str]:
-    """Sentences about the server and the table, which need not exist; none of a kind of database
-    that is not known here. `schema` may be "" for the one that the database takes. `query` runs a
-    statement with its %s parameters."""
+    """List sentences about what lets the server or the table lose committed rows.
+
+    The table need not exist. `schema` may be "" for the one that the database takes. `query` runs a
+    statement with its %s parameters. For a kind of database that is not known here the list is
+    empty.
+    """
     of_server, of_table = _WEAKNESSES.get(database, ((), ""))
     rows = [row for statement in of_server for row in query(statement, ())]
     rows += query(of_table, (schema, table)) if of_table else ()
@@ -264,7 +281,8 @@ def weaknesses(
 
 
 _ADD = {"postgresql": "ADD COLUMN IF NOT EXISTS", "oracle": "ADD", "mssql": "ADD"}
-"""By SQLAlchemy's name for the kind of database; standard SQL for others."""
+"""How ALTER TABLE adds a column, by SQLAlchemy's name for the kind of database. The others use
+standard SQL."""
 _LOCKS = {
     "sqlite": "the database for a moment: only its schema is written",
     "postgresql": "ACCESS EXCLUSIVE for a moment: only the catalog is written",
@@ -279,7 +297,10 @@ _LOCKS = {
 def addition(
     dialect: str, table: str, column: str, definition: str, *, automatic: bool
 ) -> SchemaChange:
-    """`table` is quoted; `definition` is of the column, with its name."""
+    """Return the change that adds a column to a table.
+
+    `table` is quoted, and `definition` has the column's name and type.
+    """
     statement = f"ALTER TABLE {table} {_ADD.get(dialect, 'ADD COLUMN')} {definition}"
     locks = _LOCKS.get(dialect, "what the database locks for ALTER TABLE: see its manual")
     return SchemaChange(column, statement, "add", locks, automatic)

@@ -1,6 +1,8 @@
-"""The SQL of one kind of database, as text: how it writes names, and the parts of the statements
-that move rows from staging tables into the target. Nothing in here needs a server, so all of it is
-tested without one."""
+"""The SQL of one kind of database, as text.
+
+It is how the database writes names, and the parts of the statements that move rows from staging
+tables into the target. Nothing in here needs a server, so all of it is tested without one.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ Values: TypeAlias = Sequence[object]
 _INSERTED_TOGETHER = 1000
 """How many rows one INSERT of `insertions` has at most."""
 _NULL_IS_SAID = (*MYSQL, "mssql")
-"""Dialects in which a column that says nothing may take no NULL. Others know no such word."""
+"""Dialects in which a column may take no NULL unless it is declared as NULL. Other dialects do not
+have this word."""
 
 
 @dataclass(frozen=True)
 class Move(Generic[TargetT]):
-    """Staged rows on their way into the target, which is locked until the running transaction
-    ends.
+    """Staged rows on their way into the target, which is locked until the running transaction ends.
 
-    `staging` are the names of the staging tables, and `tables` the same names, quoted and with
+    `staging` are the names of the staging tables, and `tables` are the same names, quoted and with
     their schema. `written` are the columns of the rows that go into the target. `types` has every
-    column of the rows, also those that only the merge looks at, with its type as the server writes
-    it.
+    column of the rows, including the columns that only the merge looks at, with its type as the
+    server writes it.
     """
 
     target: TargetT
@@ -40,28 +42,26 @@ class Move(Generic[TargetT]):
 
 
 class Dialect(Generic[TargetT]):
-    """Write the SQL of one kind of database.
-
-    The defaults are standard SQL.
+    """Write the SQL of one kind of database. The defaults are standard SQL.
 
     In statements %s stands for a parameter and %% for a percent sign. A statement without
-    parameters is taken as it is.
+    parameters is sent as it is.
     """
 
     name: str = ""
     """SQLAlchemy's name for the kind of database, by which `sinks.sql.databases` finds what is
     known of it; "" for one of which nothing is known."""
     SORTS_TEXTS: ClassVar[bool] = True
-    """Whether the database sorts by all of a long text."""
+    """True if the database sorts by all of a long string."""
     INSERT_MISSING: ClassVar[str] = (
         "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     )
-    """It skips rows whose key is there, and waits for those that are not committed yet."""
+    """The INSERT that skips rows whose key is there, and waits for rows that are not committed."""
     NEWEST_FIRST: ClassVar[str] = "{} DESC"
     """Orders by a column, with NULL at the end."""
     POSITION: ClassVar[str] = ""
-    """What sorts the rows of a staging table as they were put in. "" if nothing does: then two
-    changes of one key with an equal `order_by` are refused."""
+    """The expression that sorts the rows of a staging table as they were put in. If it is "",
+    nothing does, and two changes of one key with an equal `order_by` are refused."""
     AS_TEXT: ClassVar[str] = "{}"
     """A value for a message, where the driver cannot read each one that a column may hold."""
     DELETE: ClassVar[str] = "DELETE FROM {target} AS target USING {rows} WHERE {condition}"
@@ -75,26 +75,28 @@ class Dialect(Generic[TargetT]):
 
     # ---------------------------------------------------------- names, columns and plain statements
     def quote(self, *names: str) -> str:
-        """An identifier of one or more parts, of which the first may be empty.
+        """Quote an identifier of one or more parts, of which the first may be empty.
 
-        Default: as in standard SQL.
+        By default this is done as in standard SQL.
         """
         return ".".join('"' + name.replace('"', '""') + '"' for name in names if name)
 
     def quoted(self, columns: Iterable[str]) -> str:
-        """Identifiers, as a list."""
+        """Quote identifiers, and separate them by commas."""
         return ", ".join(self.quote(column) for column in columns)
 
     def column(self, name: str, kind: str, *, nullable: bool) -> str:
-        """A column for CREATE TABLE and ADD COLUMN."""
+        """Declare a column for CREATE TABLE and ADD COLUMN."""
         null = " NULL" if self.name in _NULL_IS_SAID else ""
         return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
 
     def insertions(
         self, table: str, columns: Sequence[str], rows: Sequence[Values]
     ) -> Iterator[tuple[str, list[object]]]:
-        """Yield statements, with their parameters, that insert those rows into the (quoted) table
-        whose primary key no row has yet."""
+        """Yield statements, with their parameters, that insert rows into a (quoted) table.
+
+        The statements leave out rows whose primary key the table has already.
+        """
         for some in batches(rows, _INSERTED_TOGETHER):
             values = ", ".join([f"({marks(columns)})"] * len(some))
             statement = self.INSERT_MISSING.format(
@@ -103,23 +105,29 @@ class Dialect(Generic[TargetT]):
             yield statement, [value for row in some for value in row]
 
     def into(self, target: TargetT, written: Sequence[str]) -> str:
-        """The INSERT, before its rows."""
+        """Write the INSERT up to its rows."""
         return f"INSERT INTO {self.quote(target.schema, target.name)} ({self.quoted(written)})"
 
     def union(self, tables: Sequence[str], columns: str) -> str:
-        """A SELECT for each staging table, of which there are as many as Spark has partitions."""
+        """Select from all staging tables, of which there are as many as Spark has partitions."""
         return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in tables)
 
     # ------------------------------------------------------------------ conditions
     def equal(self, left: str, right: str, columns: Sequence[str], *, nulls: bool = False) -> str:
-        """`nulls`: of indexes that take NULL for a value."""
+        """Write the condition that two rows are equal in these columns.
+
+        With `nulls`, NULL equals NULL, as in unique indexes that treat NULL as a value.
+        """
         names = map(self.quote, columns)
         operator = "IS NOT DISTINCT FROM" if nulls else "="
         return " AND ".join(f"{left}.{name} {operator} {right}.{name}" for name in names)
 
     def clash(self, left: str, right: str, columns: Sequence[str], unique: Unique) -> str:
-        """The condition for two rows that a unique index does not take together, as far as these
-        columns of it tell. They have both bounds of its period, or the bounds are left out."""
+        """Write the condition under which a unique index does not take two rows together.
+
+        `columns` are those columns of the index that both rows have. If they include both bounds of
+        the index's period, the condition compares the periods; otherwise it leaves the bounds out.
+        """
         period = unique.period or ()
         equal = [column for column in columns if column not in period]
         conditions = [self.equal(left, right, equal, nulls=unique.nulls_equal)] if equal else []
@@ -129,7 +137,7 @@ class Dialect(Generic[TargetT]):
         return " AND ".join(conditions) or "TRUE"
 
     def stays(self, rows: str) -> str:
-        """The condition for rows that are no deletes."""
+        """Write the condition for rows that are no deletes."""
         return (
             f"{rows}.{self.quote(self.merge.delete_marker)} IS NOT TRUE"
             if self.merge.delete_marker
@@ -137,23 +145,26 @@ class Dialect(Generic[TargetT]):
         )
 
     def not_older(self, change: str = "last") -> str:
-        """With `keep_newer`, what a change has to meet beside the key to replace the row
-        `target`."""
+        """Write what a change must meet, in addition to the key, to replace the row `target`.
+
+        With `keep_newer` the change must not be older than the row. Otherwise there is no such
+        condition, and the text is empty.
+        """
         if not self.merge.keep_newer:
             return ""
         by = self.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
 
     def _goes(self, rows: str) -> str:
-        """The condition for rows that delete."""
+        """Write the condition for rows that delete."""
         return f"{rows}.{self.quote(str(self.merge.delete_marker))} IS TRUE"
 
     # -------------------------------------------------------- which change of a key is the last one
     def last(self, move: Move[TargetT]) -> str:
-        """The last change of each key, over all staging tables.
+        """Select the last change of each key from all staging tables.
 
-        Of equals that one which came last in its partition; validated: those of several partitions
-        are the same row.
+        Of changes with an equal `order_by`, the one that came last in its partition wins. If such
+        changes come from several partitions, validation has made sure that they are the same row.
         """
         names = self.quoted(self.looked_at(move))
         if not self.merge.order_by:  # validated: every key is there once
@@ -168,8 +179,7 @@ class Dialect(Generic[TargetT]):
         return f"SELECT {names} FROM ({ranked}) AS ranked WHERE tpc_place = 1"
 
     def duplicates(self, move: Move[TargetT], columns: Sequence[str]) -> str:
-        """Select values of these columns that more than one staged row has, and how many rows have
-        them."""
+        """Select values of these columns that several staged rows have, and count the rows."""
         keys = [self.grouped(move.target, column) for column in columns]
         names = ", ".join(keys)
         shown = ", ".join(map(self.AS_TEXT.format, keys))
@@ -200,8 +210,11 @@ class Dialect(Generic[TargetT]):
         )
 
     def ties(self, move: Move[TargetT]) -> str:
-        """Select key and `order_by` for which the last changes of two or more partitions are equal
-        by `order_by` and are not the same row, and how many these are."""
+        """Select a key and an `order_by` by which nobody can tell the last change.
+
+        These are the last changes of two or more partitions that are equal by `order_by` and are
+        not the same row. The last column counts the changes.
+        """
         groups = self._key_and_order(move)
         shown = ", ".join(map(self.AS_TEXT.format, groups))
         return (
@@ -215,10 +228,10 @@ class Dialect(Generic[TargetT]):
         return [*keys, self.sorted_by(move, str(self.merge.order_by))]
 
     def candidates(self, move: Move[TargetT]) -> str:
-        """All staged changes.
+        """Select all staged changes, with marks by which the last change of each key is found.
 
-        `tpc_place` is 1 if none of the key is newer by `order_by`, and `tpc_last` if none of the
-        key and partition came later.
+        `tpc_place` is 1 if no change of the key is newer by `order_by`. `tpc_last` is 1 if no
+        change of the key in the same partition is newer, or is equal and came later.
         """
         names = self.quoted(self.looked_at(move))
         keys = self.quoted(self.merge.keys)
@@ -231,7 +244,10 @@ class Dialect(Generic[TargetT]):
         return f"SELECT {names}, {place}, {last} FROM ({self._numbered(move, names)}) AS staged"
 
     def differ(self, move: Move[TargetT]) -> str:
-        """The condition for a group of changes that do not all come to the same. Two deletes do."""
+        """Write the condition for a group of changes that do not all come to the same.
+
+        Two deletes come to the same.
+        """
         values = [
             self.compared(move.target, column)
             for column in move.written
@@ -245,16 +261,18 @@ class Dialect(Generic[TargetT]):
         return " OR ".join(rules)
 
     def compared(self, target: TargetT, column: str) -> str:
-        """What equal values of any column have in common, and others have not."""
+        """Write an expression that is equal for equal values of a column, and for no others."""
         return self.quote(column)
 
     def grouped(self, target: TargetT, column: str) -> str:
-        """What equal values of a column are grouped by."""
+        """Write the expression by which equal values of a column are grouped."""
         return self.quote(column)
 
     def _numbered(self, move: Move[TargetT], names: str) -> str:
-        """These columns of all staged rows, with the number of their staging table and the place
-        there."""
+        """Select these columns of all staged rows, with the number of the row's staging table.
+
+        The row's place in that table is selected too.
+        """
         columns = f"{names}, {self.POSITION} AS tpc_row"
         numbered = [
             f"(SELECT {columns}, {n} AS tpc_part FROM {table}) AS t{n}"
@@ -263,7 +281,7 @@ class Dialect(Generic[TargetT]):
         return self.union(numbered, "*")
 
     def looked_at(self, move: Move[TargetT]) -> list[str]:
-        """The columns that are written, and those that only the merge looks at."""
+        """List the columns that are written, and the columns that only the merge looks at."""
         others = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
         return [*move.written, *(column for column in others if column not in move.written)]
 
@@ -271,13 +289,15 @@ class Dialect(Generic[TargetT]):
         return self.NEWEST_FIRST.format(self.sorted_by(move, str(self.merge.order_by)))
 
     def sorted_by(self, move: Move[TargetT], column: str) -> str:
-        """An expression by which changes are sorted as Spark would: of a text, byte by byte, where
-        that can be had."""
+        """Write the expression by which the database sorts changes as Spark would.
+
+        Strings are sorted byte by byte, where the database can do that.
+        """
         return self.quote(column)
 
     # ------------------------------------------------------------------ deletes
     def deletes(self, move: Move[TargetT], last: str) -> str:
-        """Delete the rows whose change in `last` is a delete."""
+        """Write the DELETE of the rows whose change in `last` is a delete."""
         return self.DELETE.format(
             target=self.quote(move.target.schema, move.target.name),
             rows=f"({last}) AS last",
@@ -285,8 +305,10 @@ class Dialect(Generic[TargetT]):
         )
 
     def deletes_of_leaves(self, move: Move[TargetT], last: str) -> str | None:
-        """Delete those of them to which no other row refers that the batch deletes; None if the
-        table does not refer to itself."""
+        """Write the DELETE of those rows to which no other row refers that the batch deletes.
+
+        Return None if the table does not refer to itself.
+        """
         free = self._referred_by_none_that_goes(move, last)
         if not free:
             return None
@@ -303,9 +325,13 @@ class Dialect(Generic[TargetT]):
         )
 
     def move_away(self, move: Move[TargetT], last: str) -> list[str]:
-        """Statements, for each foreign key of the table to itself, by which the changed rows let go
-        of what they referred to, if the batch deletes anything: they refer to their new row, or to
-        nothing if that is yet to come."""
+        """Write statements by which changed rows let go of the rows that they referred to.
+
+        The batch may delete the rows that they referred to. For each foreign key of the table to
+        itself, the changed rows refer to their new row if that is there already. Otherwise they
+        refer to nothing, or, if the columns take no NULL, to themselves where the foreign key
+        allows that. The statements change nothing unless the batch deletes a row.
+        """
         if not self.merge.delete_marker:
             return []
         statements: list[str] = []
@@ -346,7 +372,7 @@ class Dialect(Generic[TargetT]):
         return statements
 
     def _pairs(self, key: ForeignKey) -> list[tuple[str, str]]:
-        """Each (quoted) column, and the one that it refers to."""
+        """Pair each (quoted) column with the column that it refers to."""
         return [
             (self.quote(column), self.quote(own))
             for column, own in zip(key.columns, key.referred, strict=True)
@@ -360,8 +386,10 @@ class Dialect(Generic[TargetT]):
         )
 
     def _referred_by_none_that_goes(self, move: Move[TargetT], last: str) -> str:
-        """The condition for rows to which no other row refers that the batch deletes; "" if the
-        table does not refer to itself."""
+        """Write the condition for rows to which no other row refers that the batch deletes.
+
+        Return "" if the table does not refer to itself.
+        """
         table = self.quote(move.target.schema, move.target.name)
         conditions = []
         for key in move.target.own_keys:
@@ -385,8 +413,10 @@ class Dialect(Generic[TargetT]):
 
     # --------------------------------------------------- values of unique indexes that rows hand on
     def takes(self, move: Move[TargetT]) -> list[str]:
-        """Conditions, one for each other unique index, by which a change `taker` may get what the
-        row `target` has."""
+        """Write conditions under which a change `taker` may take a value of the row `target`.
+
+        There is one condition for each unique index other than that of the keys.
+        """
         takes = []
         for unique in move.target.uniques:
             columns = [column for column in unique.columns if column in move.written]
@@ -395,10 +425,13 @@ class Dialect(Generic[TargetT]):
         return takes
 
     def hands_on_unique_value(self, move: Move[TargetT], last: str) -> str | None:
-        """The condition for rows `target`, with the change `last` of their key, whose value of
-        another unique index a change of another key takes: one that is changed first would meet
-        what the other is yet to give up. None if there can be none, or if a row cannot go in anew:
-        foreign keys and triggers would take that for a delete."""
+        """Write the condition for rows whose value of a unique index a change of another key takes.
+
+        Such a row `target` has the change `last` of its own key. If the other change came first,
+        the database would reject it, because this row has not given up the value yet. Return None
+        if there can be no such row, or if rows of the table cannot be taken out and put in again,
+        because foreign keys and triggers would treat that as a delete.
+        """
         target = move.target
         keys = self.merge.keys
         takes = self.takes(move)
@@ -418,12 +451,14 @@ def batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
 
 
 def marks(parameters: Sequence[object]) -> str:
-    """Write the marks of a list of parameters."""
+    """Write the placeholders of a list of parameters."""
     return ", ".join(["%s"] * len(parameters))
 
 
 def keeps_rows(target: Target) -> list[str]:
-    """List the foreign keys, triggers and rules for which a row of the table cannot go out and come
-    back."""
+    """List what forbids that a row of the table is taken out and put in again.
+
+    These are foreign keys that refer to the table, triggers and rules.
+    """
     judges = [judge for judge in target.constraints if judge.startswith(("trigger ", "rule "))]
     return [*target.referenced_by, *judges]

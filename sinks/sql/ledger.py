@@ -1,12 +1,13 @@
 """The ledger: what became of every transaction, in a table beside the target.
 
-A participant's row (`committed` true) is written in the same transaction as its rows, so its
-presence proves the commit. Its absence proves nothing until a tombstone (`committed` false) stands
-under the same primary key: the insert waits for whoever is in flight, and then either meets the row
-or makes the loss final.
+The row of a partition (`committed` true) is written in the same transaction as the partition's
+rows, so its presence proves the commit. Its absence proves nothing until a tombstone (`committed`
+false) stands under the same primary key: the insert of a tombstone waits for a transaction that is
+in flight, and then either meets its row or makes the loss final.
 
-A second table, the witness, has each commit once more, from the same transaction: a ledger that
-lacks one of them was set back by itself, and proves no loss.
+A second table, the witness, has each commit once more, from the same transaction. If the ledger
+lacks one of the witness's commits, the ledger alone was restored to an older state, and proves no
+loss.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _ASKED_TOGETHER = 1000
 _DELETED_TOGETHER = 100
 _ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
 _OF_SINK = "{transaction_id} LIKE %s AND {sink} = %s"
-"""Of a job, a lineage or a checkpoint, and a sink: PostgreSQL and MySQL find them by the primary
-key."""
+"""The condition for rows of a job, a lineage or a checkpoint, and a sink. PostgreSQL and MySQL find
+these rows by the primary key."""
 
 LEDGER = pa.schema(
     [
@@ -48,13 +49,13 @@ LEDGER = pa.schema(
         pa.field("row_hash", pa.string()),
     ]
 )
-"""The last two have count and hash of a transaction's rows, or are null. The table has a column
-`at` beside, for who reads it."""
+"""The last two columns have count and hash of a transaction's rows, or are null. The table also has
+a column `at`, for people who read it."""
 LEDGER_COLUMNS = tuple(LEDGER.names)
 _KEY = "transaction_id"
 _ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
 _WORDS = {"postgresql": 'text COLLATE "C"', **dict.fromkeys(MYSQL, _ASCII)}
-"""Types of short texts that are compared byte by byte."""
+"""The types of short strings that are compared byte by byte."""
 _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYSQL, "datetime")}
 
 
@@ -62,8 +63,8 @@ _TIMES = {"postgresql": "timestamptz", "mssql": "datetime2", **dict.fromkeys(MYS
 class Ledger(Generic[ConnectionT]):
     """The ledger table, as it travels to the tasks.
 
-    `id` is random, and tells the table from another one of its name. It is the `lineage` of the row
-    with the key `IDENTITY`, so a table that was emptied has no id.
+    `id` is random, and tells the table from another table of the same name. It is the `lineage` of
+    the row with the key `IDENTITY`, so a table that was emptied has no ID.
     """
 
     IDENTITY: ClassVar[str] = "ledger"
@@ -76,9 +77,9 @@ class Ledger(Generic[ConnectionT]):
     def find(
         cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str
     ) -> Self | None:
-        """The table, if there is one, with its id.
+        """Find the ledger and its ID; return None if there is no ledger, or it has no ID.
 
-        Raises ConfigurationError if it is something else than a ledger.
+        Raises ConfigurationError if the table is something other than a ledger.
         """
         ledger = cls(catalog, schema, name, "")
         id = ledger._id(connection) if ledger.exists(connection) else ""
@@ -88,9 +89,9 @@ class Ledger(Generic[ConnectionT]):
     def ensure(
         cls, catalog: Catalog[ConnectionT, Any], connection: ConnectionT, schema: str, name: str
     ) -> Self:
-        """Find the table or create it, or its id; safe against others that do the same.
+        """Find the ledger, or create the table or its ID.
 
-        Outside a transaction.
+        Several processes may do so at the same time. Call it outside a transaction.
         """
         new = cls(catalog, schema, name, uuid.uuid4().hex)
         for table in (new, new.witness):
@@ -106,9 +107,9 @@ class Ledger(Generic[ConnectionT]):
         return replace(new, id=id)
 
     def exists(self, connection: ConnectionT) -> bool:
-        """Whether there is such a table.
+        """Tell whether there is such a table.
 
-        Raises ConfigurationError if it is something else than a ledger.
+        Raises ConfigurationError if it is something other than a ledger.
         """
         if question := self._question:
             columns = self.catalog.server.query(connection, *question)
@@ -123,9 +124,11 @@ class Ledger(Generic[ConnectionT]):
         return bool(columns)
 
     def require_intact(self, connection: ConnectionT) -> None:
-        """Raise ConfigurationError if it was altered, so that it proves nothing any more, at the
-        latest with the next statement. Where reading a table keeps others from altering it until
-        the transaction ends, the caller has read it."""
+        """Raise ConfigurationError if the ledger was altered, so that it no longer proves anything.
+
+        The error comes at the latest with the next statement. Where reading a table keeps others
+        from altering it until the transaction ends, the caller must have read the ledger before.
+        """
         if question := self._question:
             self.catalog.server.defer(connection, *question, self._judge)
         else:
@@ -133,8 +136,10 @@ class Ledger(Generic[ConnectionT]):
 
     @property
     def _question(self) -> tuple[str, list[str]] | None:
-        """Which columns it has, and which are its key; None for a database of which only `describe`
-        tells."""
+        """The query for the ledger's columns that tells which are its key, with its parameters.
+
+        It is None for a database of which only `describe` tells.
+        """
         ask = LEDGERS.get(self.catalog.dialect.name)
         return (ask, [self.schema, self.name] * (ask.count("%s") // 2)) if ask else None
 
@@ -173,8 +178,11 @@ class Ledger(Generic[ConnectionT]):
         return str(rows[0][0]) if rows else ""
 
     def require_same(self, connection: ConnectionT) -> None:
-        """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the
-        connection leads to another database that has one; the driver's errors if it is gone."""
+        """Raise ConfigurationError if this is not the ledger that the query looked at first.
+
+        The ledger may have been emptied, altered or recreated since, or the connection leads to
+        another database that has a ledger. If the table is gone, the driver's error is raised.
+        """
         self.catalog.server.defer(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
         self.require_intact(connection)
 
@@ -195,13 +203,15 @@ class Ledger(Generic[ConnectionT]):
 
     @property
     def label(self) -> str:
-        """Its name, for a reader."""
+        """The ledger's name, for a reader."""
         return label(self.schema, self.name)
 
     @property
     def table(self) -> str:
-        """Its name in a statement that has parameters, in which % stands for itself only when
-        doubled."""
+        """The ledger's name in a statement that has parameters.
+
+        In such a statement % stands for itself only when doubled.
+        """
         return self.catalog.dialect.quote(self.schema, self.name).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
@@ -215,14 +225,19 @@ class Ledger(Generic[ConnectionT]):
         return list(self.catalog.server.query(connection, self._sql(template), parameters))
 
     def proof(self) -> dict[str, object]:
-        """What a committable carries of the ledger: where to look, and how to know that it is still
-        the same one."""
+        """Return what a committable carries of the ledger.
+
+        It tells where to look for the ledger, and how to know that it is still the same one.
+        """
         return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
     def foreign(self, connection: ConnectionT, proof: Mapping[str, object]) -> str | None:
-        """Why this ledger cannot speak for a transaction that was pre-committed beside another one,
-        or None."""
-        # it may have been made anew since `ensure`
+        """Tell why this ledger cannot speak for a transaction of another ledger, or return None.
+
+        `proof` says beside which ledger the transaction was pre-committed. An empty proof names
+        none, so the result is None.
+        """
+        # the ledger may have been recreated since `ensure`
         there = self.find(self.catalog, connection, self.schema, self.name)
         if not proof:
             return None
@@ -239,9 +254,11 @@ class Ledger(Generic[ConnectionT]):
     def contradiction(
         self, connection: ConnectionT, proof: Mapping[str, object], *, witnessed: bool
     ) -> str | None:
-        """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or
-        None. `witnessed`: the witness, asked before the ledger since others commit meanwhile, has
-        it."""
+        """Tell why a transaction cannot be called lost although the ledger has nothing of it.
+
+        Return None if it can. `witnessed` says whether the witness has the transaction. The caller
+        asks the witness before the ledger, since others commit meanwhile.
+        """
         return self.foreign(connection, proof) or (self._set_back() if witnessed else None)
 
     def _set_back(self) -> str:
@@ -251,7 +268,10 @@ class Ledger(Generic[ConnectionT]):
         )
 
     def states(self, connection: ConnectionT, ids: Collection[str]) -> dict[str, bool]:
-        """For those ids whose outcome is told: True is committed, False is a tombstone."""
+        """Return the outcome of those of the transactions that the ledger knows.
+
+        True stands for a commit, and False for a tombstone.
+        """
         states = dict[str, bool]()
         for some in batches(list(ids), _ASKED_TOGETHER):
             template = (
@@ -266,10 +286,10 @@ class Ledger(Generic[ConnectionT]):
     def newest(
         self, connection: ConnectionT, job: str, sink: str, *, is_witnessed: bool | None = None
     ) -> dict[str, int]:
-        """By lineage, the newest checkpoint of a job and sink that has a row of a commit.
+        """Return, by lineage, the newest checkpoint of a job and sink that has a row of a commit.
 
-        Raises ConfigurationError if the witness has a newer one. `is_witnessed`: whether there is
-        one, unless it is asked.
+        If `is_witnessed` is true, there is a witness; otherwise the database is asked whether there
+        is one. Raises ConfigurationError if the witness has a newer checkpoint.
         """
         template = (
             f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_OF_SINK} AND"
@@ -301,8 +321,9 @@ class Ledger(Generic[ConnectionT]):
     ) -> bool:
         """Write a row or a tombstone under each key that has none, in the caller's transaction.
 
-        Returns whether that was each of them. Waits for others that write the same keys, within the
-        limit for lock waits. `fingerprints`: of the transactions' rows, as far as they are known.
+        Return whether no key had one before. If others write the same keys, the insert waits for
+        them, within the limit for lock waits. `fingerprints` are those of the transactions' rows,
+        as far as they are known.
         """
         stored = {key: rows.stored() for key, rows in (fingerprints or {}).items()}
         rows = [
@@ -315,7 +336,7 @@ class Ledger(Generic[ConnectionT]):
                 name.checkpoint,
                 *stored.get(key, (None, None)),
             )
-            # sorted: two of us never wait in a circle
+            # two of us that write the same keys never deadlock, since the keys are sorted
             for key, name in sorted(transactions.items())
         ]
         insert = self.catalog.server.insert_missing
@@ -332,9 +353,9 @@ class Ledger(Generic[ConnectionT]):
         part: Part,
         key: Callable[[Identity], str],
     ) -> Holding:
-        """What it has of a sink's part of a checkpoint.
+        """Return what the ledger has of a sink's part of a checkpoint.
 
-        `key` tells what it knows a transaction by.
+        `key` returns the name by which the ledger knows a transaction.
         """
         template = (
             f"SELECT {{transaction_id}}, {{written}}, {{row_hash}} FROM {{ledger}} WHERE {_OF_SINK}"
@@ -369,8 +390,9 @@ class Ledger(Generic[ConnectionT]):
     def prune(self, connection: ConnectionT, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again.
 
-        By their keys, a tenth at a time: in MySQL a DELETE that looks for them, and in MariaDB a
-        DELETE of more than about a tenth of the table, would wait for what others have prepared.
+        The rows are deleted by their keys, a tenth of them at a time. In MySQL, a DELETE that looks
+        for the rows would wait for what others have prepared. So would, in MariaDB, a DELETE of
+        more than about a tenth of the table.
         """
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
@@ -385,5 +407,8 @@ class Ledger(Generic[ConnectionT]):
 
 
 def _of_sink(job: str, sink: str, part: str | None = None) -> list[object]:
-    """The values that `_OF_SINK` takes. `part`: a lineage, or one with a checkpoint."""
+    """Return the values that `_OF_SINK` takes.
+
+    `part` is a lineage, or a lineage with a checkpoint.
+    """
     return [f"{TransactionId.prefix(job, part)}%", token(sink)]

@@ -1,4 +1,4 @@
-"""Names that a transaction goes by in a database, and those of tables for a reader."""
+"""Names of transactions in a database, and names of tables for a reader."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from collections.abc import Iterable
 from sinks.transaction import TransactionId, token
 
 STAGING = re.compile("tpc_[0-9a-f]{20}")
-"""Names of staging tables."""
+"""The names of staging tables."""
 
 
 def staging_table(transaction_id: str) -> str:
-    """The name of a participant's staging table: 24 characters of [a-z0-9_], which any database
-    takes unquoted."""
+    """Return the name of a partition's staging table.
+
+    It has 24 characters of [a-z0-9_], so any database takes it unquoted.
+    """
     return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
 
 
 def target_named(text: str, table: str) -> str:
-    """A server's words, with the name of the target in place of a staging table's."""
+    """Replace the name of a staging table in a server's words by the name of the target."""
     return STAGING.sub(lambda _: table, text)
 
 
 def witness_of(ledger: str) -> str:
-    """The name of the table that has each commit a second time."""
+    """Return the name of the table that has each commit a second time."""
     return f"{ledger}_witness"
 
 
 def of_sink(transaction_id: str, sink: str) -> bool:
-    """Whether this is the name of a transaction of a sink, and not some other text."""
+    """Tell whether this is the name of a transaction of the sink, and not some other string."""
     try:
         return TransactionId.parse(transaction_id).sink == token(sink)
     except ValueError:
@@ -37,7 +39,7 @@ def of_sink(transaction_id: str, sink: str) -> bool:
 
 
 def columns_digest(columns: Iterable[str]) -> str:
-    """What a committable carries of the columns that its staging table has for its rows."""
+    """Hash the columns that a staging table has for its rows; a committable carries the result."""
     return hashlib.sha256("\0".join(sorted(columns)).encode()).hexdigest()[:16]
 
 

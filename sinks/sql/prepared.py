@@ -16,21 +16,21 @@ from sinks.transaction import Identity, TransactionContext
 
 
 class NotEnded(SinkError):
-    """The server answered that it has ended a prepared transaction, and has not."""
+    """The server answered that it ended a prepared transaction, although it did not."""
 
 
 class PreparedTransactions(Generic[ConnectionT, TargetT]):
     """Begin a transaction on the target in a task, and end it by its name from the driver.
 
-    This class itself is for a database that has no prepared transactions: `NAME` is "", so the
-    strategy is always `staged`, and nothing here is asked but `end`, for a transaction that another
-    kind of sink prepared.
+    This class itself serves databases that have no prepared transactions. There `NAME` is "", so
+    the strategy is always `staged`, and `end` rejects a transaction that another kind of sink
+    prepared.
     """
 
     NAME: ClassVar[str] = ""
     """The name of the strategy; "" if the database has no prepared transactions."""
     KEY: ClassVar[str] = ""
-    """Where the identity of a prepared transaction has the name that the ledger knows."""
+    """The entry of a prepared transaction's identity that has the name that the ledger knows."""
 
     def __init__(self, catalog: Catalog[ConnectionT, TargetT]) -> None:
         self.catalog = catalog
@@ -39,14 +39,16 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
         self.merge = catalog.merge
 
     def obstacle(self, connection: ConnectionT) -> str | None:
-        """Tell why there can be no prepared transactions here, in a few words, and behind a colon
-        what to do."""
+        """Tell why there can be no prepared transactions here; return None if there can be some.
+
+        The text has a few words, and, if there is a remedy, a colon and the remedy.
+        """
         return None
 
     def findings(self, connection: ConnectionT, strategy: str) -> Iterable[Finding]:
-        """Tell what `coordinator doctor` is to say of them, where the user asked for this strategy.
+        """Return what `coordinator doctor` says of prepared transactions.
 
-        Default: nothing.
+        `strategy` is the one that the user asked for. By default there is nothing to say.
         """
         return ()
 
@@ -54,19 +56,20 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
     def begin(
         self, plan: Plan[ConnectionT, TargetT], context: TransactionContext
     ) -> RowTransaction[ConnectionT]:
-        """Open the participant's transaction, whose rows go into the target itself."""
+        """Open the transaction of one partition, whose rows go into the target itself."""
         raise NotImplementedError
 
     def evidence(self, transaction: RowTransaction[ConnectionT]) -> dict[str, object]:
-        """Tell what a committable carries beside the ledger's proof.
+        """Return what a committable carries in addition to the ledger's proof.
 
-        `transaction_id` is needed where `key` is another. Default: nothing.
+        If `key` is not the transaction's ID, the evidence must have the ID as `transaction_id`. By
+        default there is nothing to add.
         """
         return {}
 
     # ------------------------------------------------------------------ on the driver
     def key(self, identity: Identity) -> str:
-        """Tell by which name the ledger knows a prepared transaction."""
+        """Return the name by which the ledger knows a prepared transaction."""
         return str(identity[self.KEY])
 
     def end(
@@ -77,12 +80,13 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
         identity: Identity,
         proof: Mapping[str, object],
     ) -> bool:
-        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name.
+        """Run COMMIT or ROLLBACK (`how`) of a prepared transaction; return False if there is none.
 
-        `proof` is the committable's.
+        `proof` is that of the committable.
 
-        Raises ConfigurationError if the sink may not, NotEnded where the server answered and did
-        not do it, and the driver's errors to be asked again.
+        Raises ConfigurationError if the sink's user may not end the transaction, and NotEnded if
+        the server answered but did not end it. After an error of the driver, the caller may ask
+        again.
         """
         raise ConfigurationError(
             f"{dict(identity)} is a prepared transaction, and this sink has none: let the program "
@@ -92,10 +96,12 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
     def in_doubt(
         self, connection: ConnectionT, schema: str, job: str, sink: str
     ) -> Iterable[Identity]:
-        """List what is prepared of this job and sink."""
+        """List the prepared transactions of this job and sink."""
         return ()
 
     def contradiction(self, connection: ConnectionT, proof: Mapping[str, object]) -> str | None:
-        """Tell why a transaction of which the ledger has nothing can nevertheless not be called
-        lost."""
+        """Tell why a transaction cannot be called lost although the ledger has nothing of it.
+
+        Return None if it can.
+        """
         return None

@@ -1,5 +1,4 @@
-"""One database as a sink reaches it: connections, statements, transactions, and what the errors of
-its driver mean."""
+"""One database as a sink reaches it: connections, statements, transactions, and errors."""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ PERCENT_ENCODED = (
     "%23 and %25"
 )
 KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
-"""libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
+"""libpq's parameters, in seconds, by which it notices that a peer has vanished."""
 _TRUSTED_SECONDS = 5
 
 Row: TypeAlias = tuple[Any, ...]
-"""What a driver makes of a row."""
+"""A row as a driver returns it."""
 ConnectionT = TypeVar("ConnectionT", bound=Closable)
 
 
@@ -43,8 +42,7 @@ class HasDescriptor(Protocol):
 
 
 class Server(ABC, Generic[ConnectionT]):
-    """Reach one database: lend connections, run statements and transactions, and tell what errors
-    mean.
+    """Reach one database: lend connections, run statements and transactions, and explain errors.
 
     It is pickled to the executors, so it holds no open connection there. `str` of it tells which
     database it is, and never a password.
@@ -53,7 +51,7 @@ class Server(ABC, Generic[ConnectionT]):
     CHECK: ClassVar[str] = (
         "host, port, database, user, password and rights, and that the server runs"
     )
-    """What to check if the server cannot be reached, or lets nobody in."""
+    """The things to check if the server cannot be reached, or lets nobody in."""
 
     dialect: Dialect[Any]
 
@@ -73,25 +71,25 @@ class Server(ABC, Generic[ConnectionT]):
     ) -> AbstractContextManager[None]:
         """Run the block as one READ COMMITTED transaction with bounded lock waits.
 
-        It is durable when the block ends, and rolled back if anything is raised. With `undo` it is
-        rolled back in any case.
+        The transaction is durable when the block ends, and rolled back if anything is raised. With
+        `undo` it is rolled back in any case.
         """
 
     def at_work(self, connection: ConnectionT) -> AbstractContextManager[None]:
-        """Let statements in the block take long. Default: any may."""
+        """Let statements in the block take long. By default any statement may."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def execute(
         self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()
     ) -> int:
-        """Run a statement; returns how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
 
     @abstractmethod
     def query(
         self, connection: ConnectionT, statement: str, parameters: Sequence[object] = ()
     ) -> list[Row]:
-        """Run a statement; returns its rows."""
+        """Run a statement; return its rows."""
 
     def defer(
         self,
@@ -102,7 +100,7 @@ class Server(ABC, Generic[ConnectionT]):
     ) -> object:
         """Run a statement at the latest with the next one.
 
-        `judge` gets its rows, and may raise. Default: now.
+        `judge` gets the rows, and may raise. By default the statement runs now.
         """
         return judge(self.query(connection, statement, parameters))
 
@@ -112,11 +110,10 @@ class Server(ABC, Generic[ConnectionT]):
         columns: Sequence[str],
         inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        """Insert into each (quoted) table those of its rows whose primary key no row has; returns
-        how many.
+        """Insert the rows whose primary key no row has; return how many these are.
 
-        Waits for others that insert the same keys, within the limit for lock waits. `columns` are
-        those of every table.
+        `inserts` has the rows of each (quoted) table, and `columns` are those of every table. If
+        others insert the same keys, the insert waits for them, within the limit for lock waits.
         """
         statements = [
             statement
@@ -126,26 +123,34 @@ class Server(ABC, Generic[ConnectionT]):
         return sum(self.execute(connection, *statement) for statement in statements)
 
     def writing(self, connection: ConnectionT) -> str:
-        """Tell by which statement rows go in, for the log. Default: that goes without saying."""
+        """Tell by which statement rows go in, for the log; "" if that goes without saying."""
         return ""
 
     # ------------------------------------------------------------------ whether it will do
     def unfit(self, connection: ConnectionT) -> str | None:
-        """Tell why the sink cannot work with this server at all. Default: it can with any."""
+        """Tell why the sink cannot work with this server at all; return None if it can.
+
+        By default it can work with any server.
+        """
         return None
 
     def findings(self, connection: ConnectionT) -> Iterable[Finding]:
-        """Tell what `coordinator doctor` is to say about this kind of server. Default: nothing."""
+        """Return what `coordinator doctor` is to say about this kind of server.
+
+        By default it is nothing.
+        """
         return ()
 
     # ------------------------------------------------------------------ errors
     @abstractmethod
     def fault(self, error: Exception) -> Fault | None:
-        """Tell what an error of the server is about; None for a lost connection, and what is no
-        error of the server."""
+        """Tell what an error of the server is about.
+
+        Return None for a lost connection, and for what is not an error of the server.
+        """
 
     def misconfigured(self, error: Exception) -> str | None:
-        """Tell what an error means to somebody who sets up the sink; None to let it pass."""
+        """Tell what an error means to a person who sets up the sink; return None to let it pass."""
         fault = self.fault(error)
         if fault and fault.kind == "blocked":
             where = f"table or ledger at {self}"
@@ -158,9 +163,9 @@ class Server(ABC, Generic[ConnectionT]):
         return None if text is None else f"{text}. Check {self.CHECK}"
 
     def unreachable(self, error: Exception) -> str | None:
-        """Give the driver's words where the server could not be reached, without the password.
+        """Return the driver's words if the server could not be reached, without the password.
 
-        Default: what is no `fault` is for the driver's error to say.
+        Otherwise return None. That is also the default: the driver's own error speaks then.
         """
         return None
 
@@ -168,7 +173,7 @@ class Server(ABC, Generic[ConnectionT]):
 class Pool(Server[ConnectionT]):
     """Lend a few connections again and again.
 
-    All are in autocommit mode, and every transaction of ours is begun by hand.
+    All of them are in autocommit mode, and the sink begins every transaction by a statement.
     """
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
@@ -205,28 +210,32 @@ class Pool(Server[ConnectionT]):
 
     @abstractmethod
     def connect(self) -> ConnectionT:
-        """A new connection, in autocommit mode, that any thread may use.
+        """Open a connection, in autocommit mode, that any thread may use.
 
-        Raises the driver's OperationalError, naming the server but no password, if it fails.
+        If that fails, it raises the driver's OperationalError, which names the server but no
+        password.
         """
 
     @abstractmethod
     def answers(self, connection: ConnectionT, rested: float) -> bool:
-        """Whether a connection that was idle for some seconds still has its server.
+        """Tell whether a connection that was idle for `rested` seconds still has its server.
 
         The driver's errors mean no.
         """
 
     def can_be_lent(self, connection: ConnectionT) -> bool:
-        """Whether it is open, and not inside a transaction, once what it has queued is sent.
+        """Tell whether a connection is open and in no transaction, once what it has queued is sent.
 
-        Default: it is, since `transaction` has ended each.
+        By default it is, since `transaction` has ended each transaction.
         """
         return True
 
     @contextmanager
     def lend(self) -> Iterator[ConnectionT]:
-        """A connection out of a small pool. It comes back unless something was raised meanwhile."""
+        """Lend a connection of the small pool for the block.
+
+        The connection returns to the pool, unless the block raises; then it is closed.
+        """
         connection = self.take()
         try:
             yield connection
@@ -236,7 +245,7 @@ class Pool(Server[ConnectionT]):
             raise
 
     def take(self) -> ConnectionT:
-        """One that is idle and answers, or a new one."""
+        """Take a connection that is idle and answers, or open a new one."""
         for connection, since in self._pooled():
             if self._answers(connection, time.monotonic() - since):
                 return connection
@@ -249,8 +258,10 @@ class Pool(Server[ConnectionT]):
         return self.connect()
 
     def _pooled(self) -> Iterator[tuple[ConnectionT, float]]:
-        """Takes each out of the pool, for one thread only, with the moment from which on it was
-        idle."""
+        """Take each connection out of the pool, with the moment from which on it was idle.
+
+        One thread alone gets each of them.
+        """
         with contextlib.suppress(IndexError):
             while True:
                 yield self._idle.pop()
@@ -263,7 +274,10 @@ class Pool(Server[ConnectionT]):
         return False
 
     def give(self, connection: ConnectionT) -> None:
-        """Into the pool, unless that is full or the connection cannot be lent again."""
+        """Put a connection back into the pool.
+
+        If the pool is full, or the connection cannot be lent again, it is closed.
+        """
         if self.can_be_lent(connection) and len(self._idle) < self.IDLE:
             self._idle.append((connection, time.monotonic()))
         else:
@@ -287,7 +301,7 @@ class Pool(Server[ConnectionT]):
         return text
 
     def __str__(self) -> str:
-        """Host, port, database and user as far as they are given, never a password."""
+        """Name host, port, database and user as far as they are given, never a password."""
         shown = {key: self._parameters.get(key) for key in self.SHOWN}
         return (
             " ".join(f"{key}={value}" for key, value in shown.items() if value)
@@ -307,15 +321,21 @@ class Pool(Server[ConnectionT]):
 
 
 def is_trusted(connection: HasDescriptor, rested: float) -> bool:
-    """Whether a connection, with a file descriptor, need not be asked if it still works: after a
-    short rest, in which nothing came. A server that ends says so."""
+    """Tell whether a connection need not be asked if it still works.
+
+    That is so after a short rest in which nothing came: a server that ends says so. The connection
+    must have a file descriptor.
+    """
     came = select.poll()
     came.register(connection, select.POLLIN)
     return rested < _TRUSTED_SECONDS and not came.poll(0)
 
 
 def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
-    """What is told of a table without a schema that several schemas of the search_path have."""
+    """Return the error for a table without a schema that several schemas have.
+
+    These are schemas of the search_path.
+    """
     return ConfigurationError(
         f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write "
         f"the schema too, as in {schemas[0]}.{table}, with name={table!r} so that the sink is "
@@ -329,13 +349,19 @@ Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refu
 
 @dataclass(frozen=True)
 class Fault:
-    """What an error is about: a bounded wait for a lock ran out (`blocked`), the user lacks a
-    `right`, a table is `gone` or `changed`, the `server` is not set up for what is asked, a row is
-    `refused`, or `other`.
+    """The meaning of an error, whose `kind` is one of these:
 
-    `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused
-    without saying in which place. `at` says for which row, or lock. `advice` goes beyond what each
-    error of the kind is told with. `clash`: another row has a value that only one row may have.
+    * `blocked`: a wait for a lock timed out, or was a deadlock;
+    * `right`: the user lacks a right;
+    * `gone`, `changed`: a table is gone, or is not as it was;
+    * `server`: the server is not set up for what is asked;
+    * `refused`: a row is refused;
+    * `other`: something else.
+
+    `text` are the server's words in one line, and `reason` (default: `text`) says why a row is
+    refused, without the row's place. `at` says for which row, or lock. `advice` goes beyond what
+    each error of the kind says. `clash` says that another row has a value that only one row may
+    have.
     """
 
     kind: Kind
@@ -346,7 +372,7 @@ class Fault:
     clash: bool = False
 
     def sink_error(self, who: str, error: Exception) -> SinkError | None:
-        """None for what the driver's own error says best."""
+        """Return the error to raise; None if the driver's own error says it best."""
         if self.kind == "blocked":
             return TransactionBlocked(
                 f"{who} waited for a lock{self.at} until its limit, or in a circle ({self.text}). "
@@ -373,8 +399,11 @@ class Fault:
 
 @contextmanager
 def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) -> Iterator[None]:
-    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or
-    the set-up. They name the table in place of a staging table, and `who` was at work."""
+    """Turn the server's errors in this block into SinkErrors.
+
+    That applies to errors about rows, rights, locks or the set-up; all others pass as they are. The
+    SinkErrors name the table in place of a staging table, and say that `who` was at work.
+    """
     try:
         yield
     except SinkError:

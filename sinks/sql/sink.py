@@ -1,4 +1,4 @@
-"""What the sinks that write into one table of a SQL database do alike."""
+"""The parts that the sinks into one table of a SQL database share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ logger = get_logger(__name__)
 
 SchemaEvolution = Literal["none", "add"]
 _COMMIT_THREADS = 16
-# a prime: a sink whose rows come in every second or tenth checkpoint meets it, too
+# this is a prime, so a sink whose rows come in every second or tenth checkpoint meets it too
 _PRUNE_EVERY = 53
 
 
@@ -65,24 +65,28 @@ class TableSink(
     Diagnosable[RowTransaction[ConnectionT]],
     Generic[ConnectionT, TargetT],
 ):
-    """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a
-    prepared transaction of its own on the table, and `StagingTables`. What either wrote is finished
-    by both kinds of sink, so the strategy may change between two runs.
+    """A sink into one table of a SQL database, by one of two strategies.
 
-    Options of every table:
+    `check` chooses the strategy. With `TwoPhase` each partition has a prepared transaction of its
+    own on the table. With `StagingTables` each partition fills a staging table, and the driver
+    moves the rows. Both kinds of sink finish what either strategy wrote, so the strategy may change
+    between two runs.
 
-    * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint,
-      by the greatest `order_by`, replaces the row of that key, or deletes it if the boolean column
-      `delete_marker` is true. Of equal ones the last in its partition wins; those of several
-      partitions have to be the same row. Without `order_by` a key may come only once in a
-      checkpoint. `delete_marker` is not written, `order_by` only if the table has that column.
+    Every table has these options:
+
+    * `mode="upsert"`: the last row of each key in a checkpoint, by the greatest `order_by`,
+      replaces the row of that key, or deletes it if the boolean column `delete_marker` is true.
+      `keys` are the columns of the key; they need a unique index. Of rows with an equal `order_by`,
+      the last in its partition wins; such rows of several partitions must be the same row. Without
+      `order_by` a key may come only once in a checkpoint. The sink does not write `delete_marker`,
+      and writes `order_by` only if the table has that column.
     * `order_by_nulls`: with "error" a row without a value in `order_by` is a bad row, with "first"
-      it is older than every other of its key.
+      it is older than every other row of its key.
     * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
     * `create_table`: create a missing table from the batch's schema, with `keys` as its primary
       key.
     * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable
-      ones. Nothing else of the table is altered.
+      columns. Nothing else of the table is altered.
     * `ledger`: the name of the table, beside the target, that proves what became of each
       transaction.
     * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them
@@ -102,7 +106,10 @@ class TableSink(
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """Raises ConfigurationError for options that contradict each other."""
+        """Set up the sink; nothing is connected yet.
+
+        Raises ConfigurationError for options that contradict each other.
+        """
         super().__init__(
             name=name or table,
             transform=transform,
@@ -140,8 +147,7 @@ class TableSink(
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
-        """Find the table (or create it), see whether it can take rows of `schema`, and choose the
-        strategy.
+        """Find or create the table, see whether it takes rows of `schema`, and choose the strategy.
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
         once.
@@ -149,12 +155,18 @@ class TableSink(
         self._target.check(schema)
 
     def probe_schema(self) -> pa.Schema | None:
-        """A column of the table with a type that fits; None if there is no table yet."""
+        """Return a schema of one column of the table with a type that fits the column.
+
+        Return None if there is no table yet.
+        """
         return self._target.probe_schema()
 
     def check_with(self, others: Sequence[Sink]) -> None:
-        """Refuse a foreign key to the table of another sink: each sink commits by itself, so that
-        rows are judged before those of the same checkpoint are there that they refer to."""
+        """Raise ConfigurationError for a foreign key to the table of another sink of the job.
+
+        Each sink commits by itself, so the database would judge a row before the rows of the same
+        checkpoint that the row refers to are there.
+        """
         target = self._target.planned().target
         tables = [other for other in others if isinstance(other, TableSink)]
         if not target.foreign_keys or not tables:
@@ -223,10 +235,10 @@ class TableSink(
     def write_good_rows(
         self, transaction: RowTransaction[ConnectionT], batch: pa.RecordBatch, most: int
     ) -> Sequence[Refusal]:
-        """Each batch under a savepoint.
+        """Write the batch under savepoints, and return the rows that were refused.
 
-        Refused by the client or the server: values that the columns cannot hold, and what
-        constraints, domains and triggers have against a row by itself.
+        The client or the server refuses values that the columns cannot hold, and rows that
+        constraints, domains and triggers reject by themselves.
         """
         return write_and_find_refused(batch, transaction.encode, transaction.put, most)
 
@@ -241,29 +253,33 @@ class TableSink(
         )
 
     def rollback(self, transaction: RowTransaction[ConnectionT]) -> None:
-        """Undo and close the connection.
+        """Roll the transaction back, and close its connection.
 
-        If the statement that makes it durable was sent, abort it by name as well.
+        If the statement that makes the transaction durable was sent, abort it by name as well.
         """
         transaction.discard()
         if transaction.may_be_durable:
             self.abort(transaction.identity)
 
     def commit_directly(self, transaction: RowTransaction[ConnectionT]) -> None:
-        """At-least-once: without ledger."""
+        """Commit at once, at-least-once: no ledger row is written."""
         self._strategy_of(transaction.identity).commit_directly(transaction, self._target.planned())
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Refuse what no staging table could see: keys that come twice, unique indexes, foreign
-        keys and the like."""
+        """Reject what no staging table could see, such as duplicate keys and missing foreign keys.
+
+        Only staged rows are looked at: a prepared transaction writes into the table itself, which
+        has judged its rows.
+        """
         if mine := [c for c in committables if _is_staged(c.transaction)]:
             self._staged.validate_all(self._target.planned(), checkpoint, mine)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit one participant.
+        """Commit one partition.
 
-        A staged one is moved without its siblings: right only if it is the last one.
+        A staged partition is moved without the others of its checkpoint, which is right only if it
+        is the last one.
         """
         [outcome] = self._commit([committable])
         if isinstance(outcome, Exception):
@@ -273,19 +289,20 @@ class TableSink(
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Commit a checkpoint; either strategy's participants.
+        """Commit the partitions of a checkpoint, whichever strategy wrote them.
 
-        The staged ones become visible together.
+        The staged partitions become visible together.
         """
         staged = [c for c in committables if _is_staged(c.transaction)]
         prepared = [c for c in committables if not _is_staged(c.transaction)]
-        # a few: those connections that the pool keeps; many: as many as it takes to be done soon
+        # for a few partitions, the connections that the pool keeps are enough; many partitions get
+        # as many as it takes to be done soon
         threads = min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
         outcomes = iter(commit_in_threads(self, prepared, threads)), iter(self._commit(staged))
         return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        """All of one strategy."""
+        """Commit partitions that were all written by one strategy."""
         if not committables:
             return []
         strategy = self._strategy_of(committables[0].transaction)
@@ -304,11 +321,11 @@ class TableSink(
             return strategy.commit(plan, committables)
         except Exception as error:
             if (fault := self._server.fault(error)) and fault.kind == "gone":
-                self._target.forget_plan()  # it is made anew before the next try
+                self._target.forget_plan()  # it is made again before the next try
             return [error] * len(committables)
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """Now and then: prune the ledger."""
+        """Prune the ledger, once in `_PRUNE_EVERY` checkpoints."""
         if checkpoint.checkpoint_id % _PRUNE_EVERY == 0:
             with self._server.lend() as connection, self._server.transaction(connection):
                 self._target.planned().ledger.prune(connection, checkpoint, self.name)
@@ -334,7 +351,7 @@ class TableSink(
             ]
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
-        """As the ledger has it."""
+        """Return, by lineage, the newest checkpoint that the ledger knows to be committed."""
         if plan := self._target.plan:
             try:
                 with self._server.lend() as connection:
@@ -349,9 +366,10 @@ class TableSink(
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """As for every sink, with the table, rights and settings.
+        """Yield findings about the table, rights and settings, then those of every sink.
 
-        May make the ledger, as the first batch would.
+        If there is an error, the findings of every sink are left out. The diagnosis may create the
+        ledger, as the first batch would.
         """
         try:
             with self._target.usable_connection() as connection:
@@ -369,7 +387,7 @@ class TableSink(
             yield from super().diagnose(job)
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """By the ledger."""
+        """Return what the ledger has of each part of a checkpoint."""
         with self._server.lend() as connection:
             _, ledger = self._target.find_ledger(connection)
             if ledger is None:
@@ -410,7 +428,10 @@ class TableSink(
 
     # ------------------------------------------------------------------ life
     def describe_writing(self, written: Identity | None = None) -> str:
-        """Mode, keys, and the strategy: the one that `auto` took for `written`."""
+        """Tell the mode, the keys and the strategy.
+
+        If `written` is given, the strategy is the one that `auto` took for it.
+        """
         taken = self.strategy
         if written is not None:
             taken = "staged" if _is_staged(written) else self._backend.prepared.NAME

@@ -1,5 +1,8 @@
-"""Staging tables, and the move of their rows into the target: what one kind of database does for
-the strategy `sinks.sql.strategies.StagingTables`."""
+"""Staging tables, and the move of their rows into the target.
+
+This is the part of the strategy `sinks.sql.strategies.StagingTables` that differs between kinds of
+databases.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +26,26 @@ logger = get_logger(__name__)
 
 ColumnT = TypeVar("ColumnT", bound=Column)
 _COUNTED_TOGETHER = 50
-"""How many staging tables one statement counts."""
+"""The number of staging tables that one statement counts."""
 
 
 class Staging(ABC, Generic[ConnectionT, TargetT]):
-    """Make staging tables in tasks, and move their rows on the driver, in the transaction that the
-    caller has begun."""
+    """Make staging tables in tasks, and move their rows on the driver.
+
+    The move runs in the transaction that the caller has begun.
+    """
 
     DROPPED_TOGETHER: ClassVar[int] = 1
-    """So many staging tables go in one transaction."""
+    """The number of staging tables that one transaction drops."""
     MOVED_TOGETHER: ClassVar[int] = 1
-    """So many go into the target by one INSERT. All do if the table refers to itself: at the end of
-    the statement a row may refer to another one of them."""
+    """The number of staging tables that go into the target by one INSERT. If the table refers to
+    itself, all of them do, because at the end of the statement a row may refer to a row of another
+    staging table."""
     HANDED_ON: ClassVar[str] = (
         "can hand it on only in an index over whole columns that the batch has"
     )
-    """Follows "an upsert" in messages: in which unique indexes its rows hand on a value."""
+    """The words that follow "an upsert" in messages: in which unique indexes its rows hand on a
+    value."""
 
     def __init__(self, catalog: Catalog[ConnectionT, TargetT]) -> None:
         self.catalog = catalog
@@ -51,20 +58,22 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def stage(
         self, plan: Plan[ConnectionT, TargetT], context: TransactionContext
     ) -> RowTransaction[ConnectionT]:
-        """Open the participant's transaction, which writes into a new table, its
-        `staging_table`.
+        """Open the transaction of one partition, which writes into a new `staging_table`.
 
-        The table tells the transaction's id from its first moment on. It has just the columns of
-        the batch, also those that are only for the merge; what the target has as NOT NULL only a
-        row that deletes may leave out, but for its keys. The identity is
-        `sinks.sql.strategies.identity_of`.
+        The table tells the transaction's ID from its first moment on. It has exactly the columns of
+        the batch, including the columns that are only for the merge. Where the target has a column
+        as NOT NULL, only a row that deletes may leave the column out, and never a key. The identity
+        is `sinks.sql.strategies.identity_of`.
         """
 
     def unstageable(
         self, connection: ConnectionT, target: TargetT, batch: pa.Schema
     ) -> Iterable[str]:
-        """Tell why there can be no staging table for rows of `batch`, which fit the target, and
-        what to do. Default: there can be one wherever there is a target."""
+        """Yield why there can be no staging table for rows of `batch`, and what to do.
+
+        The rows fit the target. By default, there can be a staging table wherever there is a
+        target.
+        """
         return ()
 
     def columns(
@@ -72,8 +81,8 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     ) -> list[ColumnT]:
         """Choose the columns of a staging table.
 
-        These are the target's columns (`known`) that are written, keys as NOT NULL; and those that
-        only the merge looks at, as `extra` makes them. Raises SchemaMismatch.
+        These are the columns of the target (`known`) that are written, with keys as NOT NULL, and
+        the columns that only the merge looks at, as `extra` makes them. Raises SchemaMismatch.
         """
         of_target = list(known)
         written = self.merge.written(batch.names, [column.name for column in of_target])
@@ -90,11 +99,13 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def locked(
         self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], staged: ColumnTypes
     ) -> Move[TargetT]:
-        """Lock the target, as the running transaction sees it, against changes until its end.
+        """Lock the target until the running transaction ends, and return the move into it.
 
-        Raises ConfigurationError that says what was changed, and what to change back, if the rows
-        of these staging tables cannot go into it as they are. What is new in the table may bind
-        rows that the staging tables took, so it is a constraint.
+        Nobody can change the target meanwhile. The move has the target as the running transaction
+        sees it. What is new in the table may bind rows that the staging tables took, so the move
+        treats it as a constraint. Raises ConfigurationError if the rows of these staging tables
+        cannot go into the target as they are; the error says what was changed, and what to change
+        back.
         """
         known = plan.target
         types = sorted({column for columns in staged.values() for column in columns.items()})
@@ -104,7 +115,7 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
             tables = [self.dialect.quote(known.schema, name) for name in staged]
-            # also what was added for the merge meanwhile
+            # this includes what was added for the merge meanwhile
             columns = self.merge.written(list(dict(types)), target.names)
             move = Move(target, list(staged), tables, columns, dict(types))
             reasons = [*target.unfit(list(dict.fromkeys([*written, *columns])), types)]
@@ -135,9 +146,9 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def lock(
         self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], written: Sequence[str]
     ) -> str | None:
-        """Let nobody alter the table until the transaction ends; or tell why that cannot be.
+        """Let nobody alter the table until the transaction ends; return why if that cannot be.
 
-        Default: by an INSERT of no rows, as far as the database has a lock for it.
+        By default an INSERT of no rows does this, as far as the database has a lock for it.
         """
         table = self.dialect.quote(plan.target.schema, plan.target.name)
         known = [name for name in written if name in plan.target.names]
@@ -146,14 +157,17 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         return None
 
     def changes_since(self, connection: ConnectionT, move: Move[TargetT]) -> Iterable[str]:
-        """Tell what else keeps rows out of the locked table, such as a NULL that it would take for
-        a number. Default: nothing."""
+        """Yield what else keeps rows out of the locked table.
+
+        An example is a NULL that the table would replace by a number. By default there is nothing
+        else.
+        """
         return ()
 
     def constraints(self, connection: ConnectionT, move: Move[TargetT]) -> list[str]:
         """List what only the target itself can judge of rows.
 
-        If there is any, a move is tried before the decision.
+        If there is anything, a move is tried before the commit decision.
         """
         target = move.target
         written = set(move.written)
@@ -177,25 +191,26 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         return reasons + (list(target.referenced_by) if upsert else [])
 
     def try_out(self, connection: ConnectionT, move: Move[TargetT]) -> None:
-        """Try what tells more than a look at the table did, such as to insert one row.
+        """Try what tells more than a look at the table did, such as an insert of one row.
 
-        Default: nothing does.
+        By default nothing tells more.
         """
         return
 
     def first_duplicate(
         self, connection: ConnectionT, move: Move[TargetT], columns: Sequence[str]
     ) -> Row | None:
-        """Find values of these columns that more than one staged row has, and how many have
-        them."""
+        """Find values of these columns that several staged rows have, and count the rows."""
         return next(
             iter(self.server.query(connection, self.dialect.duplicates(move, columns))), None
         )
 
     def first_tie(self, connection: ConnectionT, move: Move[TargetT]) -> Row | None:
-        """Find key and `order_by` of changes in two or more partitions of which nobody can tell
-        which is the last, and how many these are. In two steps, since most batches have no changes
-        that are equal by `order_by`."""
+        """Find a key and an `order_by` by which nobody can tell the last change.
+
+        Such changes are in two or more partitions. The last value counts the changes. The search
+        has two steps, since most batches have no changes that are equal by `order_by`.
+        """
         if len(move.tables) < 2 or not self.server.query(
             connection, self.dialect.equals_in_two_partitions(move)
         ):
@@ -203,8 +218,10 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         return next(iter(self.server.query(connection, self.dialect.ties(move))), None)
 
     def count(self, connection: ConnectionT, move: Move[TargetT], rows: int | None) -> None:
-        """Raise SinkError if the staging tables do not hold so many rows; None: they may hold any
-        number."""
+        """Raise SinkError if the staging tables do not hold this many rows.
+
+        If `rows` is None, they may hold any number.
+        """
         staged = 0
         for some in batches(move.tables, _COUNTED_TOGETHER):
             counts = (f"SELECT count(*) AS n FROM {table}" for table in some)
@@ -222,8 +239,8 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def append(self, connection: ConnectionT, move: Move[TargetT], rows: int | None) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction.
 
-        Raises SinkError if there are not `rows` of them, the driver's error if the target refuses
-        one.
+        Raises SinkError if there are not `rows` of them, and the driver's error if the target
+        refuses a row.
         """
         into = self.dialect.into(move.target, move.written)
         names = self.dialect.quoted(move.written)
@@ -243,9 +260,10 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def delete(self, connection: ConnectionT, move: Move[TargetT], last: str) -> None:
         """Delete the rows whose last change is a delete.
 
-        In a table that refers to itself, the database would refuse that, or a cascade would take
-        rows, while others still refer to them: those that move away go first, and of those that are
-        deleted the ones to which none of the others refers.
+        In a table that refers to itself, other rows may still refer to the deleted rows. The
+        database would refuse the DELETE then, or a cascade would take the other rows too. So the
+        rows that move away go first, and of the rows that are deleted those to which none of the
+        others refers.
         """
         if not self.merge.delete_marker:
             return
@@ -259,8 +277,8 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def of_move(self, target: TargetT, error: Exception) -> Fault | None:
         """Tell what an error of the move is about.
 
-        Of an upsert that meets a value of another row it says when rows of one batch can hand the
-        value on.
+        If an upsert meets a value of another row, the fault says when rows of one batch can hand
+        the value on.
         """
         fault = self.server.fault(error)
         if fault is None or not fault.clash or self.merge.mode != "upsert":
@@ -275,16 +293,22 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ afterwards
     def mark_moved(self, connection: ConnectionT, schema: str, names: Sequence[str]) -> None:
-        """Drop these tables, whose rows were moved in the running transaction, or leave them
-        another number of rows: they fail the count then, and are never moved twice, even if the
-        ledger is emptied. Default: no rows."""
+        """Make sure that tables whose rows were moved are never moved again.
+
+        This runs in the transaction of the move. The tables are dropped, or get another number of
+        rows. Then a later move fails because it counts the rows, even if the ledger was emptied. By
+        default the tables are left without rows.
+        """
         for name in names:
             self.server.execute(connection, f"DELETE FROM {self.dialect.quote(schema, name)}")
 
     @abstractmethod
     def staged(self, connection: ConnectionT, schema: str, prefix: str) -> list[str]:
-        """List the transaction ids of all staging tables that begin so, sorted: those of tasks that
-        died before their pre-commit, and of participants that were moved, too."""
+        """List the transaction IDs that begin with `prefix` and have a staging table, sorted.
+
+        This includes the tables of tasks that died before their pre-commit, and of partitions that
+        were moved.
+        """
 
     def drop(self, connection: ConnectionT, schema: str, names: Sequence[str]) -> None:
         """Drop staging tables, outside a transaction."""
@@ -294,14 +318,14 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
                 self.server.execute(connection, f"DROP TABLE {tables}")
 
     def drop_unused(self, connection: ConnectionT, schema: str, names: Sequence[str]) -> None:
-        """Drop those that nobody reads now. The next sweep drops the others."""
+        """Drop those staging tables that nobody reads now. The next sweep drops the others."""
         for some in batches(names, self.DROPPED_TOGETHER):
             try:
                 self.drop(connection, schema, some)
             except Exception as error:
                 if (fault := self.server.fault(error)) is None:
                     raise
-                # one that cannot be dropped keeps no other
+                # a table that cannot be dropped must not keep the others
                 if len(some) > 1 and fault.kind != "blocked":
                     for name in some:
                         self.drop_unused(connection, schema, [name])

@@ -1,8 +1,7 @@
-"""The strategies `TwoPhase` and `StagingTables`: how rows become visible, and how outcomes are
-told.
+"""The strategies `TwoPhase` and `StagingTables`.
 
-Methods named as in `sinks.base` do the same. `plan` is what the sink has found out about its
-server.
+They decide how rows become visible, and how outcomes are told. Methods that are named as in
+`sinks.base` do the same. `plan` is what the sink has found out about its server.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = get_logger(__name__)
 
 
 class Strategy(Generic[ConnectionT, TargetT]):
-    """What `TwoPhase` and `StagingTables` do alike."""
+    """The parts that `TwoPhase` and `StagingTables` share."""
 
     def __init__(self, backend: Backend[ConnectionT, TargetT]) -> None:
         self.server = backend.server
@@ -56,22 +55,29 @@ class Strategy(Generic[ConnectionT, TargetT]):
     def finish(
         self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
     ) -> int:
-        """Wait until every row is judged, and see that they went into the database that the query
-        began with. Returns how many there were."""
+        """Wait until every row is judged, and return how many rows there were.
+
+        Raises ConfigurationError if the rows went into another database than the one that the query
+        began with.
+        """
         rows = transaction.finish()
         with transaction.explained():
             plan.ledger.require_same(transaction.connection)
         return rows
 
     def proof(self, plan: Plan[ConnectionT, TargetT]) -> dict[str, object]:
-        """What committables carry: which ledger speaks for them, and what their rows were written
-        for."""
+        """Return what committables carry.
+
+        It says which ledger speaks for them, and what their rows were written for.
+        """
         return plan.ledger.proof() | {"target": self.merge.destination(plan.target)}
 
 
 class TwoPhase(Strategy[ConnectionT, TargetT]):
-    """Each participant has a transaction of its own on the target: it is prepared in the task, and
-    ended by name."""
+    """The strategy in which each partition has a transaction of its own on the target.
+
+    The task prepares the transaction, and the driver ends it by its name.
+    """
 
     def finish(
         self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
@@ -84,8 +90,12 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
     def pre_commit(
         self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
     ) -> Committable:
-        """The ledger row goes into the same transaction: it becomes visible if and only if the rows
-        do."""
+        """Write the ledger row into the transaction, and prepare it.
+
+        Since both are in the same transaction, the ledger row becomes visible if and only if the
+        rows do. Raises TransactionEnded if the ledger has a row or a tombstone of the transaction
+        already.
+        """
         rows = self.finish(transaction, plan)
         text = transaction.context.transaction_id
         ledger = plan.ledger
@@ -112,7 +122,10 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
     def commit(
         self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
     ) -> list[CommitOutcome]:
-        """Commit one participant; the checkpoint's others are committed by calls of their own."""
+        """Commit one partition.
+
+        The checkpoint's other partitions are committed by calls of their own.
+        """
         [committable] = committables
         with self.server.lend() as connection:
             try:
@@ -125,14 +138,17 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
             return [self._outcome_of_gone(connection, plan, committable)]
 
     def whereabouts(self, committables: Sequence[Committable]) -> str:
-        """Where the rows are, for a person who looks for them."""
+        """Tell where the rows are, for a person who looks for them."""
         return "It was there when the rows were prepared"
 
     def _outcome_of_gone(
         self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committable: Committable
     ) -> CommitOutcome:
-        """Of one that is not prepared: it was committed, or rolled back by somebody, or is not
-        prepared yet. The ledger tells which, or a tombstone makes it the second."""
+        """Return the outcome of a transaction that is not prepared.
+
+        It was committed, or rolled back by somebody else, or is not prepared yet. The ledger tells
+        which; if it has nothing of the transaction, a tombstone makes the loss final.
+        """
         ledger = plan.ledger
         key = self.prepared.key(committable.transaction)
         witnessed = key in ledger.witness.states(connection, [key])
@@ -172,29 +188,34 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
 class TargetRefuses(Exception):
     """The target refuses the rows of a complete checkpoint.
 
-    Asking again cannot help, an operator can.
+    A retry cannot help, but an operator can.
     """
 
 
 class StagedRowsChanged(Exception):
-    """The staging tables hold other rows than were acknowledged, so their outcome is unknown."""
+    """The staging tables hold other rows than were acknowledged.
+
+    So the outcome of the rows is unknown.
+    """
 
 
 class StagingTables(Strategy[ConnectionT, TargetT]):
-    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one
+    """The strategy in which tasks fill staging tables, and the driver moves the rows.
+
+    Tasks commit their rows into staging tables. The driver moves a whole checkpoint in one
     transaction, which also writes the ledger. In between nothing is locked and no transaction is
     open.
 
-    The ledger tells which of the tables that are still there were moved. Even without it none is
-    moved twice: whoever moves a table without dropping it leaves it with another number of rows,
-    and a move counts them.
+    The ledger tells which of the remaining staging tables were moved. Even without the ledger no
+    table is moved twice: a move that does not drop a table leaves it with another number of rows,
+    and every move counts the rows.
     """
 
     # ---------------------------------------------------------------- in the task and on the driver
     def transfer(self, connection: ConnectionT, move: Move[TargetT], rows: int | None) -> None:
         """Append or upsert the rows of all staging tables, in the caller's transaction.
 
-        `rows`: as in `count`.
+        `rows` has the meaning that it has in `Staging.count`.
         """
         with self.server.at_work(connection):
             if self.merge.mode == "append":
@@ -206,8 +227,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 self.server.execute(connection, judge_now)
 
     def require_unique(self, connection: ConnectionT, move: Move[TargetT]) -> None:
-        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told
-        without writing, or if it cannot be told which change of a key is the last one."""
+        """Raise BadValue if rows of one checkpoint exclude each other.
+
+        An append must not break a unique index, as far as that can be told without writing. In an
+        upsert, it must be clear which change of a key is the last one.
+        """
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
                 self._twice(
@@ -274,7 +298,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
     def commit_directly(
         self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
     ) -> None:
-        """At-least-once: move the rows in the transaction that staged them."""
+        """Move the rows in the transaction that staged them, at-least-once."""
         rows = self.finish(transaction, plan)
         connection = transaction.connection
         name = staging_table(transaction.context.transaction_id)
@@ -297,10 +321,14 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         checkpoint: Checkpoint,
         committables: Sequence[Committable],
     ) -> None:
-        """Raise what would keep the rows from being moved: a staging table that is gone, a table
-        that was changed since they were staged, and values that it would refuse and no staging
-        table could. For an append to a table without constraints it only looks at the tables, or
-        tries one row; the same for an upsert with `order_by` to a table with none but its key."""
+        """Raise what would keep the rows from being moved.
+
+        That can be a staging table that is gone, a table that was changed since the rows were
+        staged, or values that the table would refuse and no staging table could. A move is tried
+        out and rolled back. An append to a table without constraints only looks at the tables, or
+        tries one row. So does an upsert with `order_by` to a table that has no constraint but its
+        key.
+        """
         with self.server.lend() as connection:
             tables = names_of(committables)
             where = f"checkpoint {checkpoint.checkpoint_id}"
@@ -325,7 +353,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
     def commit(
         self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
     ) -> list[CommitOutcome]:
-        """All participants of the checkpoint become visible, or none does."""
+        """Make all partitions of the checkpoint visible, or none."""
         rows = sum(committable.fingerprint.rows for committable in committables)
         moving = (
             f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
@@ -365,7 +393,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         return [outcomes[_id(c)] for c in committables]
 
     def _advice(self, error: Exception, table: str) -> str | None:
-        """What an operator has to mend. None if asking again may help."""
+        """Tell what an operator has to fix; return None if a retry may help."""
         if isinstance(error, TargetRefuses):
             return str(error)
         if (fault := self.server.fault(error)) and fault.kind == "right":
@@ -380,10 +408,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         plan: Plan[ConnectionT, TargetT],
         committables: Sequence[Committable],
     ) -> dict[str, CommitOutcome]:
-        """The outcomes by transaction id.
+        """Move the rows of a checkpoint, and return the outcomes by transaction ID.
 
-        A lost one gets a tombstone, and holds its siblings until the replay, for an older change
-        must not come after a newer one. If none is lost, all rows are moved.
+        A lost partition gets a tombstone, and holds the checkpoint's other partitions until the
+        replay, because an older change must not come after a newer one. If no partition is lost and
+        no outcome is unknown, all rows are moved.
         """
         ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
@@ -445,7 +474,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         ids: Sequence[str],
         fingerprints: Mapping[str, Fingerprint] | None = None,
     ) -> dict[str, bool]:
-        """With `fingerprints` of their rows they are committed, and lost without."""
+        """Write the outcome of transactions into the ledger, and return it.
+
+        With `fingerprints` of their rows the transactions are committed, and without they are lost.
+        Raises TransactionBlocked if one of them has an outcome meanwhile.
+        """
         names = {text: TransactionId.parse(text) for text in ids}
         committed = fingerprints is not None
         if not ledger.insert(connection, names, committed=committed, fingerprints=fingerprints):
@@ -455,7 +488,10 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
     def abort(
         self, connection: ConnectionT, ledger: Ledger[ConnectionT], identity: Identity
     ) -> None:
-        """Make the loss final with a tombstone, and remove what is staged."""
+        """Make the loss final with a tombstone, and remove what is staged.
+
+        Raises CommittedError if the transaction is committed.
+        """
         text = identity["transaction_id"]
         with self.server.transaction(connection):
             ledger.insert(connection, {text: TransactionId.parse(text)}, committed=False)
@@ -473,18 +509,21 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         job: str,
         sink: str,
     ) -> Iterator[Identity]:
-        """What is staged and was not moved."""
+        """Return the transactions that are staged and were not moved.
+
+        Staging tables that were moved and could not be dropped then are dropped now.
+        """
         prefix = TransactionId.prefix(job)
         tagged = self.staging.staged(connection, schema, prefix)
         staged = [text for text in tagged if text.startswith(prefix) and of_sink(text, sink)]
         states = ledger.states(connection, staged) if ledger and staged else {}
         moved = sorted(text for text in staged if states.get(text))
         if moved:
-            self.drop_moved(connection, schema, moved)  # a reader was in the way then
+            self.drop_moved(connection, schema, moved)  # a reader was in the way at the move
         return (identity_of(schema, text) for text in staged if text not in moved)
 
     def whereabouts(self, committables: Sequence[Committable]) -> str:
-        """Where the rows are, for a person who looks for them."""
+        """Tell where the rows are, for a person who looks for them."""
         return (
             "If it was dropped or renamed, restore it: the rows are safe in "
             f"{_tables(committables)}"
@@ -496,10 +535,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         plan: Plan[ConnectionT, TargetT],
         committables: Sequence[Committable],
     ) -> None:
-        """Transfer their rows, in the caller's transaction, so that nobody can move them again.
+        """Transfer the rows of partitions, in the caller's transaction.
 
-        Raises TargetRefuses or StagedRowsChanged for what asking again does not mend. Without the
-        record nobody knows how many rows.
+        Nobody can move them again then. Raises TargetRefuses or StagedRowsChanged for what a retry
+        does not fix. A committable without proof does not tell how many rows the partition has, so
+        the rows are not counted then.
         """
         target = plan.target
         tables = names_of(committables)
@@ -521,14 +561,14 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             fault = self.staging.of_move(target, error)
             if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
                 raise
-            # asked again, it is lost
+            # a staging table is gone: a retry finds that its rows are lost
             if fault.kind == "gone" and any(name in fault.text for name in tables):
                 raise
             raise TargetRefuses(_refusal(fault, target.label)) from error
         self.staging.mark_moved(connection, plan.target.schema, tables)
 
     def drop_moved(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> None:
-        """Drop what moved participants leave behind, as far as it can be done now."""
+        """Drop the staging tables of moved partitions, as far as that can be done now."""
         self.staging.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
     def _existing(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> list[str]:
@@ -543,7 +583,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         tables: Sequence[str],
         committables: Sequence[Committable] = (),
     ) -> Move[TargetT]:
-        """Raises SinkError if one of `committables` has other columns than its task gave it."""
+        """Lock the target, and return the move of these staging tables.
+
+        Raises SinkError if the staging table of one of `committables` has other columns than its
+        task gave it.
+        """
         staged = self.catalog.column_types(connection, plan.target.schema, tables)
         for committable in committables:
             its = committable.transaction

@@ -1,5 +1,7 @@
-"""The table that rows go to, as its database describes it; how rows get in; and what is alike in
-the encoding of Arrow record batches for all databases."""
+"""The table that rows go to, as its database describes it, and how rows get in.
+
+It includes the part of encoding Arrow record batches that is alike for all databases.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,16 @@ _OWN = {
     "tpc row",
     "tpc_transaction",
 }
-"""Columns that the sinks' staging tables and statements have beside those of the rows. Capitals may
-not count."""
+"""Columns that the sinks' staging tables and statements have in addition to those of the rows. A
+database may not distinguish capitals."""
 
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """`declared`, or else `type`, is its type in SQL.
+    """A column of a table.
 
-    `counter`: the table gives each row another value by itself.
+    Its type in SQL is `declared`, or, if that is empty, `type`. `counter` says that the table
+    itself gives each row another value.
     """
 
     name: str
@@ -54,12 +57,15 @@ class Column(ABC):
 
     @abstractmethod
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """How values of an Arrow type get into the column; those that it would round or cut are
-        refused. Raises Unfit."""
+        """Return how values of an Arrow type get into the column.
+
+        The conversion refuses values that the column would round or cut. Raises Unfit for a type
+        that does not go into the column.
+        """
 
     @property
     def staged_as(self) -> str:
-        """Its type as staging tables show it."""
+        """The column's type as staging tables show it."""
         return self.in_sql
 
 
@@ -70,10 +76,10 @@ ColumnT = TypeVar("ColumnT", bound=Column)
 class Unique:
     """A unique index over whole columns.
 
-    `arbiter`: upserts can go by it (it is not deferred, and has no period). `nulls_equal`: it takes
-    NULL for a value, which only one row may have. `period`: two of its columns where a period
-    begins and ends (WITHOUT OVERLAPS). Rows that are equal in the other columns clash if their
-    periods overlap.
+    `arbiter` says that upserts can go by it: it is not deferred, and has no period. `nulls_equal`
+    says that it treats NULL as a value, which only one row may have. `period` are the two columns
+    in which a period begins and ends (WITHOUT OVERLAPS); then rows that are equal in the other
+    columns clash if their periods overlap.
     """
 
     name: str
@@ -85,8 +91,11 @@ class Unique:
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """By its constraint `name` the table's `columns` refer to the columns `referred` of another
-    table, or of itself. Without columns it is not known which."""
+    """A foreign key of a table.
+
+    By its constraint `name` the table's `columns` refer to the columns `referred` of another table,
+    or of the same one. If `columns` is empty, it is not known which columns these are.
+    """
 
     name: str
     schema: str
@@ -97,13 +106,15 @@ class ForeignKey:
 
 @dataclass(frozen=True)
 class Target:
-    """`schema` is "" for the one that the database takes when none is named.
+    """The table that rows go to.
 
-    `constraints` names what judges a row there and cannot be judged in a staging table: foreign
-    keys, triggers and the like. `triggers` are what the database runs for each row when the query
-    looks at the table first, with their definitions: what they do is meant. `other_uniques` are
+    `schema` is "" for the one that the database takes when none is named.
+
+    `constraints` names what judges a row there and cannot be judged in a staging table, such as
+    foreign keys and triggers. `triggers` are what the database runs for each row when the query
+    looks at the table first, with their definitions: what they do is intended. `other_uniques` are
     unique indexes that no upsert can go by: the columns that each reads, and what it is.
-    `lacks_characters`: not every text can be in its columns.
+    `lacks_characters` says that the columns cannot hold every string.
     """
 
     schema: str
@@ -119,7 +130,7 @@ class Target:
 
     @property
     def own_keys(self) -> list[ForeignKey]:
-        """Foreign keys by which the table refers to itself."""
+        """The foreign keys by which the table refers to itself."""
         return [
             key for key in self.foreign_keys if (key.schema, key.table) == (self.schema, self.name)
         ]
@@ -133,9 +144,9 @@ class Target:
         return [column.name for column in self.columns]
 
     def require_known_triggers(self, triggers: Mapping[str, str]) -> None:
-        """`triggers` are those of now.
+        """Raise TargetChanged if a trigger is new or was altered since the query started.
 
-        Raises TargetChanged if one is new or altered since the start.
+        `triggers` are the present ones.
         """
         new = sorted(
             name for name, definition in triggers.items() if self.triggers.get(name) != definition
@@ -148,12 +159,15 @@ class Target:
             )
 
     def is_unique(self, keys: tuple[str, ...]) -> bool:
-        """Whether upserts can go by these keys."""
+        """Tell whether upserts can go by these keys."""
         arbiters = [unique.arbiter for unique in self.uniques if set(unique.columns) == set(keys)]
         return bool(arbiters) and all(arbiters)
 
     def no_arbiters(self, keys: Iterable[str]) -> Iterator[str]:
-        """What unique indexes with these columns are that upserts by `keys` cannot go by."""
+        """Describe the unique indexes that upserts by `keys` cannot go by.
+
+        Only indexes with some of these columns are described.
+        """
         for unique in self.uniques:
             if set(unique.columns) & set(keys) and set(unique.columns) != set(keys):
                 yield f"{unique.name} is on ({', '.join(unique.columns)})"
@@ -162,9 +176,10 @@ class Target:
     def unfit(
         self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()
     ) -> Iterator[str]:
-        """Why rows of the columns `written` cannot go in as they are, and what to change back.
+        """Yield why rows of the columns `written` cannot go in as they are.
 
-        `staged`: columns with the types that their staging tables have.
+        Each text also says what to change back. `staged` are columns with the types that their
+        staging tables have.
         """
         now = {column.name: column for column in self.columns}
         for name in written:
@@ -190,11 +205,13 @@ class Target:
 # ---------------------------------------------------------------------- how rows get in
 @dataclass(frozen=True)
 class MergeOptions:
-    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which
-    replaces the row of that key, or deletes it if `delete_marker` is true in it. With `keep_newer`
-    a change that is older, by `order_by`, than the row that the table has is dropped.
-    `order_by_nulls` says what a change without a value there is: a bad row ("error"), or older than
-    every other ("first")."""
+    """The options for rows on their way into the table: append them, or upsert them.
+
+    An upsert keeps the last row of each key (by `order_by`), which replaces the row of that key, or
+    deletes it if `delete_marker` is true in it. With `keep_newer` the sink drops a change that is
+    older, by `order_by`, than the row that the table has. `order_by_nulls` says what a change
+    without a value there is: a bad row ("error"), or older than every other change ("first").
+    """
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
@@ -213,13 +230,16 @@ class MergeOptions:
         keep_newer: bool = False,
         order_by_nulls: str = "error",
     ) -> MergeOptions:
-        """Make the options out of a sink's arguments. A single key may be given as it is."""
+        """Make the options out of a sink's arguments. A single key may be given as a string."""
         names = (keys,) if isinstance(keys, str) else tuple(keys)
         return cls(mode, names, order_by, delete_marker, keep_newer, order_by_nulls)
 
     def __str__(self) -> str:
-        """Committables keep it, and are compared by it in later versions: the same options, the
-        same text, for ever. What only the task looks at, as `order_by_nulls`, is not in it."""
+        """Describe the options in the words that committables keep.
+
+        Later versions compare committables by these words, so the same options must always give the
+        same text. It leaves out what only the task looks at, such as `order_by_nulls`.
+        """
         if self.mode == "append":
             return self.mode
         parts = [f"{self.mode} by {', '.join(self.keys)}"]
@@ -228,10 +248,10 @@ class MergeOptions:
         return "; ".join([*parts, *["newer rows stay"] * self.keep_newer])
 
     def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
-        """What cannot be meant, told without asking the server.
+        """Yield what cannot be meant, as far as that can be told without asking the server.
 
-        `two_phase` is the name of the strategy in which each participant has a transaction of its
-        own on the table, which is for appends only.
+        `two_phase` is the name of the strategy in which each partition has a transaction of its own
+        on the table, which is for appends only.
         """
         known = [name for name in ("auto", two_phase, "staged") if name]
         if strategy not in known:
@@ -272,8 +292,10 @@ class MergeOptions:
             yield f"delete_marker={self.delete_marker!r} is a key or the order_by column too"
 
     def problems(self, schema: pa.Schema, target: Collection[str]) -> Iterable[str]:
-        """Why rows of `schema`, or a table with the columns `target`, are not what the options
-        speak of."""
+        """Yield why a batch or its table does not fit the options.
+
+        The batch has the columns of `schema`, and the table has the columns `target`.
+        """
         for role, column in [
             *(("keys", key) for key in self.keys),
             ("order_by", self.order_by),
@@ -298,12 +320,12 @@ class MergeOptions:
             )
 
     def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
-        """Those of the batch's columns that go into a table with the columns `target`."""
+        """List those of the batch's columns that go into a table with the columns `target`."""
         extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
         return [column for column in columns if column not in extra]
 
     def rights(self, target: Target, strategy: str) -> list[str]:
-        """List what the sink has to be allowed to do with the target."""
+        """List the rights that the sink needs on the target."""
         upsert = self.mode == "upsert"
         needed = {
             "INSERT": True,
@@ -328,18 +350,18 @@ _NO_ORDER = (
 
 # ---------------------------------------------------------------------- rows
 class Encoder(Generic[ColumnT]):
-    """Encodes the batches that go into one table, whose `columns` the catalog told.
+    """Encode the batches that go into one table, whose `columns` the catalog told.
 
-    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another
-    schema, and BadValue for a value that the column would not keep as it is, naming table, column
-    and row (counted from 1 over all batches) and what the row begins with.
+    Raises SchemaMismatch at once if `schema` does not fit, or later for a batch of another schema.
+    Raises BadValue for a value that the column would not keep as it is. The error names table,
+    column and row (counted from 1 over all batches), and says what the row begins with.
     """
 
     rows_at_once: ClassVar[int]
     bytes_at_once: ClassVar[int]
-    """What a piece should not have much more of."""
+    """The number of bytes of which a piece should not have much more."""
     no_null: ClassVar[str] = ""
-    """What to say of a NULL in a column that takes none; the server says it, if this is empty."""
+    """The complaint about a NULL in a column that takes none; if it is "", the server complains."""
 
     def __init__(
         self,
@@ -359,9 +381,9 @@ class Encoder(Generic[ColumnT]):
         self._convert = [known[field.name].conversion(field.type) for field in schema]
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of one batch, some thousands at a time.
+        """Yield the rows of one batch, some thousands at a time.
 
-        Raises SchemaMismatch unless it has the first one's columns.
+        Raises SchemaMismatch unless the batch has the columns of the encoder's schema.
         """
         if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
             now, before = (
@@ -396,7 +418,10 @@ class Encoder(Generic[ColumnT]):
         return arrays
 
     def _refuse_nulls(self, batch: pa.RecordBatch, name: str, array: pa.Array, why: str) -> None:
-        """A row that deletes needs nothing but its key."""
+        """Raise RefusedValue for the first NULL that its row may not have.
+
+        A row that deletes needs nothing but its key.
+        """
         missing = array.is_null()
         if self._merge.delete_marker and name not in self._merge.keys:
             missing = pc.and_not(missing, batch.column(self._merge.delete_marker).fill_null(False))
@@ -404,8 +429,10 @@ class Encoder(Generic[ColumnT]):
             raise RefusedValue(pc.index(missing, True).as_py(), why)
 
     def bad_value(self, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
-        """Names column, row, and what tells it from others: its first other columns, which are the
-        keys more often than not."""
+        """Return an error that names the column and the row, and what tells the row from others.
+
+        The latter are the row's first other columns, which are the keys more often than not.
+        """
         others = [other for other in batch.schema.names if other != name][:3]
         values = ", ".join(
             f"{other}={short(batch.column(other)[refused.index])}" for other in others
@@ -417,14 +444,14 @@ class Encoder(Generic[ColumnT]):
 
 
 class Values(Encoder[ColumnT]):
-    """For drivers that take rows of Python values."""
+    """The encoder for drivers that take rows of Python values."""
 
     rows_at_once = 1000
     bytes_at_once = 16 * 2**20
     no_null = "NULL in a column that takes none"
 
     def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """The rows, as Python has their values."""
+        """Return the rows, with Python's values."""
         columns = []
         for column, array in zip(self.columns, self.converted(batch), strict=True):
             try:
@@ -438,7 +465,7 @@ class Values(Encoder[ColumnT]):
 
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
-    """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
+    """List every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
     known = {column.name: column for column in columns}
     reasons: list[str] = []
     written = Counter(schema.names)

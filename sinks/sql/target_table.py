@@ -27,8 +27,7 @@ logger = get_logger(__name__)
 
 
 class TargetTable(Generic[ConnectionT, TargetT]):
-    """Find the table or create it, tell whether rows fit it, alter it, and plan how they are
-    written.
+    """Find or create the table, tell whether rows fit it, alter it, and plan how rows go in.
 
     It holds the plan that was made last, which travels to the tasks.
     """
@@ -61,8 +60,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ whether rows can go in
     def check(self, schema: pa.Schema) -> None:
-        """Find the table (or create it), see whether it can take rows of `schema`, and choose the
-        strategy.
+        """Find or create the table, see whether it takes rows of `schema`, and choose the strategy.
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
         once.
@@ -113,7 +111,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
     def _mismatches(
         self, target: TargetT, batch: pa.Schema, additions: Sequence[SchemaChange]
     ) -> list[str]:
-        """List those that the additions do not fix."""
+        """List the mismatches that the additions do not fix."""
         written = set(self._merge.written(batch.names, target.names)) - {
             a.column for a in additions
         }
@@ -141,14 +139,14 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # --------------------------------------------------------------- finding, creating and planning
     def locate(self, connection: ConnectionT) -> tuple[str, str]:
-        """Tell schema and name of the table, as it was found first."""
+        """Return schema and name of the table, as it was found first."""
         return self._location or self._catalog.locate(connection, self._table)
 
     def describe(self, connection: ConnectionT, create_for: pa.Schema | None = None) -> TargetT:
-        """Read the table, which is created for rows of `create_for` if there is none and the sink
-        may.
+        """Read the table.
 
-        Raises ConfigurationError if there is none.
+        If there is none and the sink may create it, the table is created for rows of `create_for`.
+        Raises ConfigurationError if there is still none.
         """
         schema, name = self.locate(connection)
         target = self._catalog.describe(connection, schema, name)
@@ -203,15 +201,18 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         return self.plan
 
     def forget_plan(self) -> None:
-        """Make the plan anew when it is needed next."""
+        """Forget the plan, so that it is made again when it is needed next."""
         self.plan = None
 
     def close(self) -> None:
-        """Say the strategy again when it is chosen next."""
+        """Let the strategy be logged again when it is chosen next."""
         self._logged = ""
 
     def probe_schema(self) -> pa.Schema | None:
-        """Choose a column of the table with a type that fits; None if there is no table yet."""
+        """Return a schema of one column of the table with a type that fits the column.
+
+        Return None if there is no table yet.
+        """
         with self._server.lend() as connection:
             target = self._catalog.describe(connection, *self.locate(connection))
             if target is None:
@@ -223,18 +224,18 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ the ledger beside it
     def find_ledger(self, connection: ConnectionT) -> tuple[str, Ledger[ConnectionT] | None]:
-        """Find the schema of table and ledger, and the ledger if there is one."""
+        """Return the schema of table and ledger, and the ledger if there is one."""
         schema, _ = self.locate(connection)
         return schema, Ledger.find(self._catalog, connection, schema, self._ledger)
 
     def ensured_ledger(self, connection: ConnectionT) -> Ledger[ConnectionT]:
-        """Find the ledger, or make it."""
+        """Find the ledger, or create it."""
         schema, _ = self.locate(connection)
         return Ledger.ensure(self._catalog, connection, schema, self._ledger)
 
     # ------------------------------------------------------------------ changes of the table
     def evolve(self, connection: ConnectionT, batch: pa.Schema) -> None:
-        """Add to the table what it lacks for rows of `batch`."""
+        """Add to the table the columns that it lacks for rows of `batch`."""
         table = label(*self.locate(connection))
 
         def due() -> list[SchemaChange]:
@@ -306,12 +307,12 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ for operators
     def findings(self, connection: ConnectionT) -> Iterator[Finding]:
-        """Ask the server itself what is to be said of it."""
+        """Yield what the server itself tells an operator."""
         yield from self._server.findings(connection)
         yield from self._backend.prepared.findings(connection, self._backend.strategy)
 
     def problems_found(self, connection: ConnectionT) -> Iterator[Finding]:
-        """Tell what can be told of the table without a batch."""
+        """Yield what can be told of the table without a batch."""
         schema, name = self.locate(connection)
         target = self._catalog.describe(connection, schema, name)
         if target is None and self._create_table:

@@ -1,5 +1,4 @@
-"""What travels to the tasks, which is the plan that the driver made, and one participant's
-transaction there."""
+"""The plan that the driver makes for the tasks, and the transaction of one partition."""
 
 from __future__ import annotations
 
@@ -20,7 +19,10 @@ from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 @dataclass(frozen=True)
 class Plan(Generic[ConnectionT, TargetT]):
-    """What the driver found out about the server, carried to the tasks in the sink's pickle."""
+    """The facts that the driver found out about the server.
+
+    The sink's pickle takes them to the tasks.
+    """
 
     target: TargetT
     ledger: Ledger[ConnectionT]
@@ -30,8 +32,8 @@ class Plan(Generic[ConnectionT, TargetT]):
 class RowTransaction(ABC, Generic[ConnectionT]):
     """An open transaction, on a connection that it has to itself.
 
-    `identity` is what it will be known by when it is pre-committed; `may_be_durable` is set just
-    before the statement that makes it so, after which only the server knows whether it is.
+    `identity` is the name of the transaction once it is pre-committed. `may_be_durable` is set just
+    before the statement that makes it durable; after that only the server knows whether it is.
     `fingerprint` is set before that.
     """
 
@@ -44,7 +46,10 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         table: str,
         fault: Callable[[Exception], Fault | None],
     ) -> None:
-        """`table` is the target's name for a reader, and `fault` the backend's."""
+        """Keep what the transaction needs to explain errors.
+
+        `table` is the target's name for a reader, and `fault` is the server's method of this name.
+        """
         self.context = context
         self.identity = identity
         self.table = table
@@ -52,10 +57,10 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         self.may_be_durable = False
         self.fingerprint: Fingerprint | None = None
         self.own_keys: Sequence[ForeignKey] = ()
-        """Of one that writes into the target itself: the foreign keys by which the table refers to
-        itself."""
+        """If the transaction writes into the target itself, the foreign keys by which the table
+        refers to itself."""
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
-        """Who writes, in errors."""
+        """The name of the writer, in errors."""
 
     @contextmanager
     def discarded_on_error(self) -> Iterator[None]:
@@ -66,12 +71,14 @@ class RowTransaction(ABC, Generic[ConnectionT]):
             raise
 
     def explained(self) -> AbstractContextManager[None]:
-        """Errors of the server inside this block name table, partition and checkpoint."""
+        """Let errors of the server inside this block name table, partition and checkpoint."""
         return explained(self.judge, self.table, self.who)
 
     def judge(self, error: Exception) -> Fault | None:
-        """What an error of the server is about, with what to do about a table that refers to
-        itself."""
+        """Tell what an error of the server is about.
+
+        If the table refers to itself, the fault also says what to do about that.
+        """
         known = self._fault(error)
         if known and (known.kind == "blocked" or known.kind == "refused"):
             return replace(
@@ -81,8 +88,11 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         return known
 
     def elsewhere(self, text: str, *, waited: bool = False) -> str:
-        """What follows the server's words if they name a foreign key to the table itself, or it
-        `waited` for a lock: the row that is missing may be another partition's."""
+        """Return what follows the server's words if the missing row may be another partition's.
+
+        That can be if the table refers to itself, and the words name one of these foreign keys or
+        the transaction `waited` for a lock. Otherwise return "".
+        """
         names = [key.name for key in self.own_keys if waited or key.name in text]
         if not names:
             return ""
@@ -94,33 +104,46 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Default: `put`, which may do more than is needed here."""
+        """Write the rows.
+
+        By default this is `put`, which may do more than is needed here.
+        """
         self.put(batch)
 
     @abstractmethod
     def encode(self, batch: pa.RecordBatch) -> object:
-        """Raises BadValue if the columns cannot hold the rows, as far as that can be told without
-        the server."""
+        """Encode the rows.
+
+        Raises BadValue if the columns cannot hold them, as far as that can be told without the
+        server.
+        """
 
     @abstractmethod
     def put(self, batch: pa.RecordBatch) -> None:
-        """Write the rows, all or none: none if this raises BadValue, after which the transaction
-        goes on."""
+        """Write all of the rows or none.
+
+        If this raises BadValue, none is written, and the transaction continues.
+        """
 
     @abstractmethod
     def finish(self) -> int:
-        """Wait until the server has judged every row; returns how many there were."""
+        """Wait until the server has judged every row; return how many rows there were."""
 
     def prepare(self) -> None:
-        """Of one that writes into the target itself: make it durable under its name, and let go of
-        the connection. Default: of a database without prepared transactions, of which this is never
-        asked."""
+        """Make a transaction on the target itself durable under its name.
+
+        Then let go of the connection. The default is that of a database without prepared
+        transactions, which is never asked for this.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit it at once, and let go of the connection."""
+        """Commit the transaction at once, and let go of the connection."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Roll it back. The server has done so when this returns, unless it cannot be reached."""
+        """Roll the transaction back.
+
+        When this returns, the server has done so, unless it cannot be reached.
+        """
