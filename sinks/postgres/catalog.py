@@ -1,4 +1,4 @@
-"""What PostgreSQL tells of the target: columns, constraints, indexes and rights."""
+"""PostgreSQL's description of the target: columns, constraints, indexes and rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sinks.sql.server import ambiguous
 from sinks.sql.table import ForeignKey, Unique
 
 _LEDGER_BYTES = 62
-"""The name of a ledger has at most so many, since the name of its witness is longer."""
+"""The most bytes that the name of a ledger may have. The name of its witness is longer."""
 
 
 class PostgresCatalog(Catalog[Connection, PostgresTarget]):
@@ -95,11 +95,10 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
-    """Schema and name of a table as the user wrote it: `orders`, `shop.orders`, `"Shop"."Orders"`.
+    """Find schema and name of a table as the user wrote it.
 
-    It need not exist.
-
-    Raises ConfigurationError if it is no table name, or there is no schema for it.
+    The user may write `orders`, `shop.orders` or `"Shop"."Orders"`. The table need not exist.
+    Raises ConfigurationError if this is no table name, or there is no schema for it.
     """
     try:
         (parts,) = row(connection, "SELECT parse_ident(%s)", table)
@@ -130,7 +129,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
 
 
 def describe(connection: Connection, schema: str, name: str) -> PostgresTarget | None:
-    """Read the target from the catalog; None if there is none.
+    """Read the target from the catalog; return None if there is none.
 
     Raises ConfigurationError if it is not a table.
     """
@@ -245,9 +244,15 @@ SELECT 'heir', inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oi
  WHERE inhparent = %(oid)s AND NOT relispartition
 ORDER BY 1, 2
 """
-"""What keeps rows out of the table at all; what may refuse a row and is not judged by a staging
-table (what a partition has is not looked at); what refers to it; whether a publication may refuse
-its upserts; and who inherits from it."""
+"""The query for facts about a table, each with its kind:
+
+* `obstacle`: what keeps rows out of the table at all;
+* `judge`: what may refuse a row and is not judged by a staging table (the indexes of partitions are
+  not looked at one by one);
+* `reference`: what refers to the table;
+* `keyless`: a publication may refuse upserts into the table;
+* `heir`: a table that inherits from it.
+"""
 _CHECKS = """
 SELECT conname::text, pg_get_expr(conbin, conrelid),
        ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = conrelid
@@ -303,15 +308,15 @@ def _checks(rows: Rows) -> tuple[Check, ...]:
 
 
 def lock(connection: Connection, target: PostgresTarget) -> None:
-    """With the next statement: nobody changes the table until the caller's transaction ends.
+    """Let nobody change the table until the caller's transaction ends.
 
-    The lock of an INSERT.
+    The lock is that of an INSERT, and is taken with the next statement.
     """
     connection.defer(f"LOCK TABLE ONLY {target.identifier.as_string()} IN ROW EXCLUSIVE MODE")
 
 
 def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
-    """The target with the columns and checks that it has now.
+    """Return the target with the columns and checks that it has now.
 
     Raises ConfigurationError if it is gone.
     """
@@ -355,9 +360,11 @@ _INDEXES = (
 
 
 def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
-    """Unique indexes over plain columns, and the names of those indexes whose verdict only the
-    target can tell: over expressions, partial ones, and where other values are equal than in the
-    column."""
+    """Return the unique indexes over plain columns, and names of the indexes that are special.
+
+    Only the target can tell the verdict of a special index: it is over expressions, or partial, or
+    other values are equal in it than in the column, or the like.
+    """
     uniques = tuple(
         Unique(name, tuple(columns), arbiter, nulls_equal)
         for name, columns, unique, arbiter, special, nulls_equal, *_ in rows
@@ -373,7 +380,7 @@ def missing_rights(
     ledgers: Iterable[str] = (),
     create: bool = False,
 ) -> list[str]:
-    """With the statements that an owner has to run so that this role may do what the sink does."""
+    """Tell which statements an owner has to run so that this role may do what the sink does."""
     place = sql.Identifier(target.schema).as_string()
     needed = {target.name: rights} | dict.fromkeys(ledgers, LEDGER_RIGHTS)
     names = {name: sql.Identifier(target.schema, name).as_string() for name in needed}

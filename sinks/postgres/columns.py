@@ -38,13 +38,13 @@ from sinks.sql import table as tables
 
 @dataclass(frozen=True)
 class PostgresColumn(tables.Column):
-    """One column of the target as the catalog tells.
+    """A column of the target as the catalog describes it.
 
-    `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type); `kind` is
+    `type` is pg_type.typname (`int4`, `int4[]` for its array, a domain's base type). `kind` is
     pg_type.typtype of the type, or of an array's element (`e`: an enum, `d`: a domain). `limits` is
     the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
-    `collation` is the clause for one that is not the type's own, and `always` is an identity column
-    that is GENERATED ALWAYS.
+    `collation` is the clause for a collation that is not the type's own. `always` says that it is
+    an identity column that is GENERATED ALWAYS.
     """
 
     kind: str = "b"
@@ -98,7 +98,7 @@ _LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:
 
 
 def _holds(name: str, declared: str) -> Holds:
-    """With the limits of `declared`. Raises Unfit."""
+    """Return what a type holds, within the limits of `declared`. Raises Unfit."""
     holds = replace(_HOLDS[name], name=declared)
     match = _LIMITED.match(declared)
     fields, size, scale = match.groups() if match else ("", None, None)
@@ -117,7 +117,10 @@ def _holds(name: str, declared: str) -> Holds:
 
 # ---------------------------------------------------------------- the form of values in COPY BINARY
 def _without_nul(array: pa.Array) -> pa.Array:
-    """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
+    """Refuse strings with a NUL, which PostgreSQL's text does not have.
+
+    This looks at the bytes once, and at offsets only if there is a NUL.
+    """
     if not bytes_of(array).all():
         index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
         if index >= 0:
@@ -131,7 +134,7 @@ _UUID = "[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}"
 
 
 def _uuid(array: pa.Array) -> pa.Array:
-    """Texts in the forms that uuid_in() takes."""
+    """Convert strings, in the forms that uuid_in() takes, to the bytes of a uuid."""
     is_uuid = pc.match_substring_regex(array, rf"^({_UUID}|\{{{_UUID}\}})$")
     refuse(array, pc.invert(is_uuid), "is no uuid")
     digits = pc.replace_substring_regex(array.cast(pa.string()).fill_null("0" * 32), "[-{}]", "")
@@ -204,7 +207,7 @@ def _array(arrow: pa.DataType, column: PostgresColumn) -> Convert:
 
 # -------------------------------------------------------------------- columns that the sink creates
 def target_type(arrow: pa.DataType) -> str:
-    """Raises Unfit."""
+    """Return the type of a column that the sink creates for an Arrow type. Raises Unfit."""
     if at.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
     if (
@@ -248,7 +251,7 @@ class Check:
 class SpecialUnique:
     """A unique index that is partial or over expressions, in SQL.
 
-    `reads` are the columns that it depends on, also those of a condition.
+    `reads` are the columns that it depends on, including those of a condition.
     """
 
     columns: tuple[str, ...]
@@ -264,16 +267,16 @@ class PostgresTarget(tables.Target):
     columns: tuple[PostgresColumn, ...]
     checks: tuple[Check, ...]
     unwritable: tuple[str, ...] = ()
-    """Why rows cannot go there at all: row-level security, rules, partitions that are foreign
-    tables."""
+    """The reasons why rows cannot go there at all: row-level security, rules, partitions that are
+    foreign tables."""
     long_indexes: tuple[tuple[str, ...], ...] = ()
-    """The columns of each index that has one without a fixed length: it takes no value beyond a
-    third of a page."""
+    """The columns of each index that has a column without a fixed length. Such an index takes no
+    value beyond a third of a page."""
 
     special_uniques: tuple[SpecialUnique, ...] = ()
     keyless: bool = False
-    """It has no replica identity, or not all that a publication's filter asks for: that may refuse
-    updates and deletes."""
+    """True if the table has no replica identity, or not all that a publication's filter asks for. A
+    publication may refuse updates and deletes then."""
 
     @property
     def identifier(self) -> sql.Identifier:

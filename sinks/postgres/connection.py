@@ -1,4 +1,4 @@
-"""psycopg's connection with an end to every wait, and what its errors are about."""
+"""psycopg's connection with an end to every wait, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -69,22 +69,30 @@ Rows = list[tuple[Any, ...]]
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and
-    answers keepalives for ever: a silent server is asked by a new connection, which has
-    `connect_timeout` to get any answer."""
+    """A connection on which no wait outlives its server, not even a frozen one.
+
+    The kernel of a frozen server keeps connections open and answers keepalives forever. So if a
+    server is silent, a new connection asks whether it is there, and has `connect_timeout` to get
+    any answer.
+    """
 
     answer_seconds: float | None = None
-    """How long any statement may take; None: as long as it takes, while others are answered."""
+    """The limit of any statement. If it is None, a statement may take as long as it takes, while
+    the server answers others."""
     server = ""
-    """What errors call the server; "" for host, port, database and user."""
+    """The name of the server in errors; "" for host, port, database and user."""
     on_silence: Callable[[], None] | None = None
-    """Called when the server did not answer."""
+    """The function that is called when the server did not answer."""
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Connection:
-        """No password goes in clear to a server that has not proved who it is, unless
-        `require_auth` is given. Of several hosts it takes the primary, unless
-        `target_session_attrs` is given: a standby is behind."""
+        """Connect to the primary, and send no password in clear to a server that proves nothing.
+
+        A server proves who it is by sslmode=verify-full; `require_auth` or PGREQUIREAUTH overrides
+        this. Of several hosts the primary is taken, since a standby is behind;
+        `target_session_attrs` overrides that. The latter needs libpq 14, and the former needs libpq
+        16.
+        """
         if psycopg.pq.version() >= 140000:
             options = {"target_session_attrs": "primary"} | options
         proved = options.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full"
@@ -104,8 +112,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def defer(
         self, statement: str, parameters: Any = None, judge: Callable[[Rows], object] | None = None
     ) -> Rows:
-        """Run it in one message with the next statement, just before that, where cursors are
-        psycopg.ClientCursor. Its rows are in the list then. `judge` gets them, and may raise."""
+        """Run a statement in one message with the next statement, just before it.
+
+        This needs cursors that are psycopg.ClientCursor. The returned list has the rows once the
+        message is answered. `judge` gets them, and may raise.
+        """
         rows: Rows = []
         self._deferred.append((self._text(statement.encode(), parameters), rows, judge))
         return rows
@@ -116,7 +127,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     @property
     def idle(self) -> bool:
-        """In no transaction, and with nothing to run."""
+        """True if the connection is in no transaction, and has nothing to run."""
         return (
             not self._deferred and self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         )
@@ -130,8 +141,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         super().rollback()
 
     def end(self, statement: Any) -> None:
-        """COMMIT or PREPARE TRANSACTION: after a failed statement the server answers ROLLBACK to
-        it, and no error."""
+        """Run COMMIT or PREPARE TRANSACTION, and raise if the server rolls back in its place.
+
+        After a failed statement the server answers ROLLBACK to it, and no error.
+        """
         if self.execute(statement).statusmessage == "ROLLBACK":
             raise errors.InFailedSqlTransaction(
                 "the server rolled back in place of a commit: a statement had failed"
@@ -140,7 +153,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def execute(
         self, query: Any, params: Any = None, **options: Any
     ) -> psycopg.Cursor[tuple[Any, ...]]:
-        """The cursor is at the result of the query itself."""
+        """Run a query together with what was deferred.
+
+        The cursor is at the result of the query itself.
+        """
         if not self._deferred:
             return super().execute(query, params, **options)
         texts = [*(text for text, _, _ in self._deferred), self._text(query, params)]
@@ -225,7 +241,7 @@ def connect_for(engine: Engine, answer_seconds: float | None) -> None:
 
 
 def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
-    """The row of a query that has one."""
+    """Return the row of a query that has one."""
     answer = connection.execute(query, parameters or None).fetchone()
     assert answer is not None
     return answer
@@ -233,7 +249,10 @@ def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, .
 
 # ---------------------------------------------------------------------- errors
 def fault(error: BaseException | None) -> Fault | None:
-    """None for a lost connection, and what is no error of the server."""
+    """Tell what an error is about.
+
+    Return None for a lost connection, and for what is not an error of the server.
+    """
     if not isinstance(error, psycopg.Error):
         return None
     text = error_text(error)
@@ -303,7 +322,7 @@ def _position(error: psycopg.Error) -> str:
 
 
 def error_text(error: psycopg.Error) -> str:
-    """Message, detail and hint of the server in one line."""
+    """Join message, detail and hint of the server in one line."""
     diag = error.diag
     parts = [diag.message_primary or str(error).strip(), diag.message_detail, diag.message_hint]
     return "; ".join(" ".join(part.split()) for part in parts if part)

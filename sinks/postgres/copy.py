@@ -1,6 +1,6 @@
-"""Arrow record batches by COPY ...
+"""Arrow record batches by COPY … FROM STDIN (FORMAT BINARY): the hot path.
 
-FROM STDIN (FORMAT BINARY), on a connection of one's own: the hot path.
+Each transaction has a connection to itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sinks.transaction import Identity, TransactionContext
 
 
 class CopyEncoder(Encoder[PostgresColumn]):
-    """For one COPY. Rows are counted as COPY's own errors do."""
+    """The encoder of one COPY. It counts rows as COPY's own errors do."""
 
     rows_at_once = 16_384
     bytes_at_once = 16 * 2**20
@@ -46,7 +46,7 @@ class CopyEncoder(Encoder[PostgresColumn]):
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
 
     def whole(self, batch: pa.RecordBatch) -> list[bytes]:
-        """The batch as a COPY of its own."""
+        """Encode the batch as a COPY of its own."""
         alone = copy(self)
         alone._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
         alone.rows = 0
@@ -56,7 +56,7 @@ class CopyEncoder(Encoder[PostgresColumn]):
         return bytes(self._encoder.write_header())
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The rows of one batch.
+        """Encode the rows of one batch.
 
         Up to 1 MiB is held back for a larger write later on, at the latest that of the trailer.
         """
@@ -74,7 +74,10 @@ class CopyEncoder(Encoder[PostgresColumn]):
 
 
 class CopyTransaction(RowTransaction[Connection]):
-    """Memory: one encoded batch and libpq's output buffer."""
+    """A transaction that takes rows by COPY.
+
+    It needs memory for one encoded batch and libpq's output buffer.
+    """
 
     @classmethod
     def begin(
@@ -96,9 +99,9 @@ class CopyTransaction(RowTransaction[Connection]):
         table: str,
         identity: Identity,
     ) -> None:
-        """The transaction that the connection is in.
+        """Take over the transaction that the connection is in.
 
-        `give_back` takes the connection when it is committed.
+        `give_back` takes the connection when the transaction is durable.
         """
         super().__init__(context, identity, table, fault)
         self.connection = connection
@@ -110,7 +113,7 @@ class CopyTransaction(RowTransaction[Connection]):
         self._under_savepoints = False
 
     def start(self, into: sql.Identifier, encoder: CopyEncoder) -> None:
-        """Rows go into this table."""
+        """Let rows go into this table."""
         self._encoder = encoder
         columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in encoder.columns)
         self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
@@ -154,7 +157,7 @@ class CopyTransaction(RowTransaction[Connection]):
                 self.connection.execute("RELEASE SAVEPOINT tpc")
 
     def finish(self) -> int:
-        """End the COPY; now every row is checked. Returns how many rows the server took."""
+        """End the COPY, after which every row is checked; return how many rows the server took."""
         if self._under_savepoints:
             return self._put
         if self._copying is None:
@@ -174,8 +177,10 @@ class CopyTransaction(RowTransaction[Connection]):
         self.seal("COMMIT")
 
     def seal(self, statement: str | sql.Composed) -> None:
-        """Run the statement that makes the transaction durable, then let go of the connection: it
-        may be another's."""
+        """Run the statement that makes the transaction durable, then let go of the connection.
+
+        From then on another transaction may have the connection.
+        """
         with self.explained():
             self.connection.flush()
         self.may_be_durable = True
@@ -185,7 +190,7 @@ class CopyTransaction(RowTransaction[Connection]):
         self._give_back(self.connection)
 
     def discard(self) -> None:
-        """Also while it waits for a lock."""
+        """Roll the transaction back, even while it waits for a lock, unless it is sealed."""
         if self._sealed:
             return
         with contextlib.suppress(Exception):

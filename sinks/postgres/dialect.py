@@ -22,7 +22,10 @@ class PostgresDialect(Dialect[PostgresTarget]):
         return sql.Identifier(*names).as_string()
 
     def into(self, target: PostgresTarget, written: Sequence[str]) -> str:
-        """Identity columns that are GENERATED ALWAYS are written, as COPY does."""
+        """Write the INSERT up to its rows.
+
+        It writes identity columns that are GENERATED ALWAYS too, as COPY does.
+        """
         overriding = " OVERRIDING SYSTEM VALUE" if target.always_identity & set(written) else ""
         return (
             f"INSERT INTO {self.quote(target.schema, target.name)} AS target"
@@ -31,15 +34,22 @@ class PostgresDialect(Dialect[PostgresTarget]):
 
     def sorted_by(self, move: Move[PostgresTarget], column: str) -> str:
         is_own = column not in move.target.names and move.types[column] == "text"
-        # the latter as the table sorts
+        # a column of the target sorts as the table does
         return f'{self.quote(column)} COLLATE "C"' if is_own else self.quote(column)
 
     def compared(self, target: PostgresTarget, column: str) -> str:
-        """Some types have no equality."""
+        """Write a column as text that is compared byte by byte.
+
+        Some types have no equality.
+        """
         return f'{self.quote(column)}::text COLLATE "C"'
 
     def takes(self, move: Move[PostgresTarget]) -> list[str]:
-        """Also of indexes that are partial, as if they were whole, or over expressions."""
+        """Write conditions under which a change `taker` may take a value of the row `target`.
+
+        They include partial indexes, as if these covered the whole table, and indexes over
+        expressions.
+        """
         takes = super().takes(move)
         for unique in move.target.special_uniques:
             plain = [self.quote(column) for column in unique.columns if column in move.written]
@@ -62,7 +72,7 @@ class PostgresDialect(Dialect[PostgresTarget]):
         return takes
 
     def _evaluated(self, expression: str, columns: Sequence[str], row: str) -> str:
-        """An expression over columns of a `row` of the statement around."""
+        """Write an expression over columns of a `row` of the surrounding statement."""
         names = ", ".join(f"{row}.{self.quote(column)}" for column in columns)
         return f"(SELECT {expression} FROM (SELECT {names}) AS one)"
 
@@ -84,13 +94,15 @@ class PostgresDialect(Dialect[PostgresTarget]):
         )
 
     def givers(self, move: Move[PostgresTarget], last: str, handed_on: str) -> str:
-        """Select one row if any row gives up a value that another one takes."""
+        """Select one row if any row gives up a value that another row takes."""
         table = self.quote(move.target.schema, move.target.name)
         return f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {handed_on} LIMIT 1"
 
     def put_in_anew(self, move: Move[PostgresTarget], last: str, handed_on: str) -> str:
-        """Take out the rows that give up a value which another one takes, and put them in with
-        their changes, and with what the batch has not as it was."""
+        """Take out the rows that give up a value which another row takes, and put them in again.
+
+        The rows get their changes, and keep what they had in columns that the batch lacks.
+        """
         table = self.quote(move.target.schema, move.target.name)
         keys = self.merge.keys
         changes = {column for column in move.written if column not in keys}
@@ -123,8 +135,10 @@ class PostgresDialect(Dialect[PostgresTarget]):
         return f"{self.into(move.target, move.written)} {row}{conflict}"
 
     def values_longer_than(self, move: Move[PostgresTarget], longest: int) -> str | None:
-        """Select one row if a staged row has more than so many bytes for an index of the target;
-        None if the target has no such index."""
+        """Select one row if a staged row has more than `longest` bytes for an index of the target.
+
+        Return None if the target has no such index.
+        """
         columns = [set(index) & set(move.written) for index in move.target.long_indexes]
         sizes = [
             " + ".join(

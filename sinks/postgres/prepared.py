@@ -1,5 +1,4 @@
-"""PREPARE TRANSACTION: a task copies into the target itself, and the driver runs COMMIT
-PREPARED."""
+"""PREPARE TRANSACTION: tasks copy into the target itself, the driver runs COMMIT PREPARED."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from sinks.transaction import Identity, TransactionContext, TransactionId
 _OLD_SECONDS = 3600
 """From this age on a prepared transaction is worth a warning."""
 _FEW_FREE = 8
-"""So few free slots of max_prepared_transactions are worth a warning."""
+"""Fewer free slots of max_prepared_transactions than these are worth a warning."""
 
 
 class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
@@ -63,8 +62,10 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
     def begin(
         self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
     ) -> CopyTransaction:
-        """Begin to copy into the target itself, with the types that this transaction sees: COPY
-        BINARY would take the bytes of one type for those of another."""
+        """Begin to copy into the target itself, with the types that this transaction sees.
+
+        COPY BINARY would take the bytes of one type for those of another type.
+        """
         target = plan.target
         transaction = CopyTransaction.begin(
             self.server, context, target.label, {self.KEY: context.transaction_id}
@@ -110,9 +111,12 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
     def in_doubt(
         self, connection: Connection, schema: str, job: str, sink: str
     ) -> Iterable[Identity]:
-        """The name does not have the schema, and another environment may have the same names in
-        another schema. The locks tell: a prepared transaction still holds those of the table, and
-        of the ledger beside it."""
+        """List the prepared transactions of this job and sink in the schema.
+
+        The name of a transaction does not have the schema, and another environment may have the
+        same names in another schema. The locks tell them apart: a prepared transaction still holds
+        the locks of the table, and of the ledger beside it.
+        """
         rows = connection.execute(
             "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND"
             " starts_with(gid, %s)"
@@ -126,10 +130,11 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
 
     def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
-        """The server remembers for a while how transactions ended.
+        """Tell why a transaction cannot be called lost: the server remembers that it was committed.
 
-        Only that one was committed counts: what it says after a failover that lost some may be
-        about another transaction.
+        The server remembers for a while how transactions ended. Only a commit counts here, because
+        after a failover that lost some transactions the answer may be about another transaction.
+        Return None otherwise.
         """
         try:
             (status,) = row(connection, "SELECT txid_status(%s::bigint)", proof.get("xid"))

@@ -24,7 +24,7 @@ from sinks.sql.server import KEEPALIVES, PERCENT_ENCODED, Pool, Row, is_trusted
 class PostgresServer(Pool[Connection]):
     """Lend connections of psycopg, and run statements on them.
 
-    It leaves no session state and no server-side prepared statement behind, so a
+    They leave no session state and no server-side prepared statement behind, so a
     transaction-pooling PgBouncer may stand in between.
     """
 
@@ -71,7 +71,7 @@ class PostgresServer(Pool[Connection]):
             "tcp_user_timeout": 60_000,
             **KEEPALIVES,
         }
-        fixed = {"client_encoding": "UTF8"}  # of the text inside COPY BINARY too
+        fixed = {"client_encoding": "UTF8"}  # this holds for the text inside COPY BINARY too
         super().__init__(dialect, defaults | given | fixed, name=name, lock_timeout=lock_timeout)
         self._silent_until = 0.0
 
@@ -178,8 +178,10 @@ class PostgresServer(Pool[Connection]):
         return connection.defer(statement, parameters, judge)
 
     def _defer_settings(self, connection: Connection) -> None:
-        """Outside of a transaction: the statements of one message are one transaction, so the
-        settings hold for it."""
+        """Configure the next statement, if it runs outside of a transaction.
+
+        The statements of one message are one transaction, so the settings hold for the statement.
+        """
         if connection.idle:
             connection.defer(postgres_settings(self._lock_timeout))
 
@@ -189,7 +191,7 @@ class PostgresServer(Pool[Connection]):
         columns: Sequence[str],
         inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        """Send all statements in one message."""
+        """Insert missing rows as in `Server`, with all statements in one message."""
         statements = [
             statement
             for table, rows in inserts.items()

@@ -1,5 +1,8 @@
-"""PostgreSQL's own way: rows by COPY, into the target under PREPARE TRANSACTION, or into staging
-tables, which are dropped in the transaction that moves them."""
+"""The sink of PostgreSQL.
+
+It writes rows by COPY, either into the target under PREPARE TRANSACTION, or into staging tables,
+which are dropped in the transaction that moves them.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,18 @@ Strategy = Literal["auto", "prepared", "staged"]
 
 
 class PostgresSink(TableSink[Connection, PostgresTarget]):
-    """Rows into one table, by COPY BINARY.
+    """A sink that writes rows into one table, by COPY BINARY.
 
-    Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION;
-    the driver runs COMMIT PREPARED. Appends only, and the server must have
-    max_prepared_transactions above the number of partitions. `staged`: each task copies into a
-    staging table beside the target and commits that; the driver moves all staging tables of a
-    checkpoint in one transaction. For any server and PgBouncer pool, and the only one for upserts.
-    `auto` asks the server. What became of a transaction is kept in the table `ledger`, beside the
-    target.
+    There are two strategies, and `auto` asks the server which one is possible:
+
+    * `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION, and the
+      driver runs COMMIT PREPARED. This is for appends only, and the server must have
+      max_prepared_transactions above the number of partitions.
+    * `staged`: each task copies into a staging table beside the target and commits that, and the
+      driver moves all staging tables of a checkpoint in one transaction. This works with any server
+      and PgBouncer pool, and is the only strategy for upserts.
+
+    The table `ledger`, beside the target, records what became of each transaction.
     """
 
     system = "PostgreSQL"
@@ -71,8 +77,8 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
           (`sslmode`, `passfile` …).
         * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`)
           is the sink's uid.
-        * `lock_timeout`: how long any of our transactions waits for a lock: seconds, or a text such
-          as "10 s".
+        * `lock_timeout`: how long any of our transactions waits for a lock, in seconds, or as a
+          string such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq

@@ -1,5 +1,4 @@
-"""PostgreSQL's staging tables: filled by COPY, and dropped in the transaction that moves their
-rows."""
+"""PostgreSQL's staging tables: filled by COPY, and dropped in the transaction that moves rows."""
 
 from __future__ import annotations
 
@@ -44,8 +43,10 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     def stage(
         self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
     ) -> CopyTransaction:
-        """Make a table that has the types, NOT NULL and CHECKs of the target, and begin to copy
-        into it."""
+        """Make a table like the target, and begin to copy into it.
+
+        The table has the types, NOT NULL and CHECKs of the target.
+        """
         target = plan.target
         name = staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
@@ -71,7 +72,7 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     def _declarations(
         self, target: PostgresTarget, columns: Sequence[PostgresColumn], written: set[str]
     ) -> list[str]:
-        """Columns and constraints for CREATE TABLE.
+        """List columns and constraints for CREATE TABLE.
 
         A row that deletes needs nothing but its key.
         """
@@ -133,8 +134,11 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
         return ["an index"] if long_values and self.server.query(connection, long_values) else []
 
     def try_out(self, connection: Connection, move: Move[PostgresTarget]) -> None:
-        """Rights of defaults, a sequence that is behind, and the like show with the first row
-        only."""
+        """Insert one row.
+
+        Missing rights of defaults, a sequence that is behind, and the like show with the first row
+        only.
+        """
         self.server.execute(connection, self.dialect.one_row(move))
 
     # ------------------------------------------------------------------ the move
@@ -168,7 +172,7 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
 
 
 def _merge_column(field: pa.Field) -> PostgresColumn:
-    """A column that only a staging table has."""
+    """Make a column that only a staging table has."""
     declared = target_type(field.type)
     element, _, array = declared.partition("[")
     return PostgresColumn(
