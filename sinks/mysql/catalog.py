@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB tell of the target: columns, constraints, indexes and rights."""
+"""MySQL's and MariaDB's description of the target: columns, constraints, indexes and rights."""
 
 from __future__ import annotations
 
@@ -56,8 +56,11 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         return locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        """Who refers to it is asked for upserts alone: the server opens every table of the database
-        to tell."""
+        """Read the table; return None if there is none.
+
+        Which tables refer to it is asked for upserts alone, since the server opens every table of
+        the database to tell.
+        """
         triggers = connection.defer(TRIGGERS[self.dialect.name], [schema, name])
         referring = (
             connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
@@ -77,9 +80,9 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
     def current(
         self, connection: Connection, known: MySQLTarget, written: Sequence[str]
     ) -> MySQLTarget:
-        """The target as the running transaction sees it, under its metadata lock.
+        """Return the target as the running transaction sees it, under its metadata lock.
 
-        Raises ConfigurationError if it may not write such rows any more.
+        Raises ConfigurationError if such rows can no longer be written.
         """
         not_locked = ""
         connection.defer(locking(known.identifier, written))
@@ -102,7 +105,7 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
     def column_types(
         self, connection: Connection, schema: str, tables: Sequence[str]
     ) -> ColumnTypes:
-        """Read the columns. The type of a text has its collation behind it."""
+        """Read the columns, where the type of a string has its collation behind it."""
         if not tables:
             return {}
         rows = query(
@@ -141,16 +144,19 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         return target_type(field.type, key=key)
 
     def table_options(self, connection: Connection) -> str:
-        # else MariaDB before 10.10 gives a timestamp ON UPDATE
+        # otherwise MariaDB before 10.10 gives a timestamp ON UPDATE
         with contextlib.suppress(pymysql.Error):
             execute(connection, "SET SESSION explicit_defaults_for_timestamp = 1")
-        # blanks at the end too
+        # blanks at the end count too
         bytewise = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
         return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise}"
 
     def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
-        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that
-        Spark has."""
+        """Write name and type of a nullable column for ADD COLUMN.
+
+        A string gets the table's collation if that is of utf8mb4, which has a place for all
+        characters that Spark has.
+        """
         kind = target_type(field.type)
         if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
             kind += " CHARACTER SET utf8mb4"
@@ -163,12 +169,11 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
-    """Database and name of a table as the user wrote it: `orders`, `shop.orders`, "`Daily Orders`".
+    """Find database and name of a table as the user wrote it.
 
-    It need not exist. The database's name is as the server writes it, which may not care for
-    capitals: transactions are found by it.
-
-    Raises ConfigurationError if it is no table name.
+    The user may write `orders`, `shop.orders` or "`Daily Orders`". The table need not exist. The
+    database's name is returned as the server writes it, which may not distinguish capitals, because
+    transactions are found by it. Raises ConfigurationError if this is no table name.
     """
     if not _NAME.fullmatch(table):
         raise ConfigurationError(
@@ -188,7 +193,10 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
 
 
 def definition(connection: Connection, schema: str, name: str) -> str:
-    """As CREATE TABLE; "" of a table that is not there, or that this user may not read."""
+    """Return the CREATE TABLE of a table, without its next AUTO_INCREMENT number.
+
+    Return "" for a table that is not there, or that this user may not read.
+    """
     try:
         text: str = query(connection, f"SHOW CREATE TABLE {quoted(schema, name)}")[0][1]
     except pymysql.Error as error:
@@ -201,10 +209,10 @@ def definition(connection: Connection, schema: str, name: str) -> str:
 def read(
     connection: Connection, schema: str, name: str, known: MySQLTarget | None = None
 ) -> MySQLTarget | None:
-    """The target, without triggers; None if there is none, or none that this user may see.
+    """Read the target, without triggers.
 
-    One that is `known` is only looked at, unless it is defined in another way now. Raises
-    ConfigurationError if it is not a table.
+    Return None if there is none, or none that this user may see. If the table is still defined as
+    in `known`, return that. Raises ConfigurationError if it is not a table.
     """
     text = definition(connection, schema, name)
     if known and text and (known.schema, known.name, known.definition) == (schema, name, text):
@@ -228,7 +236,7 @@ def read(
     constraints += (
         [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
     )
-    # a page holds less in others
+    # in other row formats a page holds less
     constraints += [f"row format {row_format}"] * (row_format not in ("Dynamic", None))
     return MySQLTarget(
         schema,
@@ -247,15 +255,20 @@ def read(
 
 
 def locking(table: str, written: Sequence[str]) -> str:
-    """A statement that takes the metadata lock of a (quoted) table in the running transaction:
-    until its end nobody can ALTER or DROP the table. Fails with a code of SHAPE, and locks nothing,
-    where such rows cannot go in any more."""
+    """Write a statement that takes the metadata lock of a (quoted) table.
+
+    Until the end of the running transaction nobody can ALTER or DROP the table then. If such rows
+    can no longer go in, the statement fails with a code of SHAPE, and locks nothing.
+    """
     nulls = ", ".join(["NULL"] * len(written))
     return f"INSERT INTO {table} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
 
 
 def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:
-    """`engine` is what the table has now; None if it is gone."""
+    """Yield why the table has no transactions: it is gone, or has another engine than InnoDB.
+
+    `engine` is what the table has now; None if it is gone.
+    """
     if engine is None:
         yield f"it is gone: create it again as it was, columns {', '.join(target.names)}"
     elif engine.lower() != "innodb":
@@ -284,14 +297,14 @@ _COLUMNS = (
 _JUDGES = re.compile(
     r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\("
 )
-"""The last two: a default out of other columns, an index over an expression."""
+"""The last two alternatives are a default out of other columns, and an index over an expression."""
 _IDENTIFIER = "`((?:[^`]|``)+)`"
 _FOREIGN_KEY = re.compile(
     rf"CONSTRAINT {_IDENTIFIER} FOREIGN KEY \((.+?)\)"
     rf" REFERENCES (?:{_IDENTIFIER}\.)?{_IDENTIFIER} \((.+?)\)"
 )
 _JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
-"""What makes a text JSON in MariaDB."""
+"""The constraint that makes a text JSON in MariaDB."""
 _ON_UPDATE = re.compile(r"\bon update (\w+(?:\(\d*\))?)", re.IGNORECASE)
 _PERIOD = re.compile(rf"PERIOD FOR {_IDENTIFIER} \({_IDENTIFIER}, {_IDENTIFIER}\)")
 _WITHOUT_OVERLAPS = re.compile(
@@ -322,9 +335,9 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
 
 
 def _foreign_keys(database: str, lines: Iterable[str]) -> Iterator[ForeignKey]:
-    """Out of the lines of CREATE TABLE.
+    """Read the foreign keys out of the lines of CREATE TABLE.
 
-    One to a table of the same database does not name the database.
+    A foreign key to a table of the same database does not name the database.
     """
     for match in filter(None, map(_FOREIGN_KEY.match, lines)):
         name, columns, schema, table, referred = match.groups()
@@ -339,8 +352,10 @@ def _plain(quoted: str) -> str:
 
 
 def _periods(definition: str) -> dict[str, tuple[str, str]]:
-    """Of each index WITHOUT OVERLAPS, which MariaDB has, the columns where its period begins and
-    ends. The catalog shows them as any other columns of the index."""
+    """Return, for each index WITHOUT OVERLAPS, the columns where its period begins and ends.
+
+    MariaDB has such indexes, and its catalog shows these columns as any other columns of the index.
+    """
     unquoted = [[_plain(name) for name in found] for found in _PERIOD.findall(definition)]
     bounds = {period: (begin, end) for period, begin, end in unquoted}
     indexes = [[_plain(name) for name in found] for found in _WITHOUT_OVERLAPS.findall(definition)]
@@ -354,10 +369,14 @@ def _indexes(
     ends: Collection[str],
     periods: Mapping[str, tuple[str, str]],
 ) -> tuple[tuple[Unique, ...], dict[str, list[str]]]:
-    """Unique indexes over whole columns, and those whose verdict only the target can tell, with the
-    columns of which they have a prefix; the others are over expressions. `ends` are columns in
-    which a versioned table has the end of a row: MariaDB adds them to each unique index, for the
-    rows of the past, and all present rows have the same there. `periods`: as `_periods` tells."""
+    """Return the unique indexes over whole columns, and the other unique indexes.
+
+    Only the target can tell the verdict of the others. They come with the columns of which they
+    have a prefix; an index without such columns is over expressions. `ends` are columns in which a
+    versioned table has the end of a row: MariaDB adds them to each unique index, for the rows of
+    the past, and all present rows have the same value there. `periods` are the result of
+    `_periods`.
+    """
     rows = query(
         connection,
         "SELECT index_name, column_name, sub_part, index_type FROM information_schema.statistics"
@@ -367,7 +386,8 @@ def _indexes(
     )
     columns: dict[str, list[str | None]] = {}
     hashes = {index for index, _, _, kind in rows if kind == "HASH"}
-    """MariaDB's, of texts that are longer than a sort compares: it would take two keys for one."""
+    """MariaDB has such indexes of strings that are longer than a sort compares, so an upsert by
+    them would take two keys for one."""
     for index, column, part, _ in rows:
         if column not in ends:
             # None: a prefix, or an expression
@@ -391,7 +411,7 @@ def _indexes(
 def _of_other_index(
     index: str, prefixes: Collection[str], columns: Iterable[MySQLColumn], lines: Iterable[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The columns that a unique index over prefixes or expressions reads, and what it is."""
+    """Return the columns that a unique index over prefixes or expressions reads, and what it is."""
     _, _, parts = next((line for line in lines if f"KEY {quoted(index)} (" in line), "").partition(
         " ("
     )
@@ -403,8 +423,8 @@ def _of_other_index(
 
 
 _PROBE = "tpc_rights"
-"""The one table that says whether tables can be made: what a driver leaves that is killed, the next
-one drops."""
+"""The table that is made to see whether tables can be made. It has one name, so if a driver is
+killed and leaves the table, the next driver drops it."""
 
 
 def missing_rights(
@@ -414,9 +434,9 @@ def missing_rights(
     ledgers: Iterable[str] = (),
     create: bool = False,
 ) -> Iterator[str]:
-    """As the server says: EXPLAIN needs the rights of what it explains.
+    """Yield the rights that the user lacks, in the words of the server.
 
-    Whether tables can be made is tried.
+    EXPLAIN needs the rights of the statement that it explains. Whether tables can be made is tried.
     """
     schema = target.schema
     needed = [(target.name, target.names[0], rights)]

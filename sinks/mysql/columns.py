@@ -1,10 +1,10 @@
-"""The columns of a MySQL or MariaDB table, and which Arrow type goes into which of their types, and
-as what text.
+"""The columns of a MySQL or MariaDB table, and the values that go into them.
 
-Rows reach the server as text, and most of what does not fit comes back as a warning, which fails
-the transaction (see `load`). What the server would alter without a word is refused here: fractions
-of a second that are rounded, NULL that becomes the current time or the next number, '1' that
-becomes the first member of an ENUM, and the like.
+It says which Arrow type goes into which of their types, and as what text. Rows reach the server as
+text, and most of what does not fit comes back as a warning, which fails the transaction (see
+`load`). What the server would alter without a word is refused here: fractions of a second that are
+rounded, NULL that becomes the current time or the next number, '1' that becomes the first member of
+an ENUM, and the like.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"
 
 @dataclass(frozen=True)
 class MySQLColumn(tables.Column):
-    """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared`
-    COLUMN_TYPE.
+    """A column of the target as information_schema describes it.
 
-    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of
-    a second, `length` is in bytes. `collation` is "" for what is no text. `members` are those of an
-    ENUM. `on_update` is the time that the server puts into the column when an UPDATE changes the
-    row, as ON UPDATE has it; "" for none.
+    `type` is DATA_TYPE, and `declared` is COLUMN_TYPE. `precision` and `scale` are those of numbers
+    (for BIT, its bits), `digits` those of fractions of a second, and `length` is in bytes.
+    `collation` is "" for a column that is no text. `members` are those of an ENUM. `on_update` is
+    the time that the server puts into the column when an UPDATE changes the row, as ON UPDATE has
+    it; "" for none.
     """
 
     precision: int = 0
@@ -80,9 +80,9 @@ class MySQLColumn(tables.Column):
         return _FORMS.get(self.type, Form.TEXT)
 
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """To the text of the column.
+        """Return how values of an Arrow type become the text of the column.
 
-        LOAD DATA would take the end of a line for a part of what is not UTF-8.
+        A text must be UTF-8: LOAD DATA would take the end of a line for a part of invalid UTF-8.
         """
         converted = self._conversion(arrow)
         return (lambda array: in_utf8(converted(array))) if self.form is Form.TEXT else converted
@@ -124,7 +124,7 @@ class MySQLColumn(tables.Column):
 
 
 class Form(Enum):
-    """How a column's text stands in a row."""
+    """The ways in which a column's text stands in a row."""
 
     # with nothing in it to escape; in SQL 1.5E-7 is a double, '1.5E-7' what the column takes
     WORD = "word"
@@ -228,7 +228,10 @@ _SUSPICIOUS = r'"\s*:(?s:.*)"\s*:|[0-9.]{16}|[0-9][eE][+-]?[0-9]{3}'
 
 
 def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
-    """The first type in it, or itself, whose values may have more digits than a double."""
+    """Return the type itself, or the first type in it, whose values may exceed a double's digits.
+
+    Return None if there is no such type.
+    """
     if at.is_decimal(arrow) and arrow.precision > convert.DOUBLE_DIGITS:
         return arrow
     inner = (beyond_doubles(arrow.field(i).type) for i in range(arrow.num_fields))
@@ -236,8 +239,11 @@ def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
 
 
 def as_mysql_json(arrow: pa.DataType) -> Convert:
-    """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would
-    drop a name or a digit. Raises Unfit."""
+    """Return the conversion of an Arrow type into JSON. Raises Unfit.
+
+    Strings go in as the JSON that they are, and all others as `to_json` writes them. The conversion
+    refuses a value of which MySQL would drop a name or a digit.
+    """
     as_text = as_json(arrow)
     if wide := beyond_doubles(arrow):
         raise Unfit(
@@ -249,7 +255,7 @@ def as_mysql_json(arrow: pa.DataType) -> Convert:
 
 
 def _holds_map(arrow: pa.DataType) -> bool:
-    """Their keys are names, and may come twice."""
+    """Tell whether there are maps in a type: their keys are names, and may come twice."""
     return at.is_map(arrow) or any(_holds_map(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
@@ -272,7 +278,7 @@ def _unaltered(array: pa.Array) -> pa.Array:
 
 
 def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError for a name that comes twice."""
+    """Return an object of JSON. Raises ValueError for a name that comes twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -281,7 +287,7 @@ def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_number(text: str) -> None:
-    """Raises ValueError for one that neither a 64-bit integer nor a double holds."""
+    """Raise ValueError for a number that neither a 64-bit integer nor a double holds."""
     value = float(text)
     try:
         exact = Decimal(text)
@@ -299,8 +305,10 @@ _MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
 
 
 def members_of(declared: str) -> tuple[str, ...]:
-    """Of a type as the catalog writes it: with marks, and question marks for characters beyond
-    U+FFFF."""
+    """Return the members of an ENUM whose type the catalog writes like this.
+
+    The catalog writes some characters as marks, and characters beyond U+FFFF as question marks.
+    """
     written = re.findall(r"'((?:[^'\\]|''|\\.)*)'", declared)
     return tuple(
         re.sub(r"''|\\.", lambda mark: _MARKS.get(mark[0], mark[0][1]), member)
@@ -310,8 +318,11 @@ def members_of(declared: str) -> tuple[str, ...]:
 
 # -------------------------------------------------------------------- columns that the sink creates
 def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
-    """The MySQL type of a column that the sink creates for an Arrow type; `key` for one that gets
-    an index, which text and bytes of any length cannot have. Raises Unfit for one that has none."""
+    """Return the MySQL type of a column that the sink creates for an Arrow type.
+
+    `key` says that the column gets an index, which text and bytes of any length cannot have. Raises
+    Unfit for a type that has no counterpart.
+    """
     if is_text(arrow):
         return "varchar(255)" if key else "longtext"
     if is_bytes(arrow):
@@ -341,7 +352,10 @@ _CREATED = {
 # ---------------------------------------------------------------------- the table
 @dataclass(frozen=True, kw_only=True)
 class MySQLTarget(tables.Target):
-    """A table that rows go to. `definition` tells all of it but triggers, and who refers to it."""
+    """A table that rows go to.
+
+    `definition` tells all of it but triggers, and which tables refer to it.
+    """
 
     columns: tuple[MySQLColumn, ...]
     engine: str

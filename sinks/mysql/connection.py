@@ -1,5 +1,7 @@
-"""PyMySQL's connection with a bound for every wait, and a password that no server gets in clear;
-how statements are run on it; and MySQL's errors and warnings in the words of the sinks."""
+"""PyMySQL's connection with a bound for every wait, and no password in clear for any server.
+
+Further, how statements are run on it, and MySQL's errors and warnings in the words of the sinks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
 
 
 ANSWER_SECONDS = 30
-"""How long a server may take for its greeting and for short statements."""
+"""The time that a server may take for its greeting and for short statements."""
 WORK_SECONDS = 900
-"""How long it may take for a statement that moves or loads rows."""
+"""The time that a server may take for a statement that moves or loads rows."""
 
 _IN_CLEAR = (b"mysql_clear_password", b"dialog")
 _SSL = {f"ssl_{name}": name for name in ("ca", "cert", "key")}
@@ -37,27 +39,32 @@ Rows = list[tuple[Any, ...]]
 
 
 class Connection(pymysql.connections.Connection):
-    """`read_timeout` and `write_timeout` hold for all of it if they are given.
+    """A connection with a bound for every wait, and a password only for a proven server.
+
+    If `read_timeout` and `write_timeout` are given, they hold for all of it.
 
     Where TLS is used just because the server offers it, PyMySQL reads all of the system's
-    certificates for every connection, though it verifies none then. One such context serves them
-    all.
+    certificates for every connection, though it verifies none then. One such context serves all
+    connections.
     """
 
     _unverified: ClassVar[Any] = None
     _encrypted = False
     _any_authority = False
-    """Whether any authority that the system knows may vouch for the server."""
+    """True if any authority that the system knows may vouch for the server."""
 
     def __init__(self, *, server_public_key: str | bytes | None = None, **options: Any) -> None:
-        """`server_public_key`: the server's key for RSA, in PEM, or the name of a file with it."""
+        """Connect with these parameters of PyMySQL.
+
+        `server_public_key` is the server's key for RSA, in PEM, or the name of a file with it.
+        """
         self._deferred: list[tuple[str, Rows, Callable[[Rows], object]]] = []
         self._given = options.get("read_timeout")
         self._key = _read_key(server_public_key)
         for name in ("ssl_verify_cert", "ssl_verify_identity"):  # texts, in a URL of SQLAlchemy
             if isinstance(options.get(name), str):
                 options[name] = options[name].lower() not in ("false", "no", "0", "none")
-        # PyMySQL would take the others in its place
+        # PyMySQL would take the other parameters in place of the dict
         if (given := options.get("ssl")) and isinstance(given, dict):
             moved = {key: options.pop(name) for name, key in _SSL.items() if name in options}
             if moved.get("check_hostname"):
@@ -75,8 +82,12 @@ class Connection(pymysql.connections.Connection):
         super().__init__(**{**bounds, **options})
 
     def connect(self, sock: Any = None) -> None:
-        """A SET NAMES in `init_command`, which comes last, is not what PyMySQL encodes texts in:
-        the server would take their bytes for others."""
+        """Log in, unless nothing proves the server and the next login may need the password.
+
+        The server's cache may have spared the password this time. A SET NAMES in `init_command`,
+        which comes last, is not what PyMySQL encodes strings in, so the server would take their
+        bytes for other characters. Hence the character set is set once more.
+        """
         self._plugin = b""
         super().connect(sock)
         if self._cached_login() and not self._proven():
@@ -86,32 +97,40 @@ class Connection(pymysql.connections.Connection):
             self.set_character_set(self.charset, self.collation)
 
     def _cached_login(self) -> bool:
-        """Whether this login needed no more than the server's cache, which the next one may find
-        empty."""
+        """Tell whether this login needed no more than the server's cache.
+
+        The next login may find that cache empty.
+        """
         return self._login_plugin() == "caching_sha2_password" and bool(self.password)
 
     def _login_plugin(self) -> str:
-        """That of the user, if the server asked for another than its default."""
+        """Return the plugin by which the user logs in.
+
+        It is the server's default, unless the server asked for another plugin.
+        """
         return self._plugin.decode() or str(self._auth_plugin_name)  # type: ignore[attr-defined]
 
     @functools.cached_property
     def longest_statement(self) -> int:
-        """The server's max_allowed_packet, in bytes: a session keeps the one that it began with."""
+        """The server's max_allowed_packet, in bytes. A session keeps the one that it began with."""
         ((most,),) = query(self, "SELECT @@max_allowed_packet")
         return int(most)
 
     def defer(
         self, statement: str, parameters: Sequence[Any] = (), judge: Callable[[Rows], object] = len
     ) -> Rows:
-        """Run it in one message with the next statement, just before that: with
-        CLIENT.MULTI_STATEMENTS. Its rows are in the list then. `judge` gets them, and may raise."""
+        """Run a statement in one message with the next statement, just before it.
+
+        This needs CLIENT.MULTI_STATEMENTS. The returned list has the rows once the message is
+        answered. `judge` gets them, and may raise.
+        """
         rows: Rows = []
         with self.cursor() as cursor:
             self._deferred.append((cursor.mogrify(statement, parameters or None), rows, judge))
         return rows
 
     def flush(self) -> int:
-        """Run what was deferred; returns how many rows that changed."""
+        """Run what was deferred; return how many rows that changed."""
         if not self._deferred:
             return 0
         deferred = self.forget()
@@ -132,7 +151,7 @@ class Connection(pymysql.connections.Connection):
         return changed
 
     def forget(self) -> list[tuple[str, Rows, Callable[[Rows], object]]]:
-        """What was deferred: it is not run."""
+        """Drop what was deferred without running it, and return it."""
         deferred = self._deferred
         self._deferred = []
         return deferred
@@ -141,12 +160,12 @@ class Connection(pymysql.connections.Connection):
         return int(self._sock.fileno())  # type: ignore[attr-defined]
 
     def may_take(self, seconds: float) -> None:
-        """The next statements may take so long, unless `read_timeout` says otherwise."""
+        """Let the next statements take this long, unless `read_timeout` says otherwise."""
         self._read_timeout = self._given or seconds
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Statements in this block move rows."""
+        """Let statements in this block take as long as statements that move rows."""
         before = self._read_timeout
         self.may_take(WORK_SECONDS)
         try:
@@ -155,8 +174,10 @@ class Connection(pymysql.connections.Connection):
             self._read_timeout = before
 
     def give_up_on_silence(self) -> None:
-        """Let the system close the connection when the server's host has been silent for a minute,
-        however long a statement takes."""
+        """Let the system close the connection when the server's host has been silent for a minute.
+
+        It does so however long a statement takes.
+        """
         options = {
             "TCP_KEEPIDLE": 20,
             "TCP_KEEPINTVL": 10,
@@ -193,7 +214,7 @@ class Connection(pymysql.connections.Connection):
 
     @property
     def _secure(self) -> bool:
-        """Whether PyMySQL may send the whole password through this channel."""
+        """True if PyMySQL may send the whole password through this channel."""
         return self._encrypted and self._trusted()
 
     @_secure.setter
@@ -202,7 +223,10 @@ class Connection(pymysql.connections.Connection):
 
     @property
     def server_public_key(self) -> bytes:
-        """What PyMySQL encrypts the password with where it may not send it as it is."""
+        """The key by which PyMySQL encrypts a password that it may not send as it is.
+
+        Raises OperationalError if nothing proves that the server is the right one.
+        """
         if not self._proven():
             raise self._unproven()
         assert self._key is not None
@@ -210,13 +234,15 @@ class Connection(pymysql.connections.Connection):
 
     @server_public_key.setter
     def server_public_key(self, key: object) -> None:
-        """PyMySQL would take the key that the server sends, whoever that is: only the one that was
-        given counts."""
+        """Ignore the key that the server sends.
+
+        PyMySQL would take that key, whoever the server is, but only the key that was given counts.
+        """
 
     def _proven(self) -> bool:
-        """Whether the server may have the password.
+        """Tell whether the server may have the password.
 
-        Over TLS it would not take one that is encrypted with its key.
+        Over TLS the server would not take a password that is encrypted with its key.
         """
         return self._trusted() or (self._key is not None and not self._encrypted)
 
@@ -249,8 +275,11 @@ class Connection(pymysql.connections.Connection):
         return super()._process_auth(plugin_name, *rest)  # type: ignore[misc]
 
     def _trusted(self) -> bool:
-        """Whether the server is the right one: a local socket, or TLS with a verified certificate,
-        which has to be of this name if anybody may have one."""
+        """Tell whether the server is the right one.
+
+        It is at a local socket, or has TLS with a verified certificate. The certificate must be of
+        this name if anyone may have one.
+        """
         if self.unix_socket:
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
@@ -262,7 +291,7 @@ class Connection(pymysql.connections.Connection):
 def _read_key(given: str | bytes | None) -> bytes | None:
     if given is None:
         return None
-    # only who gives a key needs it
+    # this package is needed only if a key is given
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
@@ -288,11 +317,10 @@ def connect_for(engine: Engine) -> None:
 
 # ---------------------------------------------------------------------- statements
 def parameters(dsn: str) -> dict[str, Any]:
-    """The parameters of pymysql.connect that a URL stands for:
-    mysql://user:password@host:port/database?ssl_ca=…
+    """Return the parameters of pymysql.connect that a URL stands for.
 
-    mariadb:// and mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for
-    what is none.
+    The URL is mysql://user:password@host:port/database?ssl_ca=…, and mariadb:// and
+    mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for another string.
     """
     form = (
         "a DSN is mysql://user:password@host:3306/database, with special characters percent-encoded"
@@ -324,7 +352,7 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def execute(connection: Connection, statement: str, parameters: Sequence[Any] = ()) -> int:
-    """Run a statement; returns how many rows it changed."""
+    """Run a statement; return how many rows it changed."""
     connection.defer(statement, parameters)
     return connection.flush()
 
@@ -336,13 +364,13 @@ def query(connection: Connection, statement: str, parameters: Sequence[Any] = ()
 
 
 def setting(connection: Connection, name: str) -> str:
-    """A variable of the server; "" if it has none of that name."""
+    """Return a variable of the server in capitals; "" if it has none of that name."""
     rows = query(connection, "SHOW GLOBAL VARIABLES LIKE %s", [name])
     return str(rows[0][1]).upper() if rows else ""
 
 
 def quoted(*names: str) -> str:
-    """An identifier of one or more parts, in backticks."""
+    """Quote an identifier of one or more parts, in backticks."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
@@ -351,7 +379,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A string literal, in a session without NO_BACKSLASH_ESCAPES."""
+    """Write a string literal for a session without NO_BACKSLASH_ESCAPES."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
@@ -363,8 +391,8 @@ RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _GTID_UNSAFE = 1785
 SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
-"""No such table or column; no value for one; a value for a generated one (two codes); one without
-transactions."""
+"""The codes of these errors: no such table or column; no value for a column; a value for a
+generated column (two codes); a table without transactions."""
 _CLASHES = {ER.DUP_ENTRY, 1586}
 _OF_THE_CLIENT = range(2000, 3000)
 """Codes of errors that no server has sent."""
@@ -377,7 +405,7 @@ _REFUSED = {1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 40
 _REFUSED |= {1118, 1365, 1467, 3157, 3751, 3752, *range(3903, 3909)}
 _REFUSED |= {1172, 1242, 1329, 1301, 1139, *range(3685, 3700), *range(4035, 4045)}
 _REFUSED_STATES = ("22", "23", "45")
-"""What SQLSTATE begins with for bad data, broken constraints, and SIGNAL with a code of its own."""
+"""The first digits of SQLSTATE for bad data, broken constraints, and SIGNAL with its own code."""
 
 
 def code_of(error: pymysql.Error) -> int:
@@ -386,7 +414,10 @@ def code_of(error: pymysql.Error) -> int:
 
 
 def fault(error: Exception) -> Fault | None:
-    """None for a lost connection, and what is no error of the server."""
+    """Tell what an error is about.
+
+    Return None for a lost connection, and for what is not an error of the server.
+    """
     if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
         return None
     text = error_text(error)
@@ -412,5 +443,5 @@ def fault(error: Exception) -> Fault | None:
 
 
 def error_text(error: pymysql.Error) -> str:
-    """The server's message in one line."""
+    """Return the server's message in one line."""
     return " ".join(str(error.args[-1] if error.args else "").split()) or repr(error)

@@ -31,21 +31,27 @@ class MySQLDialect(Dialect[MySQLTarget]):
         return quoted(*names)
 
     def grouped(self, target: MySQLTarget, column: str) -> str:
-        """MariaDB has two groups for 0.0 and -0.0, which are one key."""
+        """Write the expression by which equal values of a column are grouped.
+
+        MariaDB has two groups for 0.0 and -0.0, which are one key.
+        """
         types = {known.name: known.type for known in target.columns}
         return (
             f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
         )
 
     def compared(self, target: MySQLTarget, column: str) -> str:
-        """Byte by byte, whatever the collation; a float with all of its digits."""
+        """Write a column as bytes, whatever its collation; a float has all of its digits."""
         return f"CAST({self.grouped(target, column)} AS BINARY)"
 
     # ------------------------------------------------------ rows that need others of the same table
     def needed_rows_are_there(self, move: Move[MySQLTarget], rows: str) -> str:
-        """The condition for `rows` that refer to no other row of the table, or to one that it has;
-        "" if it does not refer to itself by columns that are written, or has triggers, which may
-        alter them."""
+        """Write the condition for `rows` that need no row of the table that is yet to come.
+
+        Such a row refers to no other row of the table, or to one that the table has. Return "" if
+        the table does not refer to itself by columns that are written, or has triggers, which may
+        alter them.
+        """
         conditions = []
         for key in move.target.own_keys if not move.target.triggers else ():
             if not set(key.columns) <= set(move.written):
@@ -77,7 +83,7 @@ class MySQLDialect(Dialect[MySQLTarget]):
         )
 
     def due(self, move: Move[MySQLTarget], last: str) -> str:
-        """Count the changes that replace a row or put in a new one."""
+        """Count the changes that replace a row or insert one."""
         changes = f"SELECT count(*) FROM ({last}) AS last"
         newer = ""
         if self.merge.keep_newer:
@@ -87,14 +93,17 @@ class MySQLDialect(Dialect[MySQLTarget]):
         return f"{changes} WHERE {self.stays('last')}{newer}"
 
     def first(self, last: str, needed: str) -> str:
-        """Select, of the changes `last`, those that meet the condition `needed`, before any row is
-        changed."""
+        """Select those of the changes `last` that meet the condition `needed`.
+
+        They are selected before any row is changed.
+        """
         return f"SELECT last.* FROM ({last}) AS last WHERE {needed} LIMIT {_ALL}"
 
     def update(self, move: Move[MySQLTarget], last: str, table: str = "") -> str:
         """Update the target, or another (quoted) table with its rows, by the changes `last`.
 
-        A key stays also where the server puts the time into what is not set (ON UPDATE).
+        A key keeps its value even if the server puts the time into columns that are not set (ON
+        UPDATE).
         """
         target = move.target
         keys = self.merge.keys
@@ -125,11 +134,14 @@ class MySQLDialect(Dialect[MySQLTarget]):
 
     # ---------------------------------------------------- rows that give up a value for another one
     def givers(self, move: Move[MySQLTarget], last: str, handed_on: str) -> str:
-        """Write the FROM and WHERE of the rows that give up a value which another one takes."""
+        """Write the FROM and WHERE of the rows that give up a value which another row takes."""
         return f"FROM {move.target.identifier} AS target JOIN ({last}) AS last WHERE {handed_on}"
 
     def keep_givers(self, move: Move[MySQLTarget], givers: str) -> str:
-        """Make a temporary table of these rows, with their keys, and ON UPDATE as in the target."""
+        """Make a temporary table of the rows that give up a value.
+
+        It has the keys, and ON UPDATE as in the target.
+        """
         keys = self.merge.keys
         own = [column.name for column in move.target.columns if not column.generated]
         names = ", ".join(f"target.{quoted(column)}" for column in own)
@@ -142,12 +154,12 @@ class MySQLDialect(Dialect[MySQLTarget]):
         return f"{create} SELECT {names} {givers}"
 
     def take_givers_out(self, move: Move[MySQLTarget]) -> str:
-        """Delete these rows from the target."""
+        """Delete the rows of the temporary table from the target."""
         same = self.equal("target", "given", self.merge.keys)
         target = move.target.identifier
         return f"DELETE target FROM {target} AS target JOIN {quoted(GIVEN)} AS given ON {same}"
 
     def put_givers_in(self, move: Move[MySQLTarget]) -> str:
-        """Insert these rows into the target."""
+        """Insert the rows of the temporary table into the target."""
         own = [column.name for column in move.target.columns if not column.generated]
         return f"{self.into(move.target, own)} SELECT {listed(own)} FROM {quoted(GIVEN)}"

@@ -1,11 +1,11 @@
-"""One participant's transaction in the task: a connection of its own, which takes rows by LOAD DATA
-LOCAL INFILE out of memory, or by INSERT.
+"""The transaction of one partition in its task, which takes rows by LOAD DATA or by INSERT.
 
-The server answers LOAD DATA with a request for the file that it names; rows are then sent as
-packets, the last one empty (MySQL manual, "COM_QUERY Response", LOCAL INFILE Request). PyMySQL can
-only send a file of the disk, so this module speaks the protocol through three methods of its
-connection, two of them private and the same since 2013: `_execute_command`, `_read_packet` and
-`write_packet`. No file is ever opened, whatever name a server asks for.
+It has a connection to itself, and LOAD DATA LOCAL INFILE takes the rows out of memory. The server
+answers LOAD DATA with a request for the file that it names; rows are then sent as packets, the last
+one empty (MySQL manual, "COM_QUERY Response", LOCAL INFILE Request). PyMySQL can only send a file
+of the disk, so this module speaks the protocol through three methods of its connection, two of them
+private and the same since 2013: `_execute_command`, `_read_packet` and `write_packet`. No file is
+ever opened, whatever name a server asks for.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class RowEncoder(Encoder[MySQLColumn]):
 
     @abstractmethod
     def statement(self, into: str) -> str:
-        """The statement that takes rows into a (quoted) table."""
+        """Write the statement that takes rows into a (quoted) table."""
 
     @abstractmethod
     def _join(self, texts: list[pa.Array]) -> pa.Array:
-        """The texts of each row in one."""
+        """Join the texts of each row into one text."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
-        """The rows of one batch as bytes, and how many they are."""
+        """Yield the rows of one batch as bytes, with their number."""
         for piece in self.slices(batch):
             yield from self._piece(piece)
 
@@ -74,7 +74,7 @@ class RowEncoder(Encoder[MySQLColumn]):
 
 
 class LoadEncoder(RowEncoder):
-    """For LOAD DATA LOCAL: a line for each row, a tab between fields."""
+    """The encoder for LOAD DATA LOCAL: a line for each row, a tab between fields."""
 
     null = "\\N"
     bytes_at_once = 16 * 2**20
@@ -82,7 +82,10 @@ class LoadEncoder(RowEncoder):
     _SPECIAL = ("\\", "\t", "\n")  # the backslash comes first: it marks the others
 
     def statement(self, into: str) -> str:
-        """What is no text goes through a variable."""
+        """Write the LOAD DATA statement.
+
+        Bytes and bits go through a variable, out of which SQL makes the value.
+        """
         fields = []
         sets = []
         for index, column in enumerate(self.columns):
@@ -112,19 +115,22 @@ class LoadEncoder(RowEncoder):
 
 
 class InsertEncoder(RowEncoder):
-    """For INSERT … VALUES in a session without NO_BACKSLASH_ESCAPES."""
+    """The encoder for INSERT … VALUES in a session without NO_BACKSLASH_ESCAPES."""
 
     null = "NULL"
     bytes_at_once = 2**20
 
     def __init__(self, *rows: Any, packet: int = 2**24) -> None:
-        """`packet`: the server's max_allowed_packet, in bytes; the rest as for `Encoder`."""
+        """Set up the encoder, with the arguments of `Encoder`.
+
+        `packet` is the server's max_allowed_packet, in bytes.
+        """
         super().__init__(*rows)
         self._packet = packet
         self._most = packet - len(self.statement("x" * 300).encode())
 
     def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
-        """In halves, where one statement would be too long for the server."""
+        """Yield the rows in halves, where one statement would be too long for the server."""
         data = _bytes(self._join(self.converted(batch)))
         if len(data) < self._most:
             yield data, batch.num_rows
@@ -161,7 +167,7 @@ class InsertEncoder(RowEncoder):
 
 
 def _around(before: str, text: pa.Array, after: str) -> pa.Array:
-    """Null stays null."""
+    """Put marks around each string. Null stays null."""
     marks = (pa.scalar(mark, text.type) for mark in (before, after, ""))
     return pc.binary_join_element_wise(next(marks), text, *marks)
 
@@ -183,10 +189,12 @@ def _bytes(text: pa.Array) -> memoryview:
 
 
 class LoadTransaction(RowTransaction[Connection]):
-    """Memory: two encoded pieces of a batch.
+    """A transaction that takes rows by LOAD DATA LOCAL, or by INSERT.
 
-    LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's
-    warnings and rows are counted, and any difference fails the transaction.
+    It needs memory for two encoded pieces of a batch.
+
+    LOAD DATA LOCAL takes what does not fit with a warning, and skips duplicates. So the warnings
+    and rows of every statement are counted, and any difference fails the transaction.
     """
 
     def __init__(
@@ -200,10 +208,11 @@ class LoadTransaction(RowTransaction[Connection]):
         branch: str = "",
         undo: Sequence[str] = (),
     ) -> None:
-        """`give_back` takes the connection when its work is done.
+        """Take over a connection.
 
-        `branch` is the xid of one that writes into the table itself; `undo` are the statements that
-        throw another away.
+        `give_back` takes the connection when its work is done. `branch` is the xid of a transaction
+        that writes into the table itself; `undo` are the statements that roll any other transaction
+        back.
         """
         super().__init__(context, identity, target.label, fault)
         self._branch = branch
@@ -220,7 +229,10 @@ class LoadTransaction(RowTransaction[Connection]):
         self.connection.may_take(WORK_SECONDS)
 
     def judge(self, error: Exception) -> Fault | None:
-        """With rows counted from the first one; the reason is without."""
+        """Tell what an error is about, with rows counted from the first row of the partition.
+
+        The fault's reason does not say in which row.
+        """
         known = super().judge(error)
         return known and replace(
             known, text=self._counted(known.text), reason=self._uncounted(known.text)
@@ -237,8 +249,10 @@ class LoadTransaction(RowTransaction[Connection]):
     def start(
         self, into: str, columns: Sequence[MySQLColumn], merge: MergeOptions = APPEND
     ) -> None:
-        """Rows go into these columns of a (quoted) table, by LOAD DATA where the server takes
-        it."""
+        """Let rows go into these columns of a (quoted) table.
+
+        They go in by LOAD DATA if the server takes it, and otherwise by INSERT.
+        """
         ((local, packet, self.session),) = self._server
         rows = self.context.schema, columns, self.table, merge
         self._encoder: RowEncoder = (
@@ -294,7 +308,7 @@ class LoadTransaction(RowTransaction[Connection]):
         self._rows += rows
 
     def _refused(self, warnings: Sequence[str], sent: int, took: int) -> BadValue:
-        """Of rows that the server took with warnings, or skipped."""
+        """Return the error for rows that the server took with warnings, or skipped."""
         reasons = "; ".join(map(self._counted, warnings[:3])) or "the server says no more"
         more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
         skipped = f"; it took {took} of {sent} rows" if took != sent else ""
@@ -314,8 +328,11 @@ class LoadTransaction(RowTransaction[Connection]):
             execute(self.connection, statement)
 
     def prepare(self) -> None:
-        """MariaDB keeps a prepared branch to the session that has it, and so does MySQL if it is
-        told to: that session has to end, soon, even if its host disappears."""
+        """Prepare the branch, and end the session if the branch would stay with it.
+
+        MariaDB keeps a prepared branch to the session that has it, and so does MySQL if it is told
+        to. That session has to end, soon, even if its host disappears.
+        """
         detached: Rows = []
         if is_mariadb(self.connection):
             self.connection.defer("SET SESSION wait_timeout = 30")
@@ -362,8 +379,8 @@ class LoadTransaction(RowTransaction[Connection]):
 def _send(connection: Connection, statement: str, data: memoryview) -> None:
     """Start the statement and give it its rows.
 
-    It is not done before `_result` is called, and nothing else may be asked of the connection until
-    then.
+    The statement is not done before `_result` is called, and nothing else may be asked of the
+    connection until then.
     """
     connection._execute_command(COMMAND.COM_QUERY, statement)  # type: ignore[attr-defined]
     if not connection._read_packet().is_load_local_packet():  # type: ignore[no-untyped-call]
@@ -374,7 +391,9 @@ def _send(connection: Connection, statement: str, data: memoryview) -> None:
 
 
 def _result(connection: Connection) -> tuple[int, int]:
-    """Wait for the end of what `_send` began: how many rows the server took, and how many warnings
-    it has."""
+    """Wait for the end of what `_send` began.
+
+    Return how many rows the server took, and how many warnings it has.
+    """
     packet = OKPacketWrapper(connection._read_packet())  # type: ignore[no-untyped-call]
     return packet.affected_rows, packet.warning_count

@@ -84,8 +84,11 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         return transaction
 
     def evidence(self, transaction: RowTransaction[Connection]) -> dict[str, object]:
-        """In MariaDB the branch is this session's until that ends, and what commits it has to lock
-        its table."""
+        """Return what the commit of a branch needs in MariaDB.
+
+        There the branch belongs to the session that prepared it until that session ends, and
+        whatever commits the branch has to lock its table.
+        """
         assert isinstance(transaction, LoadTransaction)
         if not is_mariadb(transaction.connection):
             return {}
@@ -130,11 +133,15 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         identity: Identity,
         proof: Mapping[str, Any],
     ) -> bool:
-        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of
-        the session that prepared it. XA COMMIT and ROLLBACK in that moment are answered and do
-        nothing (seen in 11.4.5, never after this wait). After it nothing keeps others from giving
-        the tables another engine, in which the branch has no rows: a second session has them locked
-        meanwhile."""
+        """Commit a branch in MariaDB; return False if there is none.
+
+        MariaDB lists a branch as free a moment before its InnoDB lets go of it, while the session
+        that prepared it ends. In that moment XA COMMIT and XA ROLLBACK are answered and do nothing
+        (seen in 11.4.5, never after this wait). After the wait nothing would keep others from
+        giving the tables another engine, in which the branch has no rows, so a second session has
+        the tables locked meanwhile. Raises NotEnded if the rows would be lost, or the ledger does
+        not show the commit.
+        """
         with self.server.lend() as watch:
             watch.defer("START TRANSACTION")
             changed = self._lock_after(proof, watch, ledger)
@@ -160,9 +167,11 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
     def _lock_after(
         self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger[Connection]
     ) -> str:
-        """Wait for the end of the session of a branch, and lock ledger and target, unless nobody
-        knows which that is, until the end of the running transaction. Returns why XA COMMIT would
-        lose rows."""
+        """Lock ledger and target, and wait until the session of a branch has ended.
+
+        The locks last until the end of the running transaction. The target is locked only if
+        `proof` names it. Return why XA COMMIT would lose rows; "" if it would not.
+        """
         names = [proof.get("table", ""), ledger.name, ledger.witness.name]
         if "table" in proof:
             connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))

@@ -85,7 +85,7 @@ _MYSQL = {
     "max_execution_time": "0",
 }
 _NOTES = "/*M!110400 , SESSION note_verbosity = 'basic' */"
-"""Of MariaDB from 11.4 on, which would cut blanks without a note."""
+"""The setting of MariaDB from 11.4 on, which would cut blanks without a note."""
 # From these on a prepared branch is detached from its session, and anybody can finish it: release
 # notes of MySQL 8.0.29 (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
 _OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
@@ -94,7 +94,8 @@ _OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
 class MySQLServer(Pool[Connection]):
     """Lend connections of PyMySQL.
 
-    They read READ COMMITTED, so that each statement sees what others have committed by then.
+    Their transactions are READ COMMITTED, so each statement sees what others have committed by
+    then.
     """
 
     SECRETS = ("password", "passwd", "ssl_key_password")
@@ -195,7 +196,7 @@ class MySQLServer(Pool[Connection]):
     # ------------------------------------------------------------------ statements and transactions
     @contextmanager
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
-        """One transaction. Mind that DDL commits it."""
+        """Run the block as one transaction, which DDL in the block would commit."""
         # the server ends a transaction of ours whose process is stopped, and frees its locks
         connection.defer(f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self.lock_seconds)}")
         connection.defer("START TRANSACTION")
@@ -244,8 +245,10 @@ class MySQLServer(Pool[Connection]):
         columns: Sequence[str],
         inserts: Mapping[str, Sequence[Sequence[object]]],
     ) -> int:
-        """Send the statements of all tables in one message, as often as there are more rows than
-        one statement has."""
+        """Insert missing rows as in `Server`, with one message for the statements of all tables.
+
+        There are further messages if there are more rows than one statement has.
+        """
         changed = 0
         statements = [
             self.dialect.insertions(table, columns, rows) for table, rows in inserts.items()

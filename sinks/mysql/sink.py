@@ -1,10 +1,10 @@
-"""MySQL's and MariaDB's own way.
+"""The sink of MySQL and MariaDB.
 
-Strategy `xa`: rows go into the target in an XA branch, which XA PREPARE makes durable; the driver
-runs XA COMMIT. Strategy `staged`: rows go into a staging table, and COMMIT; the driver's one
-transaction writes the ledger rows and moves every staging table of a checkpoint into the target.
-DROP TABLE would commit it, so the staging tables are dropped after it: the ledger tells that those
-that are still there were moved.
+With the strategy `xa`, rows go into the target in an XA branch, which XA PREPARE makes durable; the
+driver runs XA COMMIT. With the strategy `staged`, rows go into a staging table, and COMMIT makes
+them durable; one transaction of the driver writes the ledger rows and moves every staging table of
+a checkpoint into the target. DROP TABLE would commit this transaction, so the staging tables are
+dropped after it: the ledger tells that the staging tables that are still there were moved.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ Strategy = Literal["auto", "xa", "staged"]
 
 
 class MySQLSink(TableSink[Connection, MySQLTarget]):
-    """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by
-    INSERT.
+    """A sink that writes rows into one table, by LOAD DATA LOCAL or by INSERT.
 
-    Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver
-    runs XA COMMIT. Appends only. `staged`: each task writes into a staging table beside the target
-    and commits that; the driver moves all staging tables of a checkpoint in one transaction. For
-    users and servers without XA rights, and the only one for upserts. `auto` asks the server. What
-    became of a transaction is kept in the table `ledger`, beside the target.
+    It uses LOAD DATA LOCAL if the server has local_infile=ON. There are two strategies, and `auto`
+    asks the server which one is possible:
 
-    Needs MySQL 8.0.29, MariaDB 10.5.2 or newer, and tables of InnoDB.
+    * `xa`: each task writes into the table itself and runs XA PREPARE, and the driver runs XA
+      COMMIT. This is for appends only.
+    * `staged`: each task writes into a staging table beside the target and commits that, and the
+      driver moves all staging tables of a checkpoint in one transaction. This works for users and
+      servers without XA rights, and is the only strategy for upserts.
+
+    The table `ledger`, beside the target, records what became of each transaction.
+
+    The sink needs MySQL 8.0.29, MariaDB 10.5.2 or newer, and tables of InnoDB.
     """
 
     system = "MySQL or MariaDB"
@@ -73,15 +77,16 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
         """Set up the sink; nothing is connected yet.
 
         * `dsn`: mysql://user:password@host:3306/database, with parameters of pymysql.connect behind
-          a question mark; `connect_options`: further ones (`ssl_ca`, `read_timeout`, `unix_socket`
-          …).
+          a question mark; `connect_options`: further parameters (`ssl_ca`, `read_timeout`,
+          `unix_socket` …).
         * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special
           characters. `name` (default: `table`) is the sink's uid.
         * `lock_timeout`: how long any of our statements waits for a lock, rounded up to whole
-          seconds: a number of them, or a text such as "10 s".
+          seconds: a number of seconds, or a string such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
 
-        Raises ConfigurationError for options that contradict each other, and for what is no DSN.
+        Raises ConfigurationError for options that contradict each other, and for a string that is
+        no DSN.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         dialect = MySQLDialect(merge)

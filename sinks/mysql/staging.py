@@ -1,7 +1,7 @@
 """Staging tables of MySQL and MariaDB.
 
 DROP TABLE would commit the transaction that moves their rows, so they are dropped after it: the
-ledger tells that those that are still there were moved.
+ledger tells that the staging tables that are still there were moved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sinks.transaction import TransactionContext
 logger = get_logger(__name__)
 
 _DROPPERS = 8
-"""So many connections drop staging tables side by side."""
+"""The number of connections that drop staging tables side by side."""
 _FRAME = 2**14
 """Bytes of an upsert's statement around the SELECTs from staging tables, at most."""
 
@@ -64,9 +64,9 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     def stage(
         self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
     ) -> LoadTransaction:
-        """Make a table with the types of the target.
+        """Make a table with the types of the target, and begin to write into it.
 
-        Nothing can undo CREATE TABLE but DROP TABLE.
+        Only DROP TABLE can undo CREATE TABLE.
         """
         target = plan.target
         name = staging_table(context.transaction_id)
@@ -97,9 +97,10 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     def unstageable(
         self, connection: Connection, target: MySQLTarget, batch: pa.Schema
     ) -> Iterable[str]:
-        """Tried with a temporary table, which has the same limits and leaves nothing behind.
+        """Try whether a temporary table can be made, and yield why not.
 
-        Without the right to make one, the first task tells.
+        A temporary table has the same limits, and leaves nothing behind. If the user has no right
+        to make one, the first task tells.
         """
         table = quoted(target.schema, "tpc width")
         columns = self.columns(target.columns, batch, _merge_column)
@@ -170,7 +171,10 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             self._require_room(connection, move, self.dialect.update(move, last), handed_on)
 
     def _require_room(self, connection: Connection, move: Move[MySQLTarget], *parts: str) -> None:
-        """The server hangs up on a longer statement, and does not say why."""
+        """Raise ConfigurationError if a statement with these parts is too long for the server.
+
+        The server hangs up on a longer statement, and does not say why.
+        """
         most = connection.longest_statement
         needed = sum(len(part.encode()) for part in parts) + _FRAME
         if needed > most:
@@ -183,10 +187,11 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
 
     # ------------------------------------------------------------------ the move
     def append(self, connection: Connection, move: Move[MySQLTarget], rows: int | None) -> None:
-        """InnoDB judges a foreign key row by row, also within one INSERT.
+        """Put the rows of all staging tables into the target, in an order that it takes.
 
-        If the table refers to itself, those rows go first that need none of the others, then those
-        that need the first, and so on.
+        InnoDB judges a foreign key row by row, even within one INSERT. So if the table refers to
+        itself, the rows that need none of the others go first, then the rows that need the first
+        ones, and so on.
         """
         target = move.target
         needed = self.dialect.needed_rows_are_there(move, "staged")
@@ -202,7 +207,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         moved = 0
         while some := execute(connection, f"{insert} AND {needed}"):
             moved += some
-        moved += execute(connection, insert)  # of these the server says what they lack
+        moved += execute(connection, insert)  # the server says what the other rows lack
         staged = self.dialect.union(move.tables, "1")
         ((count,),) = query(connection, f"SELECT count(*) FROM ({staged}) AS staged")
         if moved != count:
@@ -223,7 +228,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             return
         if handed_on:
             self._put_in_anew(connection, move, last, handed_on)
-        # asked first: a trigger may change what orders changes
+        # this is asked first, because a trigger may change what orders changes
         ((due,),) = query(connection, dialect.due(move, last))
         needed = dialect.needed_rows_are_there(move, "last")
         first = dialect.first(last, needed) if needed else last
@@ -241,8 +246,10 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     def _put_in_anew(
         self, connection: Connection, move: Move[MySQLTarget], last: str, handed_on: str
     ) -> None:
-        """Take out the rows that give up a value which another one takes, and put them in as an
-        UPDATE would leave them."""
+        """Take out the rows that give up a value which another row takes, and put them in again.
+
+        They return as an UPDATE would leave them.
+        """
         givers = self.dialect.givers(move, last, handed_on)
         if not query(connection, f"SELECT 1 {givers} FOR UPDATE"):
             return
@@ -260,7 +267,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             ) from error
         # the server puts the time where it would in the target
         execute(connection, self.dialect.update(move, last, given))
-        # of hidden tables: the rows come back
+        # foreign keys of tables that are hidden from this user must not judge: the rows come back
         connection.defer("SET SESSION foreign_key_checks = 0")
         out = execute(connection, self.dialect.take_givers_out(move))
         connection.defer("SET SESSION foreign_key_checks = 1")
@@ -273,8 +280,10 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             )
 
     def _insert(self, connection: Connection, move: Move[MySQLTarget], last: str) -> int:
-        """Insert the changes whose key no row has: of a table that refers to itself those first
-        that need no other."""
+        """Insert the changes whose key no row has; return how many these are.
+
+        If the table refers to itself, the changes that need no other row go first.
+        """
         target = move.target
         keys = self.merge.keys
         insert = self.dialect.insert(move, last)
@@ -303,7 +312,10 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             connection.defer(f"DELETE FROM {quoted(schema, name)} ORDER BY {quoted(ROW)} LIMIT 1")
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        """Those that are there: a drop of many may have ended in the middle."""
+        """Drop those of the staging tables that exist.
+
+        An earlier drop of many tables may have ended in the middle.
+        """
         for some in batches(names, self.DROPPED_TOGETHER):
             execute(
                 connection,
@@ -311,8 +323,11 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             )
 
     def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        """The server flushes its log for each table that it drops: several connections share the
-        flushes. What somebody reads now is dropped by the next sweep."""
+        """Drop those staging tables that nobody reads now, by several connections side by side.
+
+        The server flushes its log for each table that it drops, and the connections share the
+        flushes. The next sweep drops the other tables.
+        """
 
         def drop(some: Sequence[str]) -> None:
             try:
@@ -341,13 +356,13 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
 
 
 def _creation(kind: str, table: str, columns: Iterable[MySQLColumn]) -> str:
-    """The statement that makes a staging table, of this (quoted) name."""
+    """Write the statement that makes a staging table of this (quoted) name."""
     key = f"{quoted(ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
     return f"CREATE {kind} {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
 
 
 def _is_too_wide(error: pymysql.Error) -> bool:
-    """Whether a table was not made for the number of its columns, or the length of its rows."""
+    """Tell whether a table was not made because it has too many columns, or too long rows."""
     return code_of(error) in (
         ER.TOO_MANY_FIELDS,
         ER.TOO_BIG_ROWSIZE,
@@ -355,7 +370,10 @@ def _is_too_wide(error: pymysql.Error) -> bool:
 
 
 def _declaration(column: MySQLColumn) -> str:
-    """For CREATE TABLE. NULLs are refused before they get here, but those of rows that delete."""
+    """Declare a column for CREATE TABLE.
+
+    The column takes NULL, since NULLs are refused before they get here, except in rows that delete.
+    """
     collation = f" COLLATE {column.collation}" if column.collation else ""
     json = (
         f" CHECK (json_valid({quoted(column.name)}))"
@@ -372,8 +390,10 @@ def _declaration(column: MySQLColumn) -> str:
 
 
 def _merge_column(field: pa.Field) -> MySQLColumn:
-    """A column that only a staging table has: the marker of deletes, or what orders changes, which
-    is no text."""
+    """Make a column that only a staging table has.
+
+    It is the marker of deletes, or the column that orders changes, which is no string.
+    """
     declared = target_type(field.type).replace("boolean", "tinyint(1)")
     if declared == "timestamp(6)":  # which ends in 2038
         return MySQLColumn(field.name, "moment", "datetime(6)", digits=6)

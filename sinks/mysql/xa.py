@@ -1,4 +1,4 @@
-"""XA branches: their names, and those that the server has prepared."""
+"""XA branches: their names, and the branches that the server has prepared."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from sinks.mysql.connection import XA_UNKNOWN, Connection, code_of, execute, is_
 from sinks.transaction import Identity
 
 _LIMIT = 64
-"""Bytes that gtrid and bqual may have each."""
+"""The most bytes that gtrid and bqual may have each."""
 _DETACH_TIMEOUT = 2.0
 """Seconds that the session of a prepared branch may take to end."""
 _NO_RIGHT = (1227, 1401)  # MySQL without XA_RECOVER_ADMIN
 
 
 def identity_of(transaction_id: str) -> Identity:
-    """The name of the branch: the parts of a transaction's name up to the checkpoint, and those
-    from the sink on. Raises SinkError if one is too long, for which a checkpoint must have 20
-    digits."""
+    """Return the name of a transaction's branch.
+
+    `gtrid` has the parts of the transaction's name up to the checkpoint, and `bqual` the parts from
+    the sink on. Raises SinkError if one of the two is too long, for which a checkpoint must have 20
+    digits.
+    """
     parts = transaction_id.split(".")
     identity = {"gtrid": ".".join(parts[:4]), "bqual": ".".join(parts[4:])}
     if any(len(part) > _LIMIT for part in identity.values()):
@@ -36,8 +39,11 @@ def name_of(identity: Identity) -> str:
 
 
 def format_of(schema: str) -> int:
-    """The formatID of our branches: it tells those of one database from those of another, since XA
-    RECOVER lists all that the server has."""
+    """Return the formatID of our branches.
+
+    It tells the branches of one database from those of another, since XA RECOVER lists all branches
+    that the server has.
+    """
     return zlib.crc32(f"tpc {schema}".encode()) & 0x7FFFFFFF
 
 
@@ -46,8 +52,10 @@ def xid(identity: Identity, schema: str) -> str:
 
 
 def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
-    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see
-    them."""
+    """List formatID, the lengths of gtrid and bqual, and the bytes of both, of every branch.
+
+    Return None if the user may not see the branches.
+    """
     try:
         if is_mariadb(connection):
             return [
@@ -66,7 +74,7 @@ def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | Non
 
 
 def prepared(connection: Connection, schema: str) -> list[dict[str, str]]:
-    """The names of our branches of one database."""
+    """List the names of our branches of one database."""
     identities = []
     for form, length, _, data in recovered(connection) or []:
         if form == format_of(schema):
@@ -76,10 +84,11 @@ def prepared(connection: Connection, schema: str) -> list[dict[str, str]]:
 
 
 def end(connection: Connection, schema: str, how: str, identity: Identity) -> bool:
-    """COMMIT or ROLLBACK a branch; False if there is none.
+    """Run XA COMMIT or XA ROLLBACK (`how`) of a branch; return False if there is none.
 
-    MariaDB knows only its own session of a branch until that has ended, a moment after its
-    connection was closed: raises OperationalError if it does not.
+    MariaDB lets only the session that prepared a branch end it, until that session has ended, which
+    is a moment after its connection was closed. Raises OperationalError if the session does not
+    end.
     """
     deadline = time.monotonic() + _DETACH_TIMEOUT
     while True:
@@ -101,7 +110,7 @@ def end(connection: Connection, schema: str, how: str, identity: Identity) -> bo
 
 
 def await_session(connection: Connection, session: object) -> None:
-    """Wait until a session has ended, for a moment at most."""
+    """Wait until a session has ended, for `_DETACH_TIMEOUT` seconds at most."""
     deadline = time.monotonic() + _DETACH_TIMEOUT
     there = "SELECT 1 FROM information_schema.processlist WHERE id = %s"
     while query(connection, there, [session]) and time.monotonic() < deadline:
