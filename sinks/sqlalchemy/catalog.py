@@ -1,4 +1,4 @@
-"""What SQLAlchemy tells of the target, and what only SQLite and PostgreSQL themselves tell."""
+"""SQLAlchemy's description of the target, with what only SQLite and PostgreSQL themselves tell."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SELECT list.name, part.name, part.coll
   FROM pragma_index_list(%s, %s) AS list, pragma_index_xinfo(list.name) AS part
  WHERE list."unique" AND NOT list.partial AND part.key
 """
-"""In SQLite, of unique indexes and their columns: SQLAlchemy does not tell. The parameters are the
-table's name and schema."""
+"""The query, in SQLite, for the collations of unique indexes and their columns, which SQLAlchemy
+does not tell. The parameters are the table's name and schema."""
 _HEIRS = """
 UNION ALL
 SELECT 'the table ' || c.oid::regclass ||

@@ -1,7 +1,7 @@
-"""What SQLAlchemy writes for a kind of database: names as text, and the statements of a move as its
-expressions.
+"""The SQL that SQLAlchemy writes for a kind of database.
 
-Nothing in here needs a connection.
+Names are text, and the statements of a move are SQLAlchemy's expressions. Nothing in here needs a
+connection.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return self.undoubled(".".join(quote(name) for name in names if name))
 
     def undoubled(self, compiled: str) -> str:
-        """Take out the percent signs that a dialect doubles for its driver, as `sqlalchemy.text`
-        does once more."""
+        """Take out the percent signs that a dialect doubles for its driver.
+
+        `sqlalchemy.text` doubles them once more.
+        """
         doubles = "%%" in self._preparer.quote("%")
         return compiled.replace("%%", "%") if doubles else compiled
 
@@ -52,7 +54,7 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return [sa.table(name, *map(sa.column, columns), schema=schema) for name in move.staging]
 
     def _with_partition(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> sa.Subquery:
-        """These columns of all staged rows, with the number of their staging table."""
+        """Select these columns of all staged rows, with the number of the row's staging table."""
         tables = enumerate(self.tables(move, columns))
         parts = (
             sa.select(*table.c, sa.literal_column(str(n)).label("tpc_part")) for n, table in tables
@@ -60,12 +62,12 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return sa.union_all(*parts).subquery()
 
     def _newest(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
-        """Orders changes, those without a value at the end."""
+        """Order changes from the newest on, with changes without a value at the end."""
         by = rows.c[str(self.merge.order_by)]
         return [sa.case((by.is_(None), 1), else_=0), by.desc()]
 
     def _marked(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
-        """1 for a row that deletes, 0 for others."""
+        """Build the expression that is 1 for a row that deletes, and 0 for others."""
         return (
             sa.case((self.is_delete(rows) == sa.literal(True), 1), else_=0)
             if self.marker
@@ -78,15 +80,14 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return [self.merge.delete_marker] if self.merge.delete_marker else []
 
     def is_delete(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
-        """Tell whether a row deletes."""
+        """Build the condition that a row deletes."""
         return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
 
     # ------------------------------------------------------------------ duplicates and ties
     def duplicate_rows(
         self, move: Move[SqlAlchemyTarget], columns: Sequence[str]
     ) -> sa.Select[Any]:
-        """Select values of these columns that more than one staged row has, and how many have
-        them."""
+        """Select values of these columns that several staged rows have, and count the rows."""
         keys = list(sa.union_all(*map(sa.select, self.tables(move, columns))).subquery().c)
         return (
             sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
@@ -108,9 +109,11 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     def last_of_partitions(
         self, move: Move[SqlAlchemyTarget], written: Sequence[str]
     ) -> sa.Select[Any]:
-        """Of each key those changes that are the last ones of their partition, if none is newer by
-        `order_by`: a number that stands for the key, the key, `order_by`, whether it deletes, and
-        the columns `written`."""
+        """Select, for each key, the last change of each partition, if no change is newer.
+
+        Newer is what has a greater `order_by`. The columns are a number that stands for the key,
+        the key, `order_by`, whether the change deletes, and the columns `written`.
+        """
         rows = self._with_partition(move, [*self.looked_at(move), ROW])
         keys = [rows.c[key] for key in self.merge.keys]
         newest = self._newest(rows)
@@ -136,8 +139,8 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     def deletes_of_changed(self, move: Move[SqlAlchemyTarget]) -> list[sa.Delete]:
         """Delete the rows of the target that have a change.
 
-        With `keep_newer` it also deletes the changes that are older than their row, before and
-        after that, since others may write meanwhile.
+        With `keep_newer`, statements before and after that delete the staged changes that are older
+        than their row. They do so twice, since others may write meanwhile.
         """
         into = move.target.table
         tables = self.tables(move, [*self.looked_at(move), ROW])
@@ -161,8 +164,11 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         )
 
     def is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
-        """Whether the batch has a change of the row, in the form by which a database looks for the
-        rows of the target by its index: a list of keys, or else one by one."""
+        """Build the condition that the batch has a change of the row.
+
+        It has the form by which a database looks for the rows of the target by its index: a list of
+        keys, or otherwise an EXISTS for each row.
+        """
         keys = self.merge.keys
         if len(keys) == 1 or self.name == "sqlite":
             return sa.tuple_(*(self._key(into, key) for key in keys)).in_(
@@ -176,14 +182,19 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         return [self._key(into, key) == table.c[key] for key in self.merge.keys]
 
     def _key(self, into: sa.Table, key: str) -> sa.ColumnElement[Any]:
-        """SQLite compares by the column's collation, and its unique index may have another."""
+        """Return a key of the target for a comparison with the batch.
+
+        SQLite compares by the column's collation, and the column's unique index may have another
+        collation.
+        """
         collation = getattr(into.c[key].type, "collation", None) if self.name == "sqlite" else None
         return into.c[key].collate(collation) if collation else into.c[key]
 
     def _is_due(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
-        """With `keep_newer`, whether a change of the row is no older.
+        """Build the condition, for `keep_newer`, that a change of the row is no older.
 
-        SQLite, where nobody else writes meanwhile, would look for it without an index.
+        There is none for SQLite, which would look for the change without an index. Nobody else
+        writes into SQLite meanwhile.
         """
         if not self.merge.keep_newer or self.name == "sqlite":
             return []
@@ -197,7 +208,7 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         ]
 
     def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
-        """Whether the target has a newer row of a staged row's key."""
+        """Build the condition that the target has a newer row of a staged row's key."""
         stored = into.c[str(self.merge.order_by)]
         change = table.c[str(self.merge.order_by)]
         newer = stored.is_not(None), sa.or_(change.is_(None), stored > change)
@@ -206,8 +217,11 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         )
 
     def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
-        """The last change of each key, by the greatest `order_by`, NULLs first; of equals the one
-        that came last. Without `order_by` each key is there once."""
+        """Select the last change of each key, unless it deletes.
+
+        This is the change with the greatest `order_by`, where NULL is less than any value. Of equal
+        changes, the one that came last is taken. Without `order_by` each key is there once.
+        """
         columns = [rows.c[name] for name in written]
         deletes = self._marked(rows)
         if not self.merge.order_by:

@@ -1,6 +1,8 @@
-"""Engines of SQLAlchemy as sinks and checkpoint storage need them: what is committed is on disk, no
-wait is without an end, nothing is cut to fit, and no password is shown or given to a server that
-proves nothing."""
+"""Engines of SQLAlchemy as sinks and checkpoint storage need them.
+
+What is committed is on disk, no wait is without an end, nothing is cut to fit, and no password is
+shown or given to a server that proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,9 @@ _SESSION = {
 
 
 def parse(url: str | URL) -> URL:
-    """The URL, with the driver that this library knows if it names none.
+    """Parse a URL. If it names no driver, it gets the driver that this library knows.
 
-    Raises ArgumentError or ValueError for what is none, NoSuchModuleError or ImportError if the
+    Raises ArgumentError or ValueError for what is no URL, NoSuchModuleError or ImportError if the
     dialect or its driver is not there.
     """
     parsed = make_url(url)
@@ -62,7 +64,7 @@ def parse(url: str | URL) -> URL:
 
 
 def file_readers(url: URL) -> list[str]:
-    """Parameters with which MySQL's drivers hand out any file that a server asks for."""
+    """List the parameters by which MySQL's drivers hand out any file that a server asks for."""
     return sorted(set(url.query) & _FILE_READERS)
 
 
@@ -75,10 +77,14 @@ def make_engine(
     session: Sequence[str] = (),
     **options: Any,
 ) -> Engine:
-    """`silence`: seconds that a host, or another writer of SQLite, may keep a connection waiting,
-    `answer`: that a statement may take in MySQL, and if all are `short`, in PostgreSQL too. What
-    the URL says of them comes first. `session`: more to run on each new connection; `options`: of
-    `create_engine`."""
+    """Make an engine that waits for nothing without an end.
+
+    `silence` is the number of seconds that a host, or another writer of SQLite, may keep a
+    connection waiting. `answer` is the number of seconds that a statement may take in MySQL, and,
+    if all statements are `short`, in PostgreSQL too. What the URL says of them comes first.
+    `session` are further statements to run on each new connection, and `options` are those of
+    `create_engine`.
+    """
     libpq = {
         "connect_timeout": 10,
         "tcp_user_timeout": silence * 1000,

@@ -1,5 +1,4 @@
-"""One participant's transaction in the task, whose rows go into a staging table of its own by
-INSERT."""
+"""The transaction of one partition in its task, which inserts rows into a staging table."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ _DDL_IS_UNDONE = ("sqlite", "postgresql")
 
 
 class InsertTransaction(RowTransaction[Connection]):
-    """Insert rows into a staging table of its own.
+    """A transaction that inserts rows into a staging table of its own.
 
-    Memory: the Python values of up to 1,000 rows.
+    It needs memory for the Python values of up to 1,000 rows.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class InsertTransaction(RowTransaction[Connection]):
         savepoint.commit()
 
     def finish(self) -> int:
-        """Every row is judged already."""
+        """Return how many rows there were; every row is judged already."""
         return self._values.rows
 
     def commit(self) -> None:
@@ -89,7 +88,10 @@ class InsertTransaction(RowTransaction[Connection]):
         self._disconnect()
 
     def discard(self) -> None:
-        """Nothing is thrown away of what is sealed."""
+        """Roll the transaction back, unless it may be durable already.
+
+        Where ROLLBACK does not undo CREATE TABLE, the staging table is dropped.
+        """
         with contextlib.suppress(Exception):
             if not self.may_be_durable:
                 self._transaction.rollback()
@@ -99,7 +101,7 @@ class InsertTransaction(RowTransaction[Connection]):
         self._disconnect()
 
     def _disconnect(self) -> None:
-        """No other task of this process has the pool."""
+        """Close the connection itself, because no other task of this process has the pool."""
         with contextlib.suppress(Exception):
             self.connection.invalidate()
             self.connection.close()

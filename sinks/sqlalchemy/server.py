@@ -25,7 +25,7 @@ _SILENCE = 60
 a time: a task waits for all of another's partition."""
 _ANSWER_SECONDS = 300
 
-# What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, Oracle, SQL Server.
+# The words of SQLite, PostgreSQL, Oracle and SQL Server when a bounded wait for a lock timed out.
 _BLOCKED = re.compile(
     r"database (table |schema )?is locked|lock timeout|deadlock|lock request time"
     r"|ORA-(00054|30006|00060)",
@@ -34,7 +34,7 @@ _BLOCKED = re.compile(
 _REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
 """Some drivers answer a refused row with OperationalError."""
 
-# What databases say of a table that is not as it was, and of a right that the user lacks.
+# The words of databases for a table that is not as it was, and for a right that the user lacks.
 _CHANGED = re.compile(
     r"no such (table|column)|has no column|(table|relation|column) .*(n.t|not) exist",
     re.IGNORECASE,
@@ -96,7 +96,7 @@ class SqlAlchemyServer(Server[Connection]):
             )
 
     def _make(self) -> Engine:
-        """It opens no connection yet."""
+        """Make the engine, which opens no connection yet."""
         options = dict(self._options)
         if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
             options["json_serializer"] = str  # values for JSON columns are JSON text already
@@ -154,7 +154,10 @@ class SqlAlchemyServer(Server[Connection]):
                 transaction.rollback()
 
     def _broken(self, connection: Connection) -> int:
-        """How many foreign keys are broken in tables that have some which only COMMIT judges."""
+        """Count the broken foreign keys of SQLite's tables that have some which only COMMIT judges.
+
+        In another database the result is 0.
+        """
         return int(self.query(connection, _BROKEN)[0][0]) if self.dialect.name == "sqlite" else 0
 
     # ------------------------------------------------------------------ statements
@@ -186,8 +189,10 @@ class SqlAlchemyServer(Server[Connection]):
         table: str,
         rows: Sequence[Sequence[object]],
     ) -> int:
-        """Insert all together, or else one after the other: a refused row is told by its primary
-        key."""
+        """Insert all rows together, or otherwise one after the other.
+
+        If the database refuses a single row, its primary key is there already.
+        """
         statement = (
             f"INSERT INTO {table} ({self.dialect.quoted(columns)}) VALUES ({marks(columns)})"
         )
@@ -203,12 +208,15 @@ class SqlAlchemyServer(Server[Connection]):
 
     # ------------------------------------------------------------------ errors
     def error_text(self, error: BaseException) -> str:
-        """The database's own words, in one line, without the password."""
+        """Return the database's own words, in one line, without the password."""
         text = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         return text.replace(str(self.url.password), "***") if self.url.password else text
 
     def fault(self, error: Exception) -> Fault | None:
-        """None for a lost connection, and what is no error of SQLAlchemy."""
+        """Tell what an error is about.
+
+        Return None for a lost connection, and for what is not an error of SQLAlchemy.
+        """
         if not isinstance(error, exc.SQLAlchemyError):
             return None
         text = self.error_text(error)
@@ -222,7 +230,7 @@ class SqlAlchemyServer(Server[Connection]):
                 known, advice=known.advice if known.kind == "refused" else "", clash=False
             )
         unbound = isinstance(error, exc.StatementError) and not of_database
-        # the text may have values of a row
+        # this comes first: the text may have values of a row, which nothing below should match
         if unbound or isinstance(error, exc.IntegrityError | exc.DataError):
             return Fault("refused", text)
         if of_database and _BLOCKED.search(text):
@@ -240,7 +248,7 @@ class SqlAlchemyServer(Server[Connection]):
         return Fault("other", text) if of_database else None
 
     def unreachable(self, error: Exception) -> str | None:
-        """Also of what else SQLAlchemy raises, without the statement."""
+        """Return the database's words for any error of SQLAlchemy, without the statement."""
         return (
             f"cannot use {self}: {self.error_text(error)}"
             if isinstance(error, exc.SQLAlchemyError)
@@ -256,7 +264,7 @@ def _isolation(options: Mapping[str, Any]) -> str:
 
 
 def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
-    """A statement whose parameters are %s, of the types that their values have."""
+    """Make a statement whose parameters are %s, with the types that the parameters' values have."""
     if not parameters:
         return sa.text(statement.replace(":", "\\:"))
     pieces = statement.replace(":", "\\:").replace("%%", "\0").split("%s")

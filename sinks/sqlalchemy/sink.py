@@ -1,7 +1,9 @@
-"""Any database's own way, as far as SQLAlchemy knows it: SQLAlchemy creates the staging tables,
-plain INSERT and DELETE move their rows. The driver's transaction has no DDL, which would commit it
-in many databases, so the staging tables are dropped after it: the ledger tells that those that are
-still there were moved."""
+"""The sink of any database that SQLAlchemy knows.
+
+SQLAlchemy creates the staging tables, and plain INSERT and DELETE move their rows. The driver's
+transaction has no DDL, which would commit it in many databases, so the staging tables are dropped
+after it: the ledger tells that the staging tables that are still there were moved.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget]):
-    """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one.
+    """A sink that writes rows into one table, by `executemany` of INSERT.
 
-    PostgresSink and MySQLSink are the fast ones.
+    This is the portable path, not the fast one: PostgresSink and MySQLSink are faster.
 
-    Tasks insert into staging tables beside the target and commit them; the driver moves a
-    checkpoint in one transaction. What became of a transaction is kept in the table `ledger`,
-    beside the target. MySQL and MariaDB are refused: `MySQLSink` is theirs.
+    Tasks insert into staging tables beside the target and commit them, and the driver moves a
+    checkpoint in one transaction. The table `ledger`, beside the target, records what became of
+    each transaction. MySQL and MariaDB are rejected, since `MySQLSink` is theirs.
     """
 
     _server: SqlAlchemyServer
@@ -58,8 +60,8 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget]):
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `url`: SQLAlchemy's, `sqlite:////var/lib/app.db`; `engine_options`: more for
-          `sqlalchemy.create_engine`.
+        * `url`: a URL of SQLAlchemy, such as `sqlite:////var/lib/app.db`; `engine_options`: further
+          parameters of `sqlalchemy.create_engine`.
         * `table`: `orders` or `schema.orders`, as the database has it. `name` (default: `table`) is
           the sink's uid.
         * The other options are those of every table: `sinks.sql.sink.TableSink`. An upsert replaces

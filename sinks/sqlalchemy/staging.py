@@ -1,7 +1,7 @@
 """Staging tables by SQLAlchemy, for any database.
 
-The transaction that moves their rows has no DDL, which would commit it in many databases, so they
-are dropped after it: the ledger tells that those that are still there were moved.
+The transaction that moves their rows has no DDL, which would commit it in many databases, so the
+staging tables are dropped after it: the ledger tells that those that are still there were moved.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sinks.sqlalchemy.types import SqlAlchemyColumn, SqlAlchemyTarget, declared
 from sinks.transaction import TransactionContext
 
 _RECREATED = ("sqlite", "postgresql")
-"""Dialects of which is tested that a staging table shows the types of the target that it was made
-after."""
+"""The dialects for which tests show that a staging table has the types of the target that it was
+made after."""
 
 
 class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
@@ -93,8 +93,11 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
         return super().locked(connection, plan, staged)
 
     def changes_since(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> Iterator[str]:
-        """Databases may count on, or put the time, in place of a NULL that the table takes no
-        more."""
+        """Yield what else keeps rows out of the locked table.
+
+        Databases may put the next number, or the time, in place of a NULL that the table no longer
+        takes.
+        """
         target = move.target
         yield from self.catalog.obstacles(connection, target)
         required = {column.name for column in target.columns if not column.nullable} & set(
@@ -126,7 +129,10 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
         return row and tuple(row)
 
     def first_tie(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> Row | None:
-        """Few databases compare values of every type, so Python does."""
+        """Find a key and an `order_by` by which nobody can tell the last change.
+
+        Python compares the changes, because few databases compare values of every type.
+        """
         keys = self.merge.keys
         by = str(self.merge.order_by)
         if (
@@ -146,9 +152,12 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
 
     # ------------------------------------------------------------------ the move
     def upsert(self, connection: Connection, move: Move[SqlAlchemyTarget]) -> None:
-        """Replace rows as any database can: the rows of the target with these keys go, then the
-        last changes come. DELETE waits for others that write the same rows, and judges what they
-        made of them."""
+        """Replace rows as any database can: delete the rows with these keys, then insert.
+
+        The last changes are inserted. DELETE waits for others that write the same rows, and judges
+        what they made of them. Raises TransactionBlocked if others wrote rows with these keys in
+        between.
+        """
         for delete in self.dialect.deletes_of_changed(move):
             connection.execute(delete)
         try:
@@ -185,7 +194,10 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
 
 
 def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two changes, each with a mark for a delete before its values, come to the same."""
+    """Tell whether two changes come to the same.
+
+    Each of them has a mark for a delete before its values.
+    """
     (deletes, *values), (others, *theirs) = one, other
     # NaN is itself
     same = (a == b or (a != a and b != b) for a, b in zip(values, theirs, strict=True))

@@ -1,8 +1,7 @@
-"""Which Arrow type goes into which column, in which Python values, and what a created table
-declares.
+"""The types of columns: which Arrow type goes into which, and what a created table declares.
 
-Databases differ; the rules here are the same for all. A value goes in only if no database alters it
-on the way.
+It also says in which Python values they go in. Databases differ; the rules here are the same for
+all. A value goes in only if no database alters it on the way.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sinks.arrow.types import is_text
 from sinks.sql import table as tables
 
 _NUMBER = r"^\s*[-+.]?[0-9.]"
-"""What texts begin with that SQLite may take for a number."""
+"""The beginning of strings that SQLite may take for a number."""
 _MISSING = {"sqlite": (pc.is_nan, "would become NULL in SQLite")}
 _INTEGER = convert.only(
     lambda arrow: at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"
@@ -41,7 +40,7 @@ _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY)
 
 @dataclass(frozen=True, kw_only=True)
 class SqlAlchemyColumn(tables.Column):
-    """One column of the target, with its type as SQLAlchemy has it."""
+    """A column of the target, with its type as SQLAlchemy has it."""
 
     kind: TypeEngine[Any]
     dialect: str
@@ -66,7 +65,7 @@ class SqlAlchemyColumn(tables.Column):
             return _as_double(arrow, checked)
         if isinstance(self.kind, sa.DateTime) and self._has_zone:
             return lambda array: checked(array).view(pa.int64()).view(pa.timestamp("us", "UTC"))
-        # PostgreSQL casts it to no other than `integer`
+        # PostgreSQL casts a boolean to no other integer type than `integer`
         if isinstance(self.kind, sa.Integer) and at.is_boolean(arrow):
             return lambda array: checked(array).cast(pa.int8())
         return checked
@@ -133,12 +132,15 @@ class SqlAlchemyColumn(tables.Column):
 
     @property
     def _has_zone(self) -> bool:
-        """SQLAlchemy takes the 6 of SQLite's DATETIME(6) for a `timezone`."""
+        """True if the column has a time zone.
+
+        SQLAlchemy takes the 6 of SQLite's DATETIME(6) for a `timezone`, so only True counts.
+        """
         return getattr(self.kind, "timezone", False) is True
 
     @property
     def _unit(self) -> int:
-        """In microseconds."""
+        """The smallest unit of the column's time, in microseconds."""
         digits = getattr(self.kind, "precision", None)
         digits = 6 if digits is None else digits
         return int(10 ** (6 - min(6, int(digits))))
@@ -152,7 +154,10 @@ def _no_number(array: pa.Array) -> pa.Array:
 
 
 def _as_double(arrow: pa.DataType, checked: Convert) -> Convert:
-    """SQLite has no other type for fractions."""
+    """Return the conversion into a double, since SQLite has no other type for fractions.
+
+    Raises Unfit for decimals with more digits than a double keeps.
+    """
     digits, scale = convert.digits_of(arrow)
     if digits <= DOUBLE_DIGITS:
         return checked
@@ -164,7 +169,10 @@ def _as_double(arrow: pa.DataType, checked: Convert) -> Convert:
 
 
 def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[Any]:
-    """The type of a column that a created table has for Spark's values. Raises Unfit."""
+    """Return the type of a column that a created table has for Spark's values.
+
+    Raises Unfit.
+    """
     types: dict[str, TypeEngine[Any]] = {
         "boolean": sa.Boolean(),
         "tinyint": sa.SmallInteger(),
@@ -190,7 +198,10 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
 # ---------------------------------------------------------------------- the table
 @dataclass(frozen=True, kw_only=True)
 class SqlAlchemyTarget(tables.Target):
-    """What judges its rows is not asked for: there may be something."""
+    """A table that rows go to.
+
+    What judges its rows is not asked for, so it is assumed that there may be something.
+    """
 
     columns: tuple[SqlAlchemyColumn, ...]
     table: sa.Table
