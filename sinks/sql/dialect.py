@@ -341,10 +341,7 @@ class Dialect(Generic[TargetT]):
         for key in move.target.own_keys:
             if not key.columns or not set(key.columns) <= set(move.written):
                 continue
-            pairs = [
-                (self.quote(column), self.quote(own))
-                for column, own in zip(key.columns, key.referred, strict=True)
-            ]
+            pairs = self._pairs(key)
             given = " AND ".join(f"target.{column} IS NOT NULL" for column, _ in pairs)
             moved = f"NOT COALESCE({self.equal('last', 'target', key.columns)}, FALSE)"
             same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
@@ -393,10 +390,7 @@ class Dialect(Generic[TargetT]):
         table = self.quote(move.target.schema, move.target.name)
         conditions = []
         for key in move.target.own_keys:
-            pairs = [
-                (self.quote(column), self.quote(own))
-                for column, own in zip(key.columns, key.referred, strict=True)
-            ]
+            pairs = self._pairs(key)
             if not pairs:
                 continue
             columns = ", ".join(f"child.{column}" for column, _ in pairs)

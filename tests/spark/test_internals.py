@@ -55,11 +55,34 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "deterministic": lambda df: [
         calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
     ],
+    "order dependent": lambda df: [calling(df).order_dependent(each) for each in (df, df.dropDuplicates(["value"]))],
+    "gateway": lambda df: internals.gateway(df.sparkSession).jvm.java.lang.Math.abs(-1),
+    "Hadoop's configuration": lambda df: internals.hadoop_conf(df.sparkSession).get("fs.defaultFS"),
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
 }
+
+
+ASKED_ELSEWHERE = {
+    "topic_ids": "a query of Kafka alone: tests/spark/test_killed.py",
+    "runs_python": "no part of Spark: a note of this library",
+}
+
+
+def test_every_part_is_asked() -> None:
+    """A name that is added to the module gets a part here."""
+    of_module = [
+        name for name, value in vars(internals).items() if getattr(value, "__module__", "") == internals.__name__
+    ]
+    names = {
+        name
+        for name in (*of_module, *vars(StreamExecution))
+        if not name.startswith("_") and name not in ASKED_ELSEWHERE
+    }
+    text = Path(__file__).read_text()
+    assert {name for name in names if f".{name}" not in text and f"{name}." not in text} == set()
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +125,9 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "query": query.id,
         "planned at": json.loads((location / "offsets" / "0").read_text().split("\n")[1])["batchTimestampMs"],
         "deterministic": [True, False],
+        "order dependent": [[], ["dropDuplicates on some of the columns"]],
+        "gateway": 1,
+        "Hadoop's configuration": "file:///",
         "partition count": [2, 1],
         "plan of the query": False,
         "plan": [False, True],
