@@ -1,4 +1,7 @@
-"""How the columns of a batch get into those of a lake table: as they are, or not at all."""
+"""Fit and convert the columns of a batch to the columns of a lake table.
+
+A value goes into the table as it is, or the sink rejects it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from sinks.errors import BadValue
 
 
 def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
-    """Why rows of `batch` do not fit the table.
+    """List the reasons why rows of `batch` do not fit the table.
 
-    With `adds`, columns that it lacks are no reason.
+    With `adds`, a column that the table lacks is no reason, unless no lake table can have it.
     """
     columns = {name.lower(): name for name in table.names}
     lower = [name.lower() for name in batch.names]
@@ -56,10 +59,10 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
 
 
 def column_of(field: pa.Field) -> pa.Field:
-    """The column that a table gets for a batch's.
+    """Return the column that a table gets for a column of a batch.
 
-    Raises Unfit for a variant and the like, of which it would get the inner bytes, and for types
-    that no lake has.
+    Raises Unfit for a variant, a geometry or a geography, because the table would get the bytes
+    inside it. Raises Unfit, too, for types that no lake table has.
     """
     try:
         no_internals(field.type)
@@ -69,8 +72,11 @@ def column_of(field: pa.Field) -> pa.Field:
 
 
 def _of_table(kind: pa.DataType) -> pa.DataType:
-    """Moments are in UTC, whatever time zone the session shows them in, and times in
-    microseconds."""
+    """Return the type of the table's column for a type of the batch.
+
+    Points in time are in UTC, whatever time zone the session shows them in. Times are in
+    microseconds. Raises Unfit for types that no lake table has.
+    """
 
     def child(field: pa.Field) -> pa.Field:
         return field.with_type(_of_table(field.type))
@@ -89,7 +95,7 @@ def _of_table(kind: pa.DataType) -> pa.DataType:
 
 
 def fits(given: pa.DataType, column: pa.DataType) -> bool:
-    """Whether each value of the type `given` is a value of the type `column`."""
+    """Tell whether each value of the type `given` is a value of the type `column`."""
     if given == column:
         return True
     if at.is_struct(given) and at.is_struct(column):
@@ -126,10 +132,14 @@ def _child_fits(given: pa.Field, column: pa.Field) -> bool:
 def converted(
     batch: pa.RecordBatch, table: pa.Schema, parts: Collection[str], who: str
 ) -> pa.RecordBatch:
-    """The batch with the table's columns and types.
+    """Convert a batch to the table's columns and types.
 
-    Raises BadValue for a NULL in a column that takes none, for a text that is no UTF-8, of which no
-    bounds can be told, and for a year that a partition column (`parts`) cannot have.
+    A column that the batch lacks gets NULL. The message of an error begins with `who`. The
+    function raises BadValue for:
+
+    * a NULL in a column that takes none;
+    * invalid UTF-8, because the table's log cannot have bounds of such a string;
+    * a year that a partition column, which `parts` names, cannot have.
     """
     arrays = []
     for field in table:

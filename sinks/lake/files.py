@@ -1,5 +1,7 @@
-"""The files of a lake table, wherever it lies: data that tasks write, and marks of what is
-pre-committed."""
+"""The files of a lake table, in a folder or an object store.
+
+They are the data files that tasks write, and the marks of pre-committed transactions.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 from sinks._util.threads import side_by_side
 
 _OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
-"""Ends of the names of options that obstore takes for its client, not for the store."""
+"""Endings of the names of the options that obstore takes for its client, and not for the store."""
 
 
 class Files(ABC):
-    """Paths are those that the table's log has. What was put is durable when the call returns."""
+    """The files of one table.
+
+    A path is as the table's log has it. A file is durable when `put` returns.
+    """
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None: ...
@@ -31,16 +36,20 @@ class Files(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """The names of the files in a folder, without it; none if there is no such folder."""
+        """Return the names of the files in a folder, without the folder.
+
+        If there is no such folder, the list is empty.
+        """
 
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete those of the files that are there."""
+        """Delete those of the files that exist."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...
 
     def missing(self, paths: Iterable[str]) -> set[str]:
+        """Return those of the paths at which there is no file."""
         listed = list(paths)
         return {
             path
@@ -50,7 +59,10 @@ class Files(ABC):
 
 
 def make_durable(file: Path, root: Path) -> None:
-    """A file and its name, up to the folder `root`."""
+    """Sync a file, and the folders above it up to `root`, to disk.
+
+    The folders have the file's name, which must not be lost either.
+    """
     for path in (file, *file.parents):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -60,9 +72,10 @@ def make_durable(file: Path, root: Path) -> None:
 
 
 class ObjectFiles(Files):
-    """By obstore, which is built on the same library as deltalake.
+    """The files of a table by obstore, which is built on the same library as deltalake.
 
-    In a local folder it does not fsync by itself.
+    `folder` is the table's folder, or None if the table is in an object store. obstore itself does
+    not sync the files of a folder to disk, so `put` does.
     """
 
     def __init__(self, store: ObjectStore, folder: Path | None) -> None:
@@ -84,9 +97,11 @@ class ObjectFiles(Files):
         return [str(entry["path"]).rpartition("/")[2] for entry in entries]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """S3 does not mind what is not there.
+        """Delete those of the files that exist.
 
-        A folder, and the stores of Google and Azure, would leave the rest.
+        S3 does not mind a missing file, so it gets one request for many files. A folder, and the
+        stores of Google and Azure, would stop at a missing file and leave the others, so each file
+        is deleted by itself.
         """
         if isinstance(self._store, S3Store):
             obstore.delete(self._store, list(paths))
@@ -101,14 +116,20 @@ class ObjectFiles(Files):
         return self.stamp(path) is not None
 
     def stamp(self, path: str) -> object:
-        """Another one for another file of that name; None if there is none."""
+        """Return a value that differs for another file of this name.
+
+        Return None if there is no file.
+        """
         with suppress(FileNotFoundError):
             head = obstore.head(self._store, path)
             return head["e_tag"], head["last_modified"]
         return None
 
     def puts_once(self, path: str) -> bool:
-        """Whether the store refuses a second put of one name, as it is asked to. Leaves nothing."""
+        """Tell whether the store refuses a second put of one name, as it is asked to.
+
+        The file is deleted again.
+        """
         try:
             for _ in range(2):
                 obstore.put(self._store, path, b"", mode="create")
@@ -120,8 +141,11 @@ class ObjectFiles(Files):
 
 
 def files_at(uri: str, options: Mapping[str, str]) -> ObjectFiles:
-    """Below a folder, or in a store that obstore knows, with those of deltalake's storage options
-    that it knows."""
+    """Open the files below a folder, or in a store that obstore knows.
+
+    `options` are deltalake's storage options. obstore gets those that it knows, because it raises
+    an error for any other option.
+    """
     if "://" not in uri:
         return ObjectFiles(LocalStore(uri), Path(uri))
     config: Any = {name.lower(): value for name, value in options.items()}

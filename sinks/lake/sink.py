@@ -1,15 +1,15 @@
-"""Two phases on a lake table.
+"""Two-phase commit into a lake table.
 
-Tasks write files that no reader knows; the driver names those of a checkpoint in one commit of the
-table.
+Tasks write files that no reader knows. The driver names the files of a checkpoint in one commit of
+the table.
 
 A task pre-commits by a *mark*: the small file `_tpc/APP/TRANSACTION.json` beside the data, which
-has the paths of its files. APP stands for job and sink. What has a mark, and is not decided in the
-table, is in doubt.
+has the paths of the transaction's files. APP stands for job and sink. A transaction is in doubt if
+it has a mark, and the table has decided nothing about it.
 
-What became of a transaction is decided in one place: the table's own log, which takes a commit only
-on top of what its writer has read. Each commit carries a `LakeMemory` of what was committed and
-aborted before. So a commit and an abort of two drivers cannot both take effect, and files are
+What became of a transaction is decided in one place, the table's own log. The log takes a commit
+only on top of what its writer has read. Each commit carries a `LakeMemory` of what was committed
+and aborted before. So a commit and an abort by two drivers cannot both take effect, and files are
 deleted only when no commit can name them any more.
 """
 
@@ -69,25 +69,25 @@ File = dict[str, Any]
 """A file of data as JSON: its `path`, its `rows`, and what else the table's log says of it."""
 
 Marked = Mapping[TransactionId, str]
-"""Transactions that have a mark, each with the text of its name."""
+"""Transactions that have a mark, each with its name as text."""
 
 _BUFFERED = 64 << 20
-"""Bytes of rows, in Arrow's form, that become one file, or one for each partition of the table."""
+"""The bytes of rows, in Arrow's form, that become one file, or one file for each partition of the
+table."""
 _TRIES = 200
-"""Commits in a row that others may come before."""
+"""How often the sink tries a commit if another writer is first each time."""
 
 
 class Outrun(Exception):
-    """Somebody else has changed the table first."""
+    """Another writer has changed the table first."""
 
 
 @dataclass
 class LakeMemory:
-    """What a table itself remembers of a sink's transactions, changed only in one step with the
-    table.
+    """A table's own memory of a sink's transactions.
 
-    `newest` has by lineage the newest committed checkpoint; `committed` and `aborted` name
-    transactions by lineage and checkpoint.
+    The memory changes only in one step with the table. `newest` has the newest committed checkpoint
+    of each lineage. `committed` and `aborted` name transactions by lineage and checkpoint.
     """
 
     newest: dict[str, int] = field(default_factory=dict)
@@ -95,10 +95,11 @@ class LakeMemory:
     aborted: dict[str, list[str]] = field(default_factory=dict)
 
     def is_committed(self, name: TransactionId) -> bool | None:
-        """True if it is committed, False if aborted; None if the table has decided nothing of it.
+        """Return True for a committed transaction, and False for an aborted one.
 
-        Of a checkpoint that is forgotten everything counts as committed: somebody may have put its
-        marks back, and an abort deletes files.
+        Return None if the table has decided nothing about the transaction. Of a forgotten
+        checkpoint, everything counts as committed, because somebody may have put its marks back,
+        and an abort deletes files.
         """
         place = _place(name)
         short = _short(name)
@@ -119,13 +120,13 @@ class LakeMemory:
     def others(
         self, lineage: str, checkpoint: int, names: Collection[TransactionId]
     ) -> tuple[str, ...]:
-        """Committed transactions of a checkpoint that are none of these."""
+        """Return the committed transactions of a checkpoint that are not among `names`."""
         known = {_short(name) for name in names}
         shorts = self.committed.get(f"{lineage}.{checkpoint}", ())
         return tuple(f"{lineage}.{checkpoint}.{short}" for short in shorts if short not in known)
 
     def forget(self, checkpoint: Checkpoint) -> None:
-        """Drop what no recovery asks for any more."""
+        """Drop the transactions of checkpoints that recovery no longer asks for."""
         for place in {*self.committed, *self.aborted}:
             lineage, _, number = place.partition(".")
             if lineage == checkpoint.lineage and int(number) < checkpoint.oldest_retained:
@@ -150,11 +151,15 @@ def _short(name: TransactionId) -> str:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """What tasks have to know of a table.
+    """A table as a task has to know it.
 
-    `target`: its place and its id, for people and to notice another one. `columns`: those of the
-    table, not of the batch; it is partitioned by `parts`. `details`: what only one kind of table
-    needs. Files that were written for another `layout` cannot be committed.
+    * `target` is the place and the ID of the table. People read it, and the sink notices another
+      table by it.
+    * `columns` are the columns of the table, and not of the batch. The table is partitioned by
+      `parts`.
+    * `layout` stands for the columns and the partitioning. Files that were written for another
+      layout cannot be committed.
+    * `details` is what only one kind of table needs.
     """
 
     target: str
@@ -166,13 +171,15 @@ class LakeTable:
 
 @dataclass
 class LakeTransaction:
+    """The rows and files of one transaction, in its task."""
+
     context: TransactionContext
     table: LakeTable
     rows: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
     files: list[File] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
-    """Paths of files that may be there."""
+    """Paths of files that may exist."""
 
 
 class LakeSink(
@@ -183,12 +190,13 @@ class LakeSink(
     Auditable[LakeTransaction],
     Diagnosable[LakeTransaction],
 ):
-    """Appends rows to a lake table.
+    """A sink that appends rows to a lake table.
 
-    What differs between Delta and Iceberg are the abstract methods, from `_look` on.
+    Delta and Iceberg differ in the abstract methods, from `_look` on.
     """
 
-    # each task would make a commit of its own, and all contend for one table
+    # In at-least-once mode each task would make a commit of its own, and all would contend for the
+    # table.
     takes_at_least_once = False
 
     def __init__(
@@ -232,20 +240,25 @@ class LakeSink(
     # ------------------------------------------------------------------ one kind of table
     @abstractmethod
     def _look(self) -> LakeTable | None:
-        """The table as it is now, on which `_remembered` and `_append` build; None if there is
-        none."""
+        """Read the table as it is now; return None if there is none.
+
+        `_remembered` and `_append` build on what this method has read.
+        """
 
     @abstractmethod
     def _location(self) -> str:
-        """Where the table is: a folder, or a URI without credentials; "" while nobody knows."""
+        """Return where the table is; return "" while nobody knows.
+
+        The place is a folder, or a URI without credentials.
+        """
 
     @abstractmethod
     def _create(self, schema: pa.Schema) -> None:
-        """Make a table with these columns, unless there is one."""
+        """Create a table with these columns, unless there is one."""
 
     @abstractmethod
     def _problems(self) -> Iterable[str]:
-        """Why rows cannot be appended to the table that `_look` has found."""
+        """List the reasons why rows cannot be appended to the table that `_look` has read."""
 
     @abstractmethod
     def _add_columns(self, columns: pa.Schema) -> None: ...
@@ -257,22 +270,24 @@ class LakeSink(
     def _write_files(
         self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]
     ) -> list[File]:
-        """Write rows into new files, which are durable when it returns.
+        """Write rows into new files, which are durable when the method returns.
 
-        No other call has the same `name`. Each path is added to `begun` before the file is there.
+        No other call has the same `name`. Each path is added to `begun` before its file exists.
         """
 
     @abstractmethod
     def _made_by(self, text: str, paths: Sequence[str]) -> Sequence[str]:
-        """Those that have names which a transaction gives its files.
+        """Return those of the paths that have a name which the transaction gives its files.
 
-        Others may have written its mark.
+        Others may have written the mark that has the paths, so the sink deletes no other file.
         """
 
     @abstractmethod
     def _remembered(self, app: str) -> LakeMemory | None:
-        """What the table that `_look` has found remembers of `app`; None if it has moved on
-        since."""
+        """Return what the table that `_look` has read remembers of `app`.
+
+        Return None if the table has changed since.
+        """
 
     @abstractmethod
     def _append(
@@ -280,21 +295,23 @@ class LakeSink(
     ) -> None:
         """Commit files and memory in one step.
 
-        Raises Outrun if the table, or what it remembers of `app`, is not any more what `_look` has
-        found.
+        Raises Outrun if the table, or what it remembers of `app`, is no longer what `_look` has
+        read.
         """
 
     @abstractmethod
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """How many rows each of these files has, as the table counts them; without those that it
-        has no more."""
+        """Return how many rows each of these files has, as the table counts them.
+
+        A file that the table no longer has is missing from the result.
+        """
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
         """Find the table, or create it.
 
-        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
-        once.
+        Raises ConfigurationError with all reasons at once, or SchemaMismatch if all of them are
+        about columns.
         """
         if self._look() is None and self._create_table:
             try:
@@ -311,6 +328,11 @@ class LakeSink(
     def _require_fit(
         self, schema: pa.Schema, table: LakeTable, others: Iterable[str] = (), *, adds: bool = False
     ) -> None:
+        """Raise an error with all reasons why rows of this schema cannot be written.
+
+        `others` are reasons that are not about columns. With `adds`, columns that the table lacks
+        are fine.
+        """
         columns = list(mismatches(schema, table.columns, adds=adds))
         others = list(others)
         if columns or others:
@@ -319,7 +341,7 @@ class LakeSink(
             raise kind(f"sink {self.name!r} cannot write to {table.target}:{reasons}")
 
     def evolve(self, schema: pa.Schema) -> None:
-        """New columns take NULL."""
+        """Add the columns that the table lacks. They take NULL."""
         table = self._require_table()
         if added := [field.with_nullable(True) for field in lacking(schema, table.columns.names)]:
             logger.info(
@@ -346,7 +368,10 @@ class LakeSink(
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
     def _look_again(self) -> LakeTable | None:
-        """Tasks write for the table as the driver has seen it last."""
+        """Read the table again, and let tasks write for the table as it is now.
+
+        Return None if there is no table.
+        """
         table = self._look()
         if table and self._table:
             self._table = table
@@ -404,8 +429,10 @@ class LakeSink(
     def write_good_rows(
         self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int
     ) -> Sequence[Refusal]:
-        """Refused are rows for which `write` raises BadValue, such as a NULL where the table takes
-        none."""
+        """Write the rows of the batch, and return the rows that `write` rejects by BadValue.
+
+        Such a row has, for example, a NULL where the table takes none.
+        """
         return find_refused_rows(
             batch, lambda piece: self.write(transaction, piece), most, alone=True
         )
@@ -434,8 +461,12 @@ class LakeSink(
 
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Rows for another table or layout than there is now, or whose mark somebody has deleted,
-        are written again."""
+        """Raise TransactionEnded if rows have to be written again.
+
+        That is so if the rows are for another table or layout than there is now, or if somebody has
+        deleted their mark. Raises ConfigurationError if the table was altered so that the sink
+        cannot write to it.
+        """
         table = self._require_table()
         if reasons := list(self._problems()):
             raise ConfigurationError(
@@ -451,7 +482,7 @@ class LakeSink(
     def commit_whole(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome]:
-        """One commit of the table for all of them, or none."""
+        """Commit all transactions by one commit of the table, or none of them."""
         if not all(committable.proof for committable in committables):
             reason = (
                 "only the record tells its files: restore checkpoint storage, or write its rows by "
@@ -510,11 +541,16 @@ class LakeSink(
         decide: Callable[[LakeTable, Marked, LakeMemory], list[File] | None],
         about: Mapping[str, str],
     ) -> None:
-        """Let `decide` alter the memory and name the files to append, until that is in the table,
-        or there is nothing to alter."""
+        """Let `decide` change the memory and name files to append, and commit both.
+
+        `decide` gets the table, the marked transactions and the memory. It returns None if there is
+        nothing to change. If another writer changes the table first, `decide` is called again with
+        what the table has then. Raises TransactionBlocked if that goes on for `_TRIES` tries.
+        """
         outrun = Outrun()
         for attempt in range(_TRIES):
-            # read before the memory: what is decided may lose its mark between the two
+            # The marks are read before the memory, because a decided transaction may lose its mark
+            # between the two.
             marked = self._marked(app)
             table, memory = self._table_and_memory(app) or (self._require_table(), LakeMemory())
             try:
@@ -529,8 +565,10 @@ class LakeSink(
         ) from outrun
 
     def _table_and_memory(self, app: str) -> tuple[LakeTable, LakeMemory] | None:
-        """The table and what it remembers of `app`, both at one moment; None if there is no
-        table."""
+        """Read the table and what it remembers of `app`, both at one moment.
+
+        Return None if there is no table.
+        """
         while (table := self._look_again()) is not None:
             if (memory := self._remembered(app)) is not None:
                 return table, memory
@@ -543,12 +581,13 @@ class LakeSink(
             raise error
 
     def abort_all(self, transactions: Sequence[Identity]) -> Sequence[CommittedError | None]:
-        """One commit of the table for all of them."""
+        """Abort all transactions by one commit of the table."""
         names = {
             its["transaction"]: TransactionId.parse(its["transaction"]) for its in transactions
         }
         decided = dict[str, bool | None]()
-        """Whether it is committed; None if the table knows nothing of it."""
+        """True for a committed transaction, False for an aborted one, and None if the table knows
+        nothing of it."""
 
         def decide(table: LakeTable, marked: Marked, memory: LakeMemory) -> list[File] | None:
             decided.update({text: memory.is_committed(name) for text, name in names.items()})
@@ -580,7 +619,7 @@ class LakeSink(
     def _discard(self, text: str) -> None:
         """Delete the files of an aborted transaction, then its mark."""
         if (mark := self._files().get(_mark(text))) is not None:
-            with suppress(ValueError, TypeError):  # its task died amid it
+            with suppress(ValueError, TypeError):  # the task died while it wrote the mark
                 self._files().delete(self._made_by(text, json.loads(mark)))
             self._files().delete([_mark(text)])
 
@@ -601,7 +640,10 @@ class LakeSink(
         ]
 
     def _marked(self, app: str) -> Marked:
-        """Transactions that are pre-committed, or decided with their mark yet to be deleted."""
+        """Return the transactions that have a mark.
+
+        They are pre-committed, or they are decided and their mark is yet to be deleted.
+        """
         marked = {}
         for file in self._files().names(f"_tpc/{app}"):
             with suppress(ValueError):  # something else
@@ -611,9 +653,9 @@ class LakeSink(
         return marked
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """Delete the marks, and files, that processes left which died amid `commit` or `abort`.
+        """Delete the marks and files that processes left which died during `commit` or `abort`.
 
-        The memory itself is cut by the next commit.
+        The memory itself is shortened by the next commit.
         """
         if seen := self._table_and_memory(app := app_of(checkpoint.job, self.name)):
             for name, text in self._marked(app).items():
@@ -635,7 +677,7 @@ class LakeSink(
         ]
         held = dict(self._rows_held([path for some in paths for path in some]))
         if not quick:
-            # the table names them, and nobody can read them
+            # the table names these files, and nobody can read them
             held |= dict.fromkeys(self._files().missing(held), 0)
         return Audit(
             [_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)]
@@ -654,9 +696,11 @@ def _outcome(
     name: TransactionId,
     committable: Committable,
 ) -> CommitOutcome:
-    """The outcome of one transaction as it stands; HELD if it is pre-committed and fits the table.
+    """Return the outcome of one transaction as the table stands.
 
-    `altered`: why the sink may not write to that, "" if it may: what is LOST is written again.
+    HELD means that the transaction is pre-committed and fits the table. `altered` says why the sink
+    cannot write to the table, and is "" if it can. With such a reason, rows that do not fit are
+    UNKNOWN and not LOST, because the coordinator writes the rows of a LOST transaction again.
     """
     text = committable.transaction["transaction"]
     committed = memory.is_committed(name)
@@ -684,6 +728,7 @@ def _outcome(
 
 
 def _unfit(committable: Committable, table: LakeTable) -> str:
+    """Say why a transaction's files cannot be committed to the table; return "" if they can."""
     same = committable.proof["layout"] == table.layout
     return (
         ""
@@ -707,14 +752,18 @@ def _holding(
 
 
 def app_of(job: str, sink: str) -> str:
-    """The name of a job's sink in a table: the key of its memory, and the folder of its marks."""
+    """Return the name of a job's sink in a table.
+
+    The name is the key of the sink's memory, and the folder of its marks.
+    """
     return f"tpc.{token(job)}.{token(sink)}"
 
 
 def _app(name: TransactionId) -> str:
-    """As `app_of`, for a parsed name, whose job and sink are tokens already."""
+    """Return what `app_of` does, for a parsed name, whose job and sink are tokens already."""
     return f"tpc.{name.job}.{name.sink}"
 
 
 def _mark(text: str) -> str:
+    """Return the path of a transaction's mark."""
     return f"_tpc/{_app(TransactionId.parse(text))}/{text}.json"
