@@ -1,4 +1,4 @@
-"""Appends to Delta tables, by deltalake (delta-rs)."""
+"""A sink that appends to Delta tables, by deltalake (delta-rs)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _FEATURES = {
     *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
     *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
-"""Features that a table may have: deltalake supports them, and an append can ignore them or
-`_problems` looks."""
+"""Features that a table may have. deltalake supports each of them, and either an append can ignore
+the feature, or `_problems` looks how the table uses it."""
 _RULES = {
     **dict.fromkeys(
         ("delta.generationExpression", "delta.identity.start", "delta.invariants"),
@@ -54,18 +54,21 @@ _RULES = {
 }
 _FORGETS = "delta.setTransactionRetentionDuration"
 _COLUMNS = 32
-"""So many of a file get statistics, as by Delta's own writers, unless a table says by one of
-`_CHOSEN` which: then all get them."""
+"""How many columns of a file get statistics, as with Delta's own writers. If a table has one of the
+settings in `_CHOSEN`, which say how many or which columns, all columns get them."""
 _CHOSEN = {"delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"}
 _LONGEST = 32
-"""Characters of a bound, at most one more."""
+"""The most characters that a bound takes from a string. An upper bound has one more."""
 _LAST_MOMENT = 253_402_300_799_999_000
 """Microseconds from 1970 to the last whole millisecond of the year 9999. Readers take no bound
 beyond it."""
 
 
 class DeltaSink(LakeSink):
-    """Appends rows to a Delta table, whose every checkpoint is one entry of its log."""
+    """A sink that appends rows to a Delta table.
+
+    Each checkpoint is one entry of the table's log.
+    """
 
     system = "Delta Lake"
 
@@ -82,9 +85,15 @@ class DeltaSink(LakeSink):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and
-        environment variables do as well. `create_table` creates a missing table from the first
-        batch, with `partition_by`."""
+        """Set up the sink; nothing is opened yet.
+
+        * `uri` is a folder, or a URI that begins with `s3://`, `gs://` or `az://`.
+        * `storage_options` are deltalake's. Environment variables work, too.
+        * `create_table` creates a missing table from the first batch, with `partition_by`.
+
+        Raises ConfigurationError for options that no table can have, and for a URI with
+        credentials.
+        """
         self._uri = os.fspath(uri).rstrip("/")
         name = name or self._uri.rpartition("/")[2]
         super().__init__(
@@ -101,8 +110,8 @@ class DeltaSink(LakeSink):
         self._options = dict(storage_options or {})
         self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self._entry: tuple[str, object] = "", None
-        """Path and stamp of the newest log entry that was read. If its file is another one now, so
-        is the table."""
+        """Path and stamp of the newest log entry that was read. If another file has that path now,
+        the table is another one, too."""
 
     def __str__(self) -> str:
         return self._uri
@@ -250,8 +259,12 @@ class DeltaSink(LakeSink):
 
     # ------------------------------------------------------------------ the log
     def _remembered(self, app: str) -> LakeMemory | None:
-        """The log keeps only a number for each app, so the memory is in a file of that number, put
-        before the log has it."""
+        """Return what the table remembers of `app`, from a file whose number the log has.
+
+        The log keeps only a number for each app. So the memory is in a file of that number, which
+        is put before the log has the number. Raises ConfigurationError if the file is gone, or if
+        the log may have forgotten the number.
+        """
         number = self._handle.transaction_version(app)
         if number is None:
             if _FORGETS in self._handle.metadata().configuration:
@@ -277,7 +290,7 @@ class DeltaSink(LakeSink):
         table: DeltaTable = self._handle
         before = table.transaction_version(app) or 0
         now = int(time.time() * 1000)
-        # nobody else's, and later than `before`
+        # a number that no other writer takes, and that is later than `before`
         number = max(before, time.time_ns()) + 1 + secrets.randbits(20)
         self._files().put(_memory(app, number), memory.to_json().encode())
         adds = [AddAction(f["path"], f["size"], f["values"], now, True, f["stats"]) for f in files]
@@ -289,7 +302,7 @@ class DeltaSink(LakeSink):
             table.create_write_transaction(
                 [*adds], "append", table.schema(), partition_by=parts, commit_properties=properties
             )
-        except CommitFailedError as error:  # perhaps over this very commit, whose answer got lost
+        except CommitFailedError as error:  # perhaps by this very commit, whose answer got lost
             raise Outrun(error) from error
 
     def purge(self, checkpoint: Checkpoint) -> None:
@@ -323,7 +336,10 @@ def _arrow(schema: Schema) -> pa.Schema:
 
 
 def _metadata(kind: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the schema, as the log has it, says of each column, and of each field within one."""
+    """Yield each column, and each field within a column, with its metadata.
+
+    `kind` is a type of the schema, as the log has it. The name of a field begins with `path`.
+    """
     if not isinstance(kind, dict):
         return
     for field in kind.get("fields", ()):
@@ -339,12 +355,15 @@ def _metadata(kind: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _partitions(
     rows: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """For each partition of the table: the values of the partition `columns`, as the log has them,
-    and its rows without these columns."""
+    """Split rows by the partitions of the table.
+
+    Yield for each partition the values of the partition `columns`, as the log has them, and the
+    partition's rows without these columns.
+    """
     if not columns:
         yield {}, rows
         return
-    # Arrow takes a name that begins with a dot for a path
+    # Arrow treats a name that begins with a dot as a path
     keys = [str(number) for number in range(len(columns))]
     texts = (
         rows.select(columns)
@@ -359,9 +378,10 @@ def _partitions(
 
 
 def _without_nan(rows: pa.Table) -> list[str]:
-    """The flat columns that have none.
+    """Return the flat columns that have no NaN.
 
-    In Parquet's own bounds it is not, and Spark, to which it is above all numbers, would miss it.
+    Parquet's own bounds leave NaN out. For Spark, NaN is above all numbers, so with these bounds
+    Spark would miss it.
     """
     flat = [name for name in rows.column_names if not at.is_nested(rows[name].type)]
     return [
@@ -372,8 +392,11 @@ def _without_nan(rows: pa.Table) -> list[str]:
 
 
 def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
-    """Of the first so many columns, with bounds of all that have values, or of none: deltalake's
-    readers miss rows where one lacks."""
+    """Return the statistics of a file, of its first `most` columns.
+
+    Either all columns that have values get bounds, apart from binary ones, or none does, because
+    deltalake's readers miss rows if one of the bounds is missing.
+    """
     flat = [name for name in rows.column_names[:most] if not at.is_nested(rows[name].type)]
     nulls = {name: rows[name].null_count for name in flat}
     some = [name for name in flat if nulls[name] < rows.num_rows and not is_bytes(rows[name].type)]
@@ -384,14 +407,16 @@ def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Of some values, one that none is below, and one that none is above; None if JSON has no form
-    for them."""
+    """Return a value that no value of the column is below, and one that none is above.
+
+    Return None if the log can have no such bounds, for example because JSON has no form for them.
+    """
     kind = column.type
     try:
         for chunk in column.chunks:
             in_years(chunk)
     except RefusedValue:
-        return None  # deltalake reads no table that has such a bound of a day
+        return None  # deltalake cannot read a table with such a bound of a date
     if at.is_timestamp(kind):
         return _of_times(column)
     if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
@@ -400,7 +425,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     low = ends["min"]
     high = ends["max"]
     if at.is_floating(kind):
-        # -0.0 is below 0.0 for deltalake, and none of both for Arrow
+        # -0.0 is below 0.0 for deltalake, and equal for Arrow
         return low or -0.0, high or 0.0
     if at.is_decimal(kind):
         exact = all(
@@ -414,7 +439,11 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
 
 
 def _of_times(column: pa.ChunkedArray) -> tuple[str, str] | None:
-    """In whole milliseconds, as Delta has them: the lower one is rounded down, the upper one up."""
+    """Return the bounds of times in whole milliseconds, as Delta has them.
+
+    The lower bound is rounded down, and the upper bound is rounded up. Return None if readers would
+    not take the upper bound.
+    """
     counts = pc.min_max(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())).as_py()
     if counts["max"] > _LAST_MOMENT:
         return None

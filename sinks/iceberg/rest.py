@@ -1,5 +1,8 @@
-"""Gives pyiceberg's REST catalogs a timeout, which they lack: a catalog that no longer answers
-would be waited for without end, past the commit timeout. Importing this does it."""
+"""Give pyiceberg's REST catalogs a timeout, which they lack.
+
+Without it, the sink would wait without end, past the commit timeout, for a catalog that no longer
+answers. Importing this module sets the timeout.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import pyiceberg.catalog.rest.auth as auth
 import requests
 
 TIMEOUT = (10.0, 60.0)
-"""Seconds to connect, and to wait for an answer. What became of a commit without an answer is asked
-again."""
+"""Seconds to connect, and seconds to wait for an answer. After a commit without an answer, the sink
+asks again what became of it."""
 
 
 class Session(requests.Session):
+    """A session whose requests have a timeout."""
+
     def request(self, *arguments: Any, **options: Any) -> requests.Response:
         return super().request(*arguments, **{"timeout": TIMEOUT, **options})
 
@@ -24,7 +29,10 @@ rest.Session = Session  # type: ignore[attr-defined]
 
 
 def _post(*arguments: Any, **options: Any) -> requests.Response:
-    """As `requests.post`, with which pyiceberg asks for tokens of OAuth2."""
+    """Do what `requests.post` does, with a timeout.
+
+    pyiceberg asks for OAuth2 tokens with it.
+    """
     with Session() as session:
         return session.post(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""Appends to Iceberg tables, by pyiceberg."""
+"""A sink that appends to Iceberg tables, by pyiceberg."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ _BARE: Any = {
 """Changes to a table's metadata that leave out its history, which tasks do not need."""
 _COUNTS = by_arrow.MetricsMode(by_arrow.MetricModeTypes.COUNTS)
 _ONE_ROW_GROUP = {TableProperties.PARQUET_ROW_GROUP_LIMIT: str(1 << 30)}
-"""In a file. Of several, pyiceberg leaves those without bounds out, as where a text is longer than
-4 KiB, and readers would miss their rows."""
+"""A property that gives each file one row group. If a file has several, pyiceberg leaves row groups
+without bounds out of the file's bounds, for example where a string is longer than 4 KiB. Readers
+would then miss the rows of these row groups."""
 _FORMAT = 2
 """The version of Iceberg's format that pyiceberg can write and this sink was made for."""
 _OF_STORES = (
@@ -76,14 +77,14 @@ _OF_STORES = (
     "DEFAULT_NETLOC",
     "DEFAULT_SCHEME",
 )
-"""Beginnings of the properties with which pyiceberg opens files. A catalog puts its own among them,
-and objects that cannot travel to tasks."""
+"""Beginnings of the names of the properties with which pyiceberg opens files. A catalog adds
+properties of its own, and objects that cannot travel to tasks, so only these properties do."""
 _FAILS = {("identity", "float"), ("identity", "double"), ("truncate", "binary"), ("bucket", "time")}
-"""Transforms and types of partition columns by which pyiceberg doubles rows, or fails."""
+"""Transforms and types of partition columns with which pyiceberg duplicates rows, or fails."""
 
 
 def _with_nulls(build: Callable[..., Any]) -> Callable[..., Any]:
-    """pyiceberg makes a list, or a map, of structs that is NULL an empty one."""
+    """Correct a method of pyiceberg that makes a NULL list, or map, of structs an empty one."""
 
     def built(visitor: Visitor, kind: object, given: Any, *parts: object) -> Any:
         made = build(visitor, kind, given, *parts)
@@ -99,8 +100,11 @@ for _name in ("list", "map"):
 
 
 def _or_without_bounds(collect: Callable[..., Any]) -> Callable[..., Any]:
-    """pyiceberg fails where Python has no such bound: a year beyond 9999, or a text that ends with
-    U+D800."""
+    """Correct a function of pyiceberg that fails if Python has no such bound.
+
+    That is so for a year beyond 9999, or a string that ends with U+D800. The columns of such a file
+    get counts only.
+    """
 
     def collected(stats_columns: Mapping[int, Any], **of: Any) -> Any:
         try:
@@ -120,8 +124,10 @@ by_arrow.data_file_statistics_from_parquet_metadata = _or_without_bounds(
 
 
 def _by_whole_days(of: Callable[..., Any]) -> Callable[..., Any]:
-    """pyiceberg takes the last second of a day before 1970 for the next day's, where readers miss
-    its rows."""
+    """Correct the day transform of pyiceberg for times before 1970.
+
+    pyiceberg assigns the last second of such a day to the next day, where readers miss its rows.
+    """
 
     def transform(by: DayTransform[Any], source: object) -> Callable[[Any], Any]:
         days = of(by, source)
@@ -139,7 +145,10 @@ DayTransform.pyarrow_transform = _by_whole_days(DayTransform.pyarrow_transform) 
 
 
 class TableFiles(Files):
-    """The files of one table, by pyiceberg. Paths are whole, or below the table's location."""
+    """The files of one table, by pyiceberg.
+
+    A path is whole, or it is below the table's location.
+    """
 
     def __init__(self, location: str, properties: Mapping[str, str]) -> None:
         self.place = location, properties
@@ -153,7 +162,7 @@ class TableFiles(Files):
         self.settle([path])
 
     def settle(self, paths: Sequence[str]) -> None:
-        """Make files durable that were written already."""
+        """Make files durable that are written already. Only local files need this."""
         for path in paths:
             scheme, _, place = PyArrowFileIO.parse_location(self._whole(path), self.properties)
             if scheme == "file":
@@ -187,7 +196,10 @@ class TableFiles(Files):
 
 
 class IcebergSink(LakeSink):
-    """Appends rows to an Iceberg table, whose every checkpoint is one snapshot."""
+    """A sink that appends rows to an Iceberg table.
+
+    Each checkpoint is one snapshot.
+    """
 
     system = "Apache Iceberg"
 
@@ -204,10 +216,16 @@ class IcebergSink(LakeSink):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`table` is `NAMESPACE.TABLE`.
+        """Set up the sink; nothing is opened yet.
 
-        `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or is the name
-        of one in its configuration file.
+        * `table` is `NAMESPACE.TABLE`.
+        * `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or is the
+          name of a catalog in pyiceberg's configuration file.
+        * `branch` is the branch of the table that gets the rows. It must exist, unless it is
+          `main`.
+        * `create_table` creates a missing table from the first batch.
+
+        Raises ConfigurationError for options that no table can have.
         """
         super().__init__(
             name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters
@@ -271,7 +289,7 @@ class IcebergSink(LakeSink):
             metadata.location,
             {key: value for key, value in known.items() if key.startswith(_OF_STORES)},
         )
-        # it may be another table, or have other credentials
+        # the table may be another one, or have other credentials
         if getattr(self._store, "place", None) != place:
             self._store = TableFiles(*place)
         where = self.table if self._branch == "main" else f"{self.table}, branch {self._branch}"
@@ -282,7 +300,7 @@ class IcebergSink(LakeSink):
         return LakeTable(f"{where} ({metadata.table_uuid})", columns, parts, layout, (text, *place))
 
     def _open_catalog(self) -> Any:
-        import sinks.iceberg.rest  # noqa: F401  # here, because tasks ask no catalog
+        import sinks.iceberg.rest  # noqa: F401  # here, because tasks do not call the catalog
 
         return (
             load_catalog(self._catalog)
@@ -386,12 +404,14 @@ class IcebergSink(LakeSink):
     def _append(
         self, app: str, memory: LakeMemory, files: Sequence[File], about: Mapping[str, str]
     ) -> None:
-        """Without pyiceberg's own loop: its retries commit on top of what nobody has looked at, and
-        after a conflict it deletes manifests, which a commit whose answer got lost has put into the
-        table."""
+        """Commit files and memory in one step, without pyiceberg's own loop.
+
+        The retries of that loop commit on top of what nobody has looked at. After a conflict the
+        loop deletes manifests, and a commit whose answer got lost may have put them into the table.
+        """
         table: Table = self._handle
         metadata = table.metadata
-        # pyiceberg would make a branch without its earlier rows, and fails at another format
+        # pyiceberg would create a branch without its earlier rows, and fails at another format
         for reason in [*self._of_other_format(), *self._without_branch()]:
             raise ConfigurationError(f"sink {self.name!r} cannot commit to {self.table}: {reason}")
         try:
@@ -401,7 +421,7 @@ class IcebergSink(LakeSink):
                 snapshot_properties=dict(about), branch=self._branch
             )
             columns = {part.source_id for spec in metadata.partition_specs for part in spec.fields}
-            # pyiceberg fails at those that were dropped
+            # pyiceberg fails to merge if one of these columns was dropped
             merges = files and columns <= metadata.schema().field_ids
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
@@ -413,7 +433,7 @@ class IcebergSink(LakeSink):
             )
             table._do_commit(updates, (*transaction._requirements, same))
         except (CommitFailedException, ValueError) as error:
-            # of another branch
+            # a commit to another branch was first if the error is about the sequence number
             if isinstance(error, ValueError) and "last sequence number" not in str(error):
                 raise
             raise Outrun(error) from error
@@ -435,7 +455,10 @@ class IcebergSink(LakeSink):
 
 
 def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """pyiceberg moves a branch without what it says of how long its snapshots stay."""
+    """Keep the settings of a branch that say how long its snapshots stay.
+
+    pyiceberg moves a branch without these settings.
+    """
     if (
         not isinstance(update, SetSnapshotRefUpdate)
         or (ref := metadata.refs.get(update.ref_name)) is None
@@ -446,8 +469,10 @@ def _with_retention(update: TableUpdate, metadata: TableMetadata) -> TableUpdate
 
 
 def _in_order(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """A clock that is behind makes no snapshot older than the one before, since catalogs refuse a
-    log out of order."""
+    """Make no snapshot older than the snapshot before it, even if the clock is behind.
+
+    Catalogs refuse a log that is out of order.
+    """
     if not isinstance(update, AddSnapshotUpdate):
         return update
     newest = max(
@@ -460,9 +485,11 @@ def _in_order(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
 
 
 def _unknown_to_pyiceberg(error: Exception) -> str:
-    """What a table's metadata has that pyiceberg does not know, on one line; "" for another error,
-    and for an answer that is no metadata: one of a gateway, which may be another one when it is
-    asked again."""
+    """Say on one line what pyiceberg does not know in a table's metadata.
+
+    Return "" for another error. Return "", too, for an answer that is not metadata. A gateway gives
+    such an answer, and there may be another answer when the catalog is asked again.
+    """
     cause = error.__cause__ if isinstance(error, ValidationError) else error
     if not isinstance(cause, pydantic.ValidationError):
         return ""
@@ -474,18 +501,18 @@ def _unknown_to_pyiceberg(error: Exception) -> str:
 
 # ---------------------------------------------------- data files as JSON, for the way to the commit
 def _unique(name: str) -> uuid.UUID:
-    """With which pyiceberg names the files that one call writes."""
+    """Return the UUID with which pyiceberg names the files that one call writes."""
     return uuid.uuid5(uuid.NAMESPACE_OID, name)
 
 
 def _lacks_name(field: pa.Field) -> bool:
-    """Whether the field, or one at any depth of it, has an empty name."""
+    """Tell whether the field, or a field at any depth of it, has an empty name."""
     children = [field.type.field(number) for number in range(field.type.num_fields)]
     return not field.name or any(map(_lacks_name, children))
 
 
 def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
-    """A data file as its entry in a manifest has it, with path and rows beside."""
+    """Return a data file as JSON: its entry in a manifest, with path and rows beside the entry."""
     stream = io.BytesIO()
     construct_writer(_fields(table)).write(BinaryEncoder(stream), file)
     return {
@@ -496,6 +523,7 @@ def _to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
 
 
 def _from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
+    """Return the data file that `_to_json` made JSON of."""
     fields = Schema(*_fields(table).fields)
     reader = resolve_reader(fields, fields, read_types={-1: DataFile})
     parsed: DataFile = reader.read(new_decoder(base64.b64decode(file["avro"])))
@@ -510,8 +538,11 @@ def _fields(table: TableMetadata) -> StructType:
 
 
 class _Transaction(Transaction):
-    """pyiceberg makes the metadata anew at each look, with a deep copy of all snapshots: some
-    fifteen for an append."""
+    """A transaction that makes its metadata once for each update.
+
+    pyiceberg itself makes the metadata at each look, with a deep copy of all snapshots. An append
+    looks some fifteen times.
+    """
 
     _made: tuple[int, TableMetadata] | None = None
 
@@ -523,7 +554,7 @@ class _Transaction(Transaction):
 
 
 class Recording(PyArrowFileIO):
-    """Each path is in `begun` before the file is there."""
+    """A file IO that adds each path to `begun` before the file exists."""
 
     begun: list[str]
 
