@@ -1,1 +1,1 @@
-"""Values of Arrow: by what they hold, on their way into a column, and as JSON."""
+"""Tools for Arrow: what types hold, how values get into a column, and values as JSON."""

@@ -1,7 +1,8 @@
-"""What a column holds, as data, and how Arrow values get into it: as they are, or refused.
+"""Descriptions of what columns hold, and conversions of Arrow values for these columns.
 
-Each database has a table from the names of its types to `Holds`, and does itself only what no other
-does: the form in which it takes the values.
+A value goes into a column as it is, or is refused. Each database has a table from the names of its
+types to `Holds`. A database's own module does only what no other database does, which is the form
+in which the database takes the values.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from sinks.arrow.types import is_bytes, is_moment, is_text, spark_name
 from sinks.errors import SchemaMismatch, without_code
 
 DOUBLE_DIGITS = 15
-"""So many decimal digits a double holds exactly."""
+"""How many decimal digits a double holds exactly."""
 _DAYS = (-719_162, 2_932_896)
-"""From 0001-01-01 to 9999-12-31, counted from 1970."""
+"""The days 0001-01-01 and 9999-12-31, counted from 1970."""
 _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+"""The first and the last microsecond of the years 0001 to 9999, counted from 1970."""
 
 
 class Unfit(SchemaMismatch):
-    """The Arrow type does not go into the column; the message says what to do.
+    """An Arrow type does not go into the column. The message says what to do.
 
-    The message is a part of another error's, so it has no code of its own.
+    The message is a part of another error's message, so it has no code of its own.
     """
 
     def __str__(self) -> str:
@@ -48,15 +50,21 @@ class RefusedValue(ValueError):
 
 
 Convert = Callable[[pa.Array], pa.Array]
-"""From the batch's array to one in the form that the column takes. Raises RefusedValue."""
+"""A function from the batch's array to an array in the form that the column takes. It raises
+RefusedValue for a value that does not go in."""
 
 
 # ---------------------------------------------------------------------- which Arrow types
 Takes = Callable[[pa.DataType], None]
-"""Raises Unfit for an Arrow type that does not go in."""
+"""A function that raises Unfit for an Arrow type that does not go into the column."""
 
 
 def only(test: Callable[[pa.DataType], bool], what: str, more: str = "") -> Takes:
+    """Return a function that takes the Arrow types for which `test` is true.
+
+    For another type, the message of Unfit advises a cast to `what`. The message ends with `more`.
+    """
+
     def takes(arrow: pa.DataType) -> None:
         if not test(arrow):
             raise Unfit(f"cast it to {what} in Spark{more}")
@@ -95,7 +103,10 @@ MOMENT = only(
 
 
 def wall_clock(zoned: str) -> Takes:
-    """`zoned` is the database's type for points in time."""
+    """Return a function that takes times without a time zone.
+
+    `zoned` is the database's type for points in time, which the message of Unfit offers for those.
+    """
     other = f" (in the session's time zone), or make the column {zoned}, which has points in time"
     return only(
         lambda arrow: at.is_timestamp(arrow) and not is_moment(arrow), "timestamp_ntz", other
@@ -105,22 +116,28 @@ def wall_clock(zoned: str) -> Takes:
 # ---------------------------------------------------------------------- what of their values
 @dataclass(frozen=True)
 class Holds:
-    """What a column holds.
+    """A description of what a column holds.
 
-    Where there is no limit here, there is none, or the server refuses what is beyond it.
+    A limit that is not given does not exist, or the server itself refuses what is beyond it. Values
+    that the column would round, or whose blanks it would drop, are refused.
 
-    `name` is what messages call the column's type. Values that the column would round, or whose
-    blanks it would drop, are refused.
-
-    Integers have `bounds`, as dates and timestamps have, counted in days or microseconds from 1970
-    (otherwise theirs are the years 0001 to 9999); `complaint` is about what is outside. Or `to` is
-    the type in which integers, and floating-point numbers, are handed over; a `scale` of the latter
-    is what MySQL's float(7,4) rounds to. `missing` tells those that the database has no place for,
-    and what to say of them. Times are multiples of `unit` microseconds.
-
-    Bytes have just the `size`, and texts at most the `longest` many characters; a column that
-    `drops` blanks at a text's end takes none there, unless it `fills` its texts up with blanks, and
-    the text has the full length. A text is one of the `members`.
+    * `takes` is the check of Arrow types. `name` is what messages call the column's type.
+    * `bounds` are the limits of integers, and of dates and timestamps in days or microseconds from
+      1970. Dates and timestamps without `bounds` are from the years 0001 to 9999.
+    * `complaint` is what a message says of a number outside the range. `years` is what a message
+      says of the limits of dates and timestamps.
+    * `to` is the type in which integers without `bounds`, and floating-point numbers, are handed
+      over.
+    * `precision` and `scale` are the digits of exact numbers. If `to` is a floating-point type,
+      `scale` is what MySQL's float(7,4) rounds to.
+    * `missing` tells which floating-point numbers the database has no place for, and what to say of
+      them.
+    * `unit` is the number of microseconds of which times are multiples.
+    * `size` is the exact number of bytes of a binary value.
+    * `longest` is the most characters of a string.
+    * `drops` says that the column drops blanks at the end of a string, so it takes none there. If
+      the column also `fills` its strings up with blanks, it takes a string with the full length.
+    * `members` are the only strings that the column takes.
     """
 
     takes: Takes
@@ -140,9 +157,9 @@ class Holds:
     members: Sequence[str] | None = None
 
     def conversion(self, arrow: pa.DataType) -> Convert:
-        """From values of an Arrow type to those of the column.
+        """Return the conversion of values of an Arrow type to values of the column.
 
-        Points in time become the wall clock of UTC. Raises Unfit.
+        Points in time become the wall clock of UTC. Raises Unfit for a type that does not go in.
         """
         if self.scale is not None and self.to is not None and at.is_floating(self.to):
             other = "alter it to double or decimal, or drop the column in Spark"
@@ -205,7 +222,10 @@ class Holds:
                 yield partial(self._to_scale, self.scale)
 
     def _to_scale(self, scale: int, array: pa.Array) -> pa.Array:
-        """Without a precision the server judges how large it may be."""
+        """Refuse numbers that would be rounded, or have more digits than the precision.
+
+        Without a precision, the server judges how large a number may be.
+        """
         given = scaled = array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
         if given.type.scale > scale:
             scaled = _cast(given, pa.decimal256(76, scale), would_be_rounded(self.name))
@@ -227,7 +247,10 @@ class Holds:
             )
 
     def _narrowed(self, array: pa.Array) -> pa.Array:
-        """Refuses also what would become infinite or zero."""
+        """Convert doubles to 32-bit floats.
+
+        Refuses a value that would be rounded, or would become infinite or zero.
+        """
         rounded = array.cast(pa.float32(), safe=False)
         infinite = pc.and_(pc.is_inf(rounded), pc.is_finite(array))
         zero = pc.and_(pc.equal(rounded, 0), pc.not_equal(array, 0))
@@ -274,7 +297,7 @@ class Holds:
                     ),
                 )
             refuse(texts, cut, "ends with a space, which CHAR drops: use VARCHAR")
-        # bytes; no text has more characters
+        # no string has more characters than bytes, which are counted sooner
         if (
             self.longest is not None
             and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest
@@ -287,8 +310,11 @@ class Holds:
         return texts
 
     def _of_members(self, members: Sequence[str], array: pa.Array) -> pa.Array:
-        """Databases take a number for a member's position, and a text that compares equal, such as
-        one in capitals, for the member."""
+        """Refuse a string that is not one of the members, letter by letter.
+
+        Databases take a number for the position of a member. They take a string that compares
+        equal, such as one in capitals, for the member.
+        """
         known = pc.is_in(array.cast(pa.string()), pa.array(members, pa.string()))
         return refuse(
             array, pc.and_(array.is_valid(), pc.invert(known)), f"is no member of {self.name}"
@@ -300,9 +326,9 @@ def same(array: pa.Array) -> pa.Array:
 
 
 def in_years(array: pa.Array) -> pa.Array:
-    """The same array.
+    """Return the same array, and refuse days and moments outside the years 0001 to 9999.
 
-    Refuses days and moments of which Python, and the text of a lake's log, have no year.
+    Python, and the text of a lake's log, have no other years.
     """
     if at.is_date32(array.type) or at.is_timestamp(array.type):
         Holds(DATE if at.is_date32(array.type) else TIMESTAMP).conversion(array.type)(array)
@@ -310,7 +336,10 @@ def in_years(array: pa.Array) -> pa.Array:
 
 
 def in_utf8(array: pa.Array) -> pa.Array:
-    """The same array. Spark makes any bytes a text that is cast so."""
+    """Return the same array, and refuse invalid UTF-8.
+
+    Spark makes a string of any bytes that are cast to string.
+    """
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:  # perhaps of values outside this slice, if they are nested
@@ -320,8 +349,10 @@ def in_utf8(array: pa.Array) -> pa.Array:
 
 
 def first_refused(array: pa.Array, call: Callable[[pa.Array], object]) -> int | None:
-    """The place of the first value that, by itself, a call to Arrow refuses, or Python has no such
-    value."""
+    """Return the place of the first value that `call` refuses when it gets that value alone.
+
+    A value is refused, too, if Python has no such value. Return None if `call` takes each value.
+    """
     for index in range(len(array)):
         try:
             call(array.take(pa.array([index])))
@@ -331,7 +362,10 @@ def first_refused(array: pa.Array, call: Callable[[pa.Array], object]) -> int | 
 
 
 def as_json(arrow: pa.DataType) -> Convert:
-    """Texts are taken as the JSON that they are. Raises Unfit."""
+    """Return the conversion of a type to JSON. Raises Unfit.
+
+    A string is taken as the JSON that it is.
+    """
     if is_text(arrow):
         return same
     no_internals(arrow)
@@ -339,9 +373,11 @@ def as_json(arrow: pa.DataType) -> Convert:
 
 
 def no_internals(arrow: pa.DataType) -> None:
-    """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the
-    fields' metadata (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as
-    JSON. Raises Unfit."""
+    """Raise Unfit for a type that holds a variant, geometry or geography.
+
+    Spark hands these over as a struct of their inner bytes. The fields' metadata says so
+    (pyspark.sql.pandas.types.to_arrow_type). Nobody wants to find these bytes in a target.
+    """
     for field in (arrow.field(i) for i in range(arrow.num_fields)):
         for name in ("variant", "geometry", "geography"):
             if (field.metadata or {}).get(name.encode()) == b"true":
@@ -351,12 +387,12 @@ def no_internals(arrow: pa.DataType) -> None:
 
 
 def bits(count: int, *, signed: bool = True) -> tuple[int, int]:
-    """First and last of the integers with so many bits."""
+    """Return the first and the last of the integers with `count` bits."""
     return (-(2 ** (count - 1)), 2 ** (count - 1) - 1) if signed else (0, 2**count - 1)
 
 
 def digits_of(arrow: pa.DataType) -> tuple[int, int]:
-    """How many digits an integer or decimal has, and how many of them are fractions."""
+    """Return how many digits an integer or decimal type has, and how many of them are fractions."""
     if at.is_integer(arrow):
         return len(str(2 ** (arrow.bit_width - at.is_signed_integer(arrow)))), 0
     return arrow.precision, arrow.scale
@@ -378,7 +414,10 @@ def _within(bounds: tuple[int, int], complaint: str, array: pa.Array) -> pa.Arra
 def _cast(
     array: pa.Array, to: pa.DataType, complaint: str, given: pa.Array | None = None
 ) -> pa.Array:
-    """Cast what loses nothing. Messages show the value of `given`, of which the array was made."""
+    """Cast an array, and refuse the first value that would lose something.
+
+    Messages show the value of `given`, of which the array was made.
+    """
     try:
         return array.cast(to)
     except pa.ArrowInvalid:
@@ -393,7 +432,7 @@ def would_be_rounded(name: str) -> str:
 
 
 def refuse(array: pa.Array, bad: pa.Array, complaint: str) -> pa.Array:
-    """The same array. Refuses the first value at which `bad` is true."""
+    """Return the same array, or refuse the first value at which `bad` is true."""
     if pc.any(bad).as_py():
         index = pc.index(bad, True).as_py()
         raise RefusedValue(index, f"{short(array[index])} {complaint}")
@@ -401,7 +440,7 @@ def refuse(array: pa.Array, bad: pa.Array, complaint: str) -> pa.Array:
 
 
 def short(value: object) -> str:
-    """A value, of Arrow or of Python, for a message; cut to 60 characters."""
+    """Return a value, of Arrow or of Python, as text for a message, cut to 60 characters."""
     if isinstance(value, pa.Scalar):
         try:
             value = value.as_py()
@@ -418,8 +457,11 @@ CreatedT = TypeVar("CreatedT")
 def created_type(
     arrow: pa.DataType, types: Mapping[str, CreatedT], nested: CreatedT, system: str
 ) -> CreatedT:
-    """The column that a sink creates for an Arrow type: the one of `types` by Spark's name,
-    `nested` for structs, maps and lists. Raises Unfit for one that the system has none for."""
+    """Return the column that a sink creates for an Arrow type.
+
+    `types` has the columns by Spark's name of the type. `nested` is the column for structs, maps
+    and lists. Raises Unfit for a type that the system has no column for.
+    """
     if (kind := types.get(spark_name(arrow))) is not None:
         return kind
     if not at.is_nested(arrow):

@@ -17,7 +17,7 @@ import pyarrow.types as at
 from sinks.arrow.types import bytes_of, is_bytes, is_list
 
 _ANY = "utf-8", "surrogateescape"
-"""For texts of Spark, which may be no UTF-8."""
+"""Encoding and error handler for strings of Spark, which may be invalid UTF-8."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array(
@@ -26,22 +26,27 @@ _IS_ESCAPED = np.array(
 
 
 def escaped(data: bytes) -> str:
-    """A JSON text of `to_json` as one that is UTF-8: bytes that are none become Python's
-    surrogates, in escapes."""
+    """Return a JSON text of `to_json` as valid UTF-8.
+
+    Bytes that are not UTF-8 become Python's surrogates, as escapes.
+    """
     return data.decode(*_ANY).encode("utf-8", "backslashreplace").decode()
 
 
 def in_ascii(text: str) -> str:
-    """A text with JSON's escapes in place of what is not ASCII: a JSON text stays the same
-    value."""
+    """Replace what is not ASCII by JSON's escapes.
+
+    A JSON text stays the same value.
+    """
     return _NOT_ASCII.sub(lambda some: json.dumps(some[0])[1:-1], text)
 
 
 def to_json(array: pa.Array) -> pa.Array:
-    """One JSON text per value; null stays null.
+    """Return one JSON text for each value; null stays null.
 
-    Numbers keep their digits; NaN and infinities become strings, binary base64, dates and times ISO
-    8601, map keys strings. A text that is no UTF-8 makes a JSON text that is none.
+    Numbers keep their digits. NaN and infinities become strings, binary values become base64, and
+    dates and times ISO 8601. The keys of maps become strings. A string that is invalid UTF-8 makes
+    a JSON text that is invalid, too.
     """
     kind = array.type
     if at.is_struct(kind):
@@ -97,10 +102,10 @@ def _number(value: float) -> str:
 
 
 def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:
-    """Dates or moments as text.
+    """Return dates or moments as text.
 
-    Arrow has none for years beyond 32767; the calendar repeats every 400 years, which are `cycle`
-    units of the array.
+    Arrow has no text for years beyond 32767. The calendar repeats every 400 years, which are
+    `cycle` units of the array.
     """
     texts = array.cast(pa.string())
     strange = pc.fill_null(pc.starts_with(texts, "<"), False)
@@ -155,12 +160,12 @@ def _map(array: pa.Array) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> np.ndarray:
-    """Among the items that are not of a null list."""
+    """Return where each list begins among the items of lists that are not null."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _joined(items: pa.Array, offsets: np.ndarray, array: pa.Array) -> pa.Array:
-    """The items between two offsets joined; null where `array` is."""
+    """Join the items between each two offsets; the result is null where `array` is null."""
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=array.is_null())
     return pc.binary_join(lists, ",")

@@ -28,14 +28,14 @@ KINDS: dict[str, pa.DataType] = {
     "interval day to second": pa.duration("us"),
 }
 _NAMES = {kind: name for name, kind in reversed(KINDS.items())}
-"""Of several names of a type the first, which Spark's JSON has."""
+"""The name of each type in Spark's JSON, which is the first of its names in `KINDS`."""
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
 def schema_of_json(value: Any) -> pa.Schema:
-    """The Arrow schema for a Spark schema in JSON.
+    """Return the Arrow schema for a Spark schema in JSON.
 
-    Raises ValueError where it is none, or has a type that is not known.
+    Raises ValueError if the value is not such a schema, or has an unknown type.
     """
     if not isinstance(value, dict) or value.get("type") != "struct":
         raise ValueError("it is not the JSON of a Spark schema, as df.schema.json() gives it")
@@ -43,7 +43,10 @@ def schema_of_json(value: Any) -> pa.Schema:
 
 
 def field_of(name: str, kind: Any) -> pa.Field:
-    """A column of a Spark type, which is a name or the JSON of a nested one."""
+    """Return a column of a Spark type.
+
+    `kind` is the name of the type, or the JSON of a nested type.
+    """
     return pa.field(name, _arrow(kind))
 
 
@@ -69,9 +72,9 @@ def _arrow(kind: Any) -> pa.DataType:
 
 
 def schema_to_json(schema: pa.Schema) -> str:
-    """What `StructType.fromJson` and `schema_of_json` take.
+    """Return the text of a schema that `StructType.fromJson` and `schema_of_json` take.
 
-    Raises ValueError for a type that Spark has not.
+    Raises ValueError for a type that Spark does not have.
     """
     return json.dumps(_struct(schema), separators=(",", ":"))
 

@@ -1,5 +1,4 @@
-"""Types of Arrow by what they hold, whatever the width of their offsets is; the bytes of their
-values; and fields."""
+"""Tools for types of Arrow, whatever the width of their offsets, for bytes, and for fields."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _NAMES = {
     "date32[day]": "date",
     "null": "void",
 }
-"""Where Spark has another."""
+"""Spark's names of types that have another name in Arrow."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -36,12 +35,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_moment(kind: pa.DataType) -> bool:
-    """A point in time, and not what a clock shows somewhere."""
+    """Tell whether values are points in time, and not what a clock shows somewhere."""
     return bool(at.is_timestamp(kind) and kind.tz is not None)
 
 
 def spark_name(kind: pa.DataType) -> str:
-    """An Arrow type in Spark's words."""
+    """Return the name of an Arrow type in Spark's words."""
     if at.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
     if is_list(kind):
@@ -52,7 +51,7 @@ def spark_name(kind: pa.DataType) -> str:
 
 
 def bytes_of(texts: pa.Array) -> np.ndarray:
-    """Of all values, one after the other."""
+    """Return the bytes of all strings, one string after the other."""
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
         return np.zeros(0, np.uint8)
@@ -61,10 +60,10 @@ def bytes_of(texts: pa.Array) -> np.ndarray:
 
 
 def lacking(batch: Iterable[pa.Field], table: Iterable[str]) -> Iterator[pa.Field]:
-    """Fields that the table has no column for.
+    """Yield the fields that the table has no column for.
 
-    One that differs from a column by capitals alone is a mistake more often than not, and left to
-    be told.
+    A field that differs from a column by capitals alone is not among them. It is a mistake more
+    often than not, and another check reports it.
     """
     known = {name.lower() for name in table}
     for field in batch:

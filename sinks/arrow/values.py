@@ -12,21 +12,22 @@ from sinks.arrow.types import is_list, is_text
 
 
 class ValidationError(ValueError):
-    """A row that its schema does not take, or no reader would see as it is."""
+    """A row that its schema does not take, or that no reader would see as it is."""
 
 
 def python_values(kind: pa.DataType, *, all_maps: bool = False) -> Callable[[Any], Any]:
-    """From a value as `as_py` gives it, where maps are lists of pairs, to one with dicts.
+    """Return a function that makes dicts of the maps in a value that `as_py` gives.
 
-    A map whose keys are nested, or without `all_maps` no texts, is a list of `{"key": …, "value":
-    …}`, as fastavro takes it. The function raises ValidationError for a key that comes twice:
-    readers would see one of the entries.
+    `as_py` gives a map as a list of pairs. A map stays a list of `{"key": …, "value": …}`, as
+    fastavro takes it, if its keys are nested, or if they are not strings and `all_maps` is false.
+    The function raises ValidationError for a key that comes twice, because readers would see only
+    one of the entries.
     """
     return _dicts(kind, all_maps) or (lambda value: value)
 
 
 def _dicts(kind: pa.DataType, all_maps: bool) -> Callable[[Any], Any] | None:
-    """None if there is nothing to change."""
+    """Return what `python_values` returns, or None if there is nothing to change."""
     if at.is_struct(kind):
         inner = {field.name: change for field in kind if (change := _dicts(field.type, all_maps))}
         if inner:
