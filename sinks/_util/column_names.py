@@ -1,6 +1,6 @@
-"""Columns of a DataFrame by any name.
+"""Access to the columns of a DataFrame, whatever their names are.
 
-Spark's API takes a name for an expression: a dot in it leads to a field of a struct, `*` means all
+Spark's API treats a name as an expression: a dot in it leads to a field of a struct, `*` means all
 columns, and capitals count only if `spark.sql.caseSensitive` says so.
 """
 
@@ -21,27 +21,33 @@ RecordBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def are_distinct(names: Sequence[str]) -> bool:
-    """Whether Spark tells the columns apart by their names, also where capitals do not count."""
+    """Tell whether Spark tells the columns apart by their names, even if capitals do not count."""
     return len({name.upper().lower() for name in names}) == len(names)
 
 
 def quoted(name: str) -> str:
-    """The name as an expression that means the column."""
+    """Return the name as an expression that means the column."""
     return f"`{name.replace('`', '``')}`"
 
 
 def by_place(df: DataFrame) -> DataFrame:
-    """`df` with names that no expression mistakes: `_0`, `_1`, … This takes Spark some time, so it
-    is for DataFrames that need it."""
+    """Rename the columns of `df` to `_0`, `_1`, …, which are names that no expression mistakes.
+
+    This takes Spark some time, so it is for DataFrames that need it.
+    """
     return df.toDF(*map(place, range(len(df.columns))))
 
 
 def place(number: int) -> str:
+    """Return the name that `by_place` gives a column."""
     return f"_{number}"
 
 
 def columns_of(df: DataFrame) -> tuple[DataFrame, list[Column]]:
-    """All columns, by their names, and the DataFrame that they are to be selected from."""
+    """Return a DataFrame to select from, and all columns of `df` by their names.
+
+    The DataFrame is `df` itself, unless Spark cannot tell its columns apart by their names.
+    """
     from pyspark.sql import functions
 
     names = df.columns
@@ -53,8 +59,11 @@ def columns_of(df: DataFrame) -> tuple[DataFrame, list[Column]]:
 
 
 def map_in_arrow(df: DataFrame, function: RecordBatches, schema: StructType | str) -> DataFrame:
-    """`df.mapInArrow`, which up to Spark 4.3 takes no column whose name is not a plain one: it
-    quotes none."""
+    """Call `df.mapInArrow`, whatever the names of the columns are.
+
+    Up to Spark 4.3, `mapInArrow` takes no column whose name is not a plain one, because it quotes
+    no name.
+    """
     names = df.columns
     if are_distinct(names) and not any(re.search(r"[.`]|^\*$", name) for name in names):
         return df.mapInArrow(function, schema)
@@ -63,7 +72,10 @@ def map_in_arrow(df: DataFrame, function: RecordBatches, schema: StructType | st
 
 @dataclass(frozen=True)
 class _Named:
-    """Called in a task: `function` gets the record batches with their columns' names."""
+    """A function for a task that gives record batches the names of their columns.
+
+    `function` gets the record batches with these names.
+    """
 
     function: RecordBatches
     names: tuple[str, ...]

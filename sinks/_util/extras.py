@@ -8,7 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs_extra(*names: str) -> Iterator[None]:
-    """Around the imports of what one of these extras installs: if one fails, the error says so."""
+    """Explain a failed import of a package that one of these extras installs.
+
+    The imports are in the body of the `with` statement. If one of them fails, the error says which
+    extra to install.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Connections between two tasks of one process: each is idle for some seconds, and closed unless
-somebody takes it.
+"""Connections that stay open between two tasks of one process.
 
-Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one
-task after the other.
+A connection is idle for some seconds, and is closed unless another task takes it. Each task has a
+copy of the sink, made from its pickle, and Spark gives its Python processes one task after the
+other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _idle: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
 
 
 def put_back(place: tuple[object, ...], connection: Closable) -> None:
-    """Keep the connection for the next task that asks for one of this `place`: what they lead to,
-    and as whom. A forked process has none of its parent's."""
+    """Keep the connection for the next task that asks for a connection of this `place`.
+
+    The place is what the connection leads to, and as whom. A forked process has none of its
+    parent's connections.
+    """
 
     def end() -> None:
         with contextlib.suppress(ValueError):  # somebody has taken it
@@ -40,7 +43,7 @@ def put_back(place: tuple[object, ...], connection: Closable) -> None:
 
 
 def take(place: tuple[object, ...]) -> Any | None:
-    """Take the connection of this `place` that was left last; None if there is none."""
+    """Take the connection of this `place` that was put back last; return None if there is none."""
     alike = os.getpid(), *place
     with contextlib.suppress(KeyError, IndexError):
         connection, timer = _idle[alike].pop()
@@ -50,6 +53,6 @@ def take(place: tuple[object, ...]) -> Any | None:
 
 
 def disconnect(connection: Closable) -> None:
-    """Close the connection. It is no error if it is closed or broken already."""
+    """Close the connection. It is no error if the connection is closed or broken already."""
     with contextlib.suppress(Exception):
         connection.close()

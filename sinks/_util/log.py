@@ -17,8 +17,8 @@ def get_logger(name: str) -> logging.Logger:
 
     Each of its modules takes its logger from here, and not from `logging`.
 
-    Control characters and marks of direction in a record are escapes before any handler sees it.
-    That is done by a filter on each logger: of loggers further up, `logging` asks only the
+    Control characters and marks of direction in a record become escapes before any handler sees
+    them. Each logger has a filter for that, because of loggers further up `logging` asks only the
     handlers.
     """
     logger = logging.getLogger(name)
@@ -27,7 +27,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _make_printable(record: logging.LogRecord) -> bool:
-    with suppress(Exception):  # logging tells of a message that cannot be formatted
+    with suppress(Exception):  # logging itself reports a message that cannot be formatted
         text = record.getMessage()
         if (fit := printable(text)) != text:
             record.msg = fit

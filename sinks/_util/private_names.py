@@ -1,7 +1,7 @@
-"""What sinks use of other packages that these packages do not promise to keep.
+"""Names in other packages that sinks use, and that these packages do not promise to keep.
 
-Each sink lists these names in one place. An installed version that lacks one of them is reported by
-its number and by what to install, before a query writes anything.
+Each sink lists these names in one place. If an installed version lacks one of them, an error says
+the number of the version, and what to install, before a query writes anything.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NAME = re.compile(r"([\w.]+)(?:\((.+)\))?")
 
 @dataclass
 class PrivateNames:
-    """The names of one package.
+    """The names of one package that sinks use.
 
-    `supported` is what pip takes behind the package's name. A name is written in full:
-    `module.Class.attribute`, and with the parameters that calls pass by name, `module.function(one,
-    another)`.
+    `supported` is what pip takes behind the package's name. A name is written in full as
+    `module.Class.attribute`. If calls pass parameters by name, these follow, as in
+    `module.function(one, another)`.
     """
 
     package: str
@@ -105,8 +105,10 @@ def _found(path: str) -> Any:
 
 
 def _set_by_init(kind: type) -> tuple[str, ...]:
-    """Return the attributes that `__init__` names: those that only instances have are among
-    them."""
+    """Return the attributes that `__init__` names.
+
+    Attributes that only instances have are among them.
+    """
     init = inspect.unwrap(kind.__init__)  # type: ignore[misc]
     code = getattr(init, "__code__", None)
     return code.co_names if isinstance(code, CodeType) else ()

@@ -1,5 +1,7 @@
-"""How far something has come that people wait for: in the log every few seconds, and wherever else
-is asked for."""
+"""Progress of long operations.
+
+It is logged every few seconds, and `under_way` returns it to anyone else who asks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from sinks._util.log import get_logger
 logger = get_logger("sinks.progress")
 
 SECONDS = 5.0
-"""Between two lines, and before the first: nothing is logged of what is done sooner."""
+"""The seconds between two lines, and before the first line. Nothing is logged of an operation that
+ends sooner."""
 _TICK = 1.0
 
 _tell: ContextVar[Callable[[str], None] | None] = ContextVar("tell", default=None)
@@ -24,7 +27,10 @@ _tell: ContextVar[Callable[[str], None] | None] = ContextVar("tell", default=Non
 
 @dataclass(eq=False)
 class Progress:
-    """One thing that is being done. `done` counts up to `total`, which is 0 if it is not known."""
+    """The progress of one operation.
+
+    `done` counts up to `total`, which is 0 if the total is unknown.
+    """
 
     doing: str
     total: int
@@ -44,6 +50,10 @@ class Progress:
             self.done += count
 
     def tell_if_due(self, *, ended: bool = False) -> None:
+        """Report the progress if the last line is long enough ago.
+
+        The line of an operation that has `ended` is due if the operation took long enough.
+        """
         with self._lock:
             now = time.monotonic()
             since = self.began if ended else max(self.began, self.logged_at)
@@ -56,12 +66,15 @@ class Progress:
 
 _under_way: list[Progress] = []
 _watching = threading.Lock()
-"""Held by the thread that tells of what is under way."""
+"""The lock of the thread that reports what is under way."""
 
 
 @contextmanager
 def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
-    """Within it, lines on the progress of this thread go there, and not into the log."""
+    """Pass the lines on the progress of this thread to `tell`, and not to the log.
+
+    This ends with the body of the `with` statement.
+    """
     before = _tell.set(tell)
     try:
         yield
@@ -71,9 +84,11 @@ def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(doing: str, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Yields what is called with the number of units that were done since; from any thread.
+    """Report the progress of an operation, which is the body of the `with` statement.
 
-    Without a `unit`, all that can be told is that it goes on.
+    The context manager yields a function, to call with the number of units that were done since the
+    last call. Any thread can call it. Without a `unit`, the lines say only that the operation goes
+    on.
     """
     work = Progress(doing, total, unit, _tell.get() or logger.info)
     _under_way.append(work)
@@ -99,5 +114,5 @@ def _watch() -> None:
 
 
 def under_way() -> list[str]:
-    """The lines of all that this process does just now."""
+    """Return the lines of all operations that this process does just now."""
     return [str(work) for work in list(_under_way)]

@@ -1,7 +1,7 @@
 """Several calls at once.
 
-The pools of `concurrent.futures` take none any more when the main thread has ended, though a job
-may run in another one.
+The pools of `concurrent.futures` take no calls any more when the main thread has ended, though a
+job may still run in another thread.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ def side_by_side(
     threads: int = 16,
     thread: Callable[..., Thread] = Thread,
 ) -> list[B]:
-    """`call` of each value, in at most so many threads, of which this is one.
+    """Call `call` with each value, in at most `threads` threads including the caller's.
 
-    Raises the first error when all that were begun have ended, or what is to end the program.
-    `thread`: makes the others.
+    Returns the results in the order of the values. After an error no further call begins. When all
+    calls that began have ended, the first error is raised, but KeyboardInterrupt and SystemExit
+    come before any other. `thread` makes the other threads. If the process can have no more
+    threads, fewer do all calls.
     """
     left = deque(enumerate(values))
     results: list[Any] = [None] * len(left)
@@ -58,14 +60,16 @@ def side_by_side(
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """For a library that knows only such pools: where Python's own takes a call no more, it is made
-    at once."""
+    """A pool for a library that works only with the pools of `concurrent.futures`.
+
+    If Python's own pool does not take a call any more, this pool makes the call at once.
+    """
 
     def submit(self, call: Callable[..., A], /, *arguments: Any, **options: Any) -> Future[A]:
         try:
             return super().submit(call, *arguments, **options)
         except RuntimeError as error:
-            # of a thread, which another may do without
+            # no thread could be started for the call, but another thread may make it
             if not str(error).startswith("cannot schedule"):
                 raise
             made = Future[A]()
