@@ -1,6 +1,6 @@
 """Two-phase-commit sinks: the contract (`TwoPhaseCommitSink`), and one folder per external system.
 
-`sql` and `lake` are what several of them share, `arrow` is how values are converted, and `testing`
+`sql` and `lake` have what several of these folders share, `arrow` converts values, and `testing` is
 the conformance kit.
 """
 

@@ -1,4 +1,4 @@
-"""What a sink knows about rows that are visible: the result of `sinks.optional.Auditable.audit`."""
+"""The result of `sinks.optional.Auditable.audit`: what a sink knows about rows that are visible."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sinks.transaction import Committable, Fingerprint, Identity
 class Part:
     """One sink's part of a checkpoint that was complete, and of which nothing is in doubt.
 
-    `given_up`: transactions that an operator has given up; nobody knows whether they are visible.
-    `round`: the newest decision, above 0 after replays.
+    * `given_up` are transactions that an operator has discarded. Nobody knows whether they are
+      visible.
+    * `round` is the replay round of the newest commit decision, which is above 0 after replays.
     """
 
     lineage: str
@@ -27,11 +28,13 @@ class Part:
 class Holding:
     """What the external system has of a part.
 
-    `fingerprint`: count and hash that the transactions stored with their rows, such as in a ledger.
-    `rows`: how many of the rows are there now, as they were written. Each is None if the system
-    cannot tell; `remarks` say why. `differences` are errors whatever the counts are. `unexpected`:
-    transactions of the checkpoint that are committed but not part of it, as far as the system can
-    tell.
+    * `fingerprint` is the count and hash that the transactions stored with their rows, such as in a
+      ledger. It is None if the system cannot tell, and `remarks` say why.
+    * `rows` is how many of the rows are there now, as they were written. It is None if the system
+      cannot tell, and `remarks` say why.
+    * `differences` are errors, whatever the counts are.
+    * `unexpected` are transactions of the checkpoint that are committed but not part of it, as far
+      as the system can tell.
     """
 
     fingerprint: Fingerprint | None = None
@@ -43,10 +46,11 @@ class Holding:
 
 @dataclass(frozen=True)
 class Audit:
-    """One `Holding` for each part, in order.
+    """One `Holding` for each part, in order, and what is about no single part.
 
-    The rest is about no single part: `remarks` say what this system can never tell, `unknown` what
-    it should have told and did not.
+    * `differences` are errors.
+    * `remarks` say what this system can never tell.
+    * `unknown` says what the system should have told and did not.
     """
 
     holdings: Sequence[Holding]

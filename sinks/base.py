@@ -1,4 +1,7 @@
-"""The contract of a sink. Optional abilities are in `sinks.optional`."""
+"""The contract of a sink.
+
+Optional abilities are in `sinks.optional`.
+"""
 
 from __future__ import annotations
 
@@ -26,50 +29,65 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     `sinks.optional` has further abilities. One transaction belongs to one *participant*: a task
     that writes one partition of one checkpoint.
 
-    ===================== ======== ======================================================= ========
-    ================== method where order repeated may fail ===================== ========
-    ======================================================= ======== ================== open both
-    first in each task; first on the driver yes yes committed_checkpoints driver first at a start;
-    again before a checkpoint is decided yes stops the query check driver before the first batch of
-    a run, again on a new schema yes yes, stops the query begin_transaction task before the first
-    row; never for a partition without no task fails write task once per Arrow record batch no task
-    fails pre_commit task after the last row no task fails rollback task after a write or pre_commit
-    that failed no logged owns driver before a commit of what a record names yes stops the query
-    commit_all, commit driver after the checkpoint is complete, and in recovery yes asked again
-    purge driver when all of a checkpoint with rows is visible yes logged in_doubt driver in
-    recovery, and every so often yes asked again abort_all, abort driver for what `in_doubt` lists
-    and no record names yes asked again close both last yes logged ===================== ========
-    ======================================================= ======== ==================
+    ===================== ====== ========================================== ======== ===============
+    method                where  order                                      repeated may fail
+    ===================== ====== ========================================== ======== ===============
+    open                  both   first in each task; first on the driver    yes      yes
+    committed_checkpoints driver first at a start; again before a           yes      stops the query
+                                 checkpoint is decided
+    check                 driver before the first batch of a run, again on  yes      yes, stops the
+                                 a new schema                                        query
+    begin_transaction     task   before the first row; never for a          no       task fails
+                                 partition without rows
+    write                 task   once per Arrow record batch                no       task fails
+    pre_commit            task   after the last row                         no       task fails
+    rollback              task   after a write or pre_commit that failed    no       logged
+    owns                  driver before a commit of what a record names     yes      stops the query
+    commit_all, commit    driver after the checkpoint is complete, and in   yes      asked again
+                                 recovery
+    purge                 driver when all of a checkpoint with rows is      yes      logged
+                                 visible
+    in_doubt              driver in recovery, and every so often            yes      asked again
+    abort_all, abort      driver for what `in_doubt` lists and no record    yes      asked again
+                                 names
+    close                 both   last                                       yes      logged
+    ===================== ====== ========================================== ======== ===============
 
-    The object is pickled and sent to the executors: open handles belong into what
-    `begin_transaction` returns, or into attributes set in `open` and dropped in `__getstate__`.
-    Raise `sinks.errors.SinkError` if Spark's retry cannot help; for any other exception Spark
-    retries the task.
+    The object is pickled and sent to the executors, so open handles belong into what
+    `begin_transaction` returns, or into attributes that are set in `open` and dropped in
+    `__getstate__`. Raise `sinks.errors.SinkError` if Spark's retry cannot help; for any other
+    exception Spark retries the task.
 
-    **Threads.** A task has a copy of the sink to itself, in one thread; copies for several tasks
+    **Threads.** A task has a copy of the sink to itself, in one thread. Copies for several tasks
     may live in one process, one after another. On the driver the methods are called one at a time,
-    though not always by the same thread (sweeps between batches have their own); only `commit` is
-    called from several at once, by the default `commit_all`.
+    though not always by the same thread, because sweeps between batches have their own thread. Only
+    `commit` is called from several threads at once, by the default `commit_all`.
 
-    **Processes.** Any process may ask about any transaction: another driver that does not know that
-    it was superseded calls `commit`, `abort` and `in_doubt` at the same time, and its tasks go on
-    writing. So what decides an outcome has to be atomic in the external system: a compare-and-set,
-    a rename, a primary key.
+    **Processes.** Any process may ask about any transaction. Another driver that does not know that
+    it was superseded calls `commit`, `abort` and `in_doubt` at the same time, and its tasks
+    continue to write. So what decides an outcome must be atomic in the external system: a
+    compare-and-set, a rename, a primary key.
     """
 
     system: str = "the external system"
-    """Name of the target's kind, for messages."""
+    """The name of the target's kind, for messages."""
     dead_letters: Sink | None = None
     """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""
     takes_at_least_once: bool = True
-    """Whether it can be written in at-least-once mode."""
+    """True if the sink can be written in at-least-once mode."""
 
     def __init__(
         self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None
     ) -> None:
-        """`name` is the sink's uid: unique within its coordinator and stable over restarts, because
-        records and transactions carry it. `transform` maps the batch's DataFrame to the one that it
-        writes; it is not pickled."""
+        """Give the sink its name.
+
+        * `name` is the sink's uid. It must be unique within its coordinator and stable over
+          restarts, because records and transactions carry it.
+        * `transform` maps the batch's DataFrame to the DataFrame that the sink writes. It is not
+          pickled.
+
+        Raises ValueError if the name is empty.
+        """
         if not name:
             raise ValueError(
                 "a sink needs a name: it is how a restarted job finds the transactions of this "
@@ -82,52 +100,63 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def open(self) -> None:
         """Acquire what the sink needs in this process.
 
-        Called again at each start of a query, also without `close` in between. Must not touch
-        transactions. Default: nothing.
+        It is called again at each start of a query, even without `close` in between. It must not
+        touch transactions. By default it does nothing.
         """
 
     def close(self) -> None:
-        """Release it.
+        """Release what the sink has acquired.
 
-        Called even if `open` failed. Must not touch pre-committed transactions. Default: nothing.
+        It is called even if `open` failed. It must not touch pre-committed transactions. By default
+        it does nothing.
         """
 
     # ------------------------------------------------------------------ in the task
     @abstractmethod
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """Start a transaction named after `context.transaction_id`, and return its handle:
-        everything that `write`, `pre_commit` and `rollback` need, because several may be open on
-        one sink object. If this raises, it has to clean up after itself: without a handle there is
-        no `rollback`. What it cannot, as when a request took effect and its answer was lost,
-        `purge` removes, or `abort` if `in_doubt` lists it."""
+        """Start a transaction named after `context.transaction_id`, and return its handle.
+
+        The handle has everything that `write`, `pre_commit` and `rollback` need, because several
+        transactions may be open on one sink object. If this method raises, it must clean up after
+        itself, because without a handle there is no `rollback`. It may be unable to, for example if
+        a request took effect and its answer was lost. `purge` removes what is left then, or `abort`
+        does if `in_doubt` lists it.
+        """
 
     @abstractmethod
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """Write the rows of one Arrow record batch (schema: `context.schema`; never empty).
+        """Write the rows of one Arrow record batch, which is never empty.
 
-        They must stay invisible, and the transaction is not in doubt yet. Raises
-        `sinks.errors.BadValue` for a value that the target cannot store exactly. If rows replace
-        others by a key, the last row of a key in the task wins, and a null equals nothing; or
-        refuse such rows with BadValue, before the checkpoint is decided.
+        The schema of the batch is `context.schema`. The rows must stay invisible, and the
+        transaction is not in doubt yet. Raises `sinks.errors.BadValue` for a value that the target
+        cannot store exactly. If rows replace others by a key, the last row of a key in the task
+        wins, and a null equals nothing. Alternatively, refuse such rows with BadValue, before the
+        checkpoint is decided.
         """
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Identity | Committable:
-        """Make the transaction durable but invisible, so that any other process can commit or abort
-        it. Return its identity (a dict of JSON values, as `in_doubt` lists it), or a `Committable`
-        that adds proof. The task may die at any moment afterwards; the transaction must live on.
-        Raises if `abort` has meanwhile left its proof under this name."""
+        """Make the transaction durable but invisible, and return its identity.
+
+        Any other process must be able to commit or abort the transaction from now on. The identity
+        is a dict of JSON values, as `in_doubt` lists it; return a `Committable` to add proof. The
+        task may die at any moment afterwards, and the transaction must live on. Raises if `abort`
+        has meanwhile left its proof under this name.
+        """
 
     @abstractmethod
     def rollback(self, transaction: Transaction) -> None:
-        """Remove every trace of a transaction that is not needed, or whose `write` or `pre_commit`
-        raised. A pre-commit that raised may have taken effect (its answer got lost): check, and
-        undo it too, or leave it to the sweep, which aborts transactions that `in_doubt` lists and
-        no record names. Not called when the process dies."""
+        """Remove every trace of a transaction that has failed or is not needed.
+
+        It has failed if its `write` or `pre_commit` raised. A pre-commit that raised may have taken
+        effect, if its answer got lost. Check that, and undo the pre-commit too, or leave it to the
+        sweep, which aborts transactions that `in_doubt` lists and no record names. `rollback` is
+        not called when the process dies.
+        """
 
     @final
     def snapshot_state(self, barrier: Transaction) -> Committable:
-        """Flink's name for `pre_commit`.
+        """Call `pre_commit`, under the name that it has in Flink.
 
         The barrier is the end of the partition of the micro-batch.
         """
@@ -136,15 +165,20 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     # ------------------------------------------------------------------ on the driver
     def check(self, schema: pa.Schema) -> None:
-        """Raise `ConfigurationError` if the target cannot take rows of this schema, with all
-        reasons at once. Ignore differences that `SchemaEvolving.evolve` will remove. Default: any
-        schema is fine."""
+        """Raise `ConfigurationError` if the target cannot take rows of this schema.
+
+        The error has all reasons at once. Ignore differences that `SchemaEvolving.evolve` will
+        remove. By default any schema is fine.
+        """
 
     @final
     def notify_checkpoint_complete(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Flink's name for `commit_all`. The checkpoint is durably complete."""
+        """Call `commit_all`, under the name that it has in Flink.
+
+        The checkpoint is durably complete.
+        """
         return self.commit_all(checkpoint, committables) if committables else []
 
     def commit_all(
@@ -152,11 +186,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ) -> Sequence[CommitOutcome | Exception]:
         """Commit all participants of this sink that are not known to be committed.
 
-        Return an outcome for each, in order, or an exception for those to ask again. Override it
-        for speed: one request for many. A failure of one must not prevent the outcome of another,
-        unless they have to become visible in order. Then, if one is LOST or UNKNOWN, commit none
-        and answer HELD for the others; all come again, in one call, with the replacement. A raised
-        exception is the answer for all. Default: `commit` in 16 threads.
+        Return an outcome for each, in order, or an exception for each participant to ask about
+        again. Override this method for speed, to make one request for many. A failure of one
+        participant must not prevent the outcome of another, unless they must become visible in
+        order. In that case, if one is LOST or UNKNOWN, commit none and answer HELD for the others;
+        all of them come again, in one call, with the replacement. An exception that this method
+        raises is the answer for all. By default it calls `commit` in 16 threads.
         """
         return commit_in_threads(self, committables, threads=16)
 
@@ -168,8 +203,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         * LOST: it is proven to be rolled back. No process can make it visible any more, not even
           one that is in the middle of `commit`. The coordinator writes the rows again. "Not found"
           is no proof.
-        * UNKNOWN: neither can be proven, and asking again will not help: it was never seen, or its
-          proof is gone. The query stops, and a person decides.
+        * UNKNOWN: neither can be proven, and asking again will not help, because the transaction
+          was never seen, or its proof is gone. The query stops, and a person decides.
         * An exception: the system cannot answer now. The coordinator asks again until
           `commit_timeout`.
         * HELD is only for `commit_all`.
@@ -177,20 +212,23 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     @abstractmethod
     def abort(self, transaction: Identity) -> None:
-        """Roll back one pre-committed transaction by its identity, and keep a proof of it: a later
-        `commit` answers LOST. If it is committed, raise `CommittedError` and change nothing.
+        """Roll back one pre-committed transaction by its identity, and keep a proof of that.
 
-        It is no error if it was aborted already, or was never seen (aborted and purged, or the
-        system was set back). For a transaction that was never seen, leave a proof only if that
-        makes a later `begin_transaction` or `pre_commit` under this name fail. Otherwise leave
-        none, and `commit` answers UNKNOWN.
+        With the proof, a later `commit` answers LOST. If the transaction is committed, raise
+        `CommittedError` and change nothing.
+
+        It is no error if the transaction was aborted already, or was never seen, because it was
+        aborted and purged, or because the system was restored to an older state. For a transaction
+        that was never seen, leave a proof only if that makes a later `begin_transaction` or
+        `pre_commit` under this name fail. Otherwise leave none, and `commit` answers UNKNOWN.
         """
 
     def abort_all(self, transactions: Sequence[Identity]) -> Sequence[Exception | None]:
-        """Call `abort` for each.
+        """Call `abort` for each transaction, and return what it raised, or None, in order.
 
-        Return what it raised, or None, in order; a raised exception is the answer for all. Override
-        it for speed, where one step of the system can abort many. Default: one after the other.
+        An exception that this method itself raises is the answer for all. Override the method for
+        speed, if one step of the system can abort many transactions. By default it calls `abort`
+        for one transaction after the other.
         """
         answers: list[Exception | None] = []
         with progress(f"sink {self.name}: abort", len(transactions), "transactions") as advance:
@@ -205,45 +243,52 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     @abstractmethod
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        """The identities of all pre-committed, unresolved transactions of this job and sink, of any
-        lineage and generation, as the external system lists them now. The coordinator aborts every
-        listed transaction that no record names. So never list transactions of another job, or of
-        another sink of this job in the same system. List an open one only if its `pre_commit` fails
-        after an abort.
+        """List the identities of all pre-committed, unresolved transactions of this job and sink.
+
+        They are of any lineage and generation, as the external system lists them now. The
+        coordinator aborts every listed transaction that no record names. So never list transactions
+        of another job, or of another sink of this job in the same system. List an open transaction
+        only if its `pre_commit` fails after an abort.
 
         Store `context.job` and `context.sink` with the transaction, and search for `job` and
         `self.name`. If the system stores only a name, names of the job start with
-        `TransactionId.prefix(job)`, and those of the sink have `TransactionId.parse(name).sink ==
+        `TransactionId.prefix(job)`, and names of the sink have `TransactionId.parse(name).sink ==
         token(self.name)`.
         """
 
     def owns(self, job: str, transaction: Identity) -> bool:
-        """Whether this can be the identity of a transaction of this job and sink.
+        """Tell whether this can be the identity of a transaction of this job and sink.
 
-        Asked before a transaction that a record names is committed. Default: yes.
+        The coordinator asks before it commits a transaction that a record names. By default the
+        answer is yes.
         """
         return True
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """Called when all rows of this sink in `checkpoint` are visible.
+        """Delete old proofs, once all rows of this sink in `checkpoint` are visible.
 
-        Delete proofs, of commits and aborts, of this job, lineage and sink for checkpoints before
-        `checkpoint.oldest_retained`, and what dead tasks of those checkpoints left. Only a driver
-        that was superseded long ago could still ask for them, and UNKNOWN stops it. At the same
-        time tasks of newer checkpoints pre-commit, and another driver may ask
-        `committed_checkpoints`. Never called for a checkpoint without rows of this sink, so the
-        newest committed one stays for `committed_checkpoints`. Default: nothing, and proofs stay
-        for ever.
+        Delete the proofs, of commits and aborts, of this job, lineage and sink for checkpoints
+        before `checkpoint.oldest_retained`, and what dead tasks of those checkpoints left. Only a
+        driver that was superseded long ago could still ask for these proofs, and UNKNOWN stops it.
+        At the same time tasks of newer checkpoints pre-commit, and another driver may ask
+        `committed_checkpoints`. `purge` is never called for a checkpoint without rows of this sink,
+        so the newest committed one stays for `committed_checkpoints`. By default nothing is
+        deleted, and proofs stay permanently.
         """
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        """The target's own memory: for each lineage, the newest checkpoint with committed rows of
-        this job and sink; {} if there is none. A start, and each checkpoint before it is decided,
-        compares it with what storage and the driver know, and so notices if either was set back
-        (R15). So it should be fast. Rows of at-least-once mode (`TransactionContext.exactly_once`
-        is False), which have no record there, do not count. None, the default, if the system has no
-        such memory or has forgotten it. A committable whose checkpoint will not be remembered has
-        `"remembered": False` in its proof."""
+        """Return the target's own memory: the newest committed checkpoint of each lineage.
+
+        It is the newest checkpoint with committed rows of this job and sink. Return {} if there is
+        none. Return None, the default, if the system has no such memory or has forgotten it.
+
+        At startup, and before each checkpoint is decided, the coordinator compares this memory with
+        what storage and the driver know. It notices in this way if storage or the target was
+        restored to an older state (R15). So the method should be fast. Rows of at-least-once mode
+        (`TransactionContext.exactly_once` is False) do not count, because they have no record in
+        storage. A committable whose checkpoint will not be remembered has `"remembered": False` in
+        its proof.
+        """
         return None
 
     def __repr__(self) -> str:
@@ -260,9 +305,9 @@ Sink: TypeAlias = TwoPhaseCommitSink[Any]
 def commit_in_threads(
     sink: Sink, committables: Sequence[Committable], threads: int
 ) -> list[CommitOutcome | Exception]:
-    """Call `commit` for each in parallel.
+    """Call `commit` for each committable in parallel.
 
-    Returns outcomes, or exceptions for those to ask again.
+    Returns an outcome for each, or the exception for each to ask about again.
     """
 
     def outcome_of(committable: Committable) -> CommitOutcome | Exception:

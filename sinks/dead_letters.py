@@ -1,6 +1,6 @@
 """Dead letters: rows that a sink refuses, kept in another sink by the same checkpoint.
 
-See docs/dead-letters.md
+docs/dead-letters.md says more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _LONGEST_ERROR = 500
 class DeadLetters:
     """What `DeadLettering.read_dead_letters` returns.
 
-    `rows`: the columns of each, in any order. `gaps`: why some that were written may be missing.
+    `rows` are the dead letters, in any order, each with its columns. `gaps` say why some that were
+    written may be missing.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -60,8 +61,8 @@ class DeadLetters:
 class Refusal:
     """A row that was not written: its place in the record batch, from 0, and the error.
 
-    `final`: no other row can let it pass. If it is not final, the row waits, and is tried again
-    when the other rows of the partition are written.
+    `final` says that no other row can let it pass. If it is not final, the row waits, and is tried
+    again when the other rows of the partition are written.
     """
 
     row: int
@@ -71,6 +72,7 @@ class Refusal:
 
     @classmethod
     def of(cls, row: int, error: BadValue, *, final: bool = True) -> Refusal:
+        """Return the refusal of a row for which the sink raised `error`."""
         return cls(
             row, error.kind or type(error).__name__, error.reason or without_code(str(error)), final
         )
@@ -86,9 +88,10 @@ def find_refused_rows(
     """Find the rows that `take` refuses, in order, by bisection; it takes all others.
 
     `take` is called with slices of the batch. For a slice with a bad row it raises BadValue and
-    takes nothing of it. `alone`: it judges each row by itself, whatever other rows there are, so
-    that a refusal is final. After more than `most` refused rows the rest is not tried. Unless rows
-    are judged alone, the rest is returned too, with no error, and waits.
+    takes nothing of the slice. `alone` says that `take` judges each row by itself, whatever other
+    rows there are, so that a refusal is final. After more than `most` refused rows, the remaining
+    rows are not tried. Unless rows are judged alone, the remaining rows are returned too, with no
+    error, and wait.
     """
     refused: list[Refusal] = []
 
@@ -119,9 +122,10 @@ def write_and_find_refused(
     put: Callable[[pa.RecordBatch], None],
     most: int,
 ) -> list[Refusal]:
-    """`find_refused_rows` for a `put` that calls the server, which may judge a row by others.
+    """Do what `find_refused_rows` does, for a `put` that calls the server.
 
-    `encode` finds bad rows without a call, by BadValue.
+    The server may judge a row by other rows. `encode` finds bad rows without a call to the server,
+    and raises BadValue for them.
     """
     try:
         put(batch)
@@ -139,7 +143,7 @@ def write_and_find_refused(
 
 
 def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
-    """The places of the rows that are not refused."""
+    """Return the places of the rows that are not refused."""
     places = pa.array(range(rows), pa.int64())
     return places.filter(
         pc.invert(pc.is_in(places, pa.array([refusal.row for refusal in refused], pa.int64())))
@@ -147,8 +151,10 @@ def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
 
 
 class RecordedRefusals:
-    """Finds the rows again, by their hashes, that a record names as refused, each as often as it is
-    named."""
+    """The rows that a record names as refused.
+
+    They are found again by their hashes, and each is found as often as the record names it.
+    """
 
     def __init__(self, refused: Iterable[Refused]) -> None:
         self._left: dict[int, deque[Refused]] = {}
@@ -156,6 +162,10 @@ class RecordedRefusals:
             self._left.setdefault(row.row_hash, deque()).append(row)
 
     def find_refused(self, hashes: pa.Array) -> list[Refusal]:
+        """Return the refusals of those rows, given by their hashes, that the record names.
+
+        A row that is returned is used up: it is not found again.
+        """
         if not self._left:
             return []
         known = pc.is_in(hashes, pa.array(list(self._left), pa.int64()))
@@ -170,9 +180,9 @@ class RecordedRefusals:
 def letter_rows(
     context: TransactionContext, rows: pa.RecordBatch, numbers: pa.Array, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
-    """The refused rows of a batch as dead letters: a record batch of `SCHEMA`.
+    """Return the refused rows of a batch as dead letters: a record batch of `SCHEMA`.
 
-    `numbers`: those of all its rows in the partition.
+    `numbers` has the number in the partition of each row of the batch.
     """
     bad = rows.take(pa.array([refusal.row for refusal in refused], pa.int64()))
     struct = (
@@ -202,8 +212,10 @@ def letter_rows(
 
 
 def letters_in_ascii(letters: pa.RecordBatch) -> pa.RecordBatch:
-    """The same letters for a target that lacks characters: JSON stays the same JSON, and other
-    texts have its escapes, too."""
+    """Return the same letters for a target that lacks characters.
+
+    JSON stays the same JSON, and other strings have JSON's escapes, too.
+    """
     arrays = []
     for name, column in zip(SCHEMA.names, letters.columns, strict=True):
         if is_text(column.type):
@@ -217,12 +229,16 @@ def letters_in_ascii(letters: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def shortened(error: str) -> str:
+    """Return an error text as a dead letter has it: cut, and with NUL characters as escapes."""
     text = error.replace("\0", "\\0")
     return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
 
 
 def _for_any_column(texts: pa.Array) -> pa.Array:
-    """The same JSON; a text that is no UTF-8, which columns of text refuse, is escaped."""
+    """Return the same JSON, with invalid UTF-8 as escapes.
+
+    Columns of text refuse invalid UTF-8.
+    """
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
@@ -231,7 +247,7 @@ def _for_any_column(texts: pa.Array) -> pa.Array:
 
 
 def _schema(rows: pa.RecordBatch) -> str | None:
-    """The columns as Spark's JSON; None if Spark has no name for a type."""
+    """Return the columns as Spark's JSON, or None if Spark has no name for a type."""
     try:
         return schema_to_json(rows.schema)
     except ValueError:
@@ -239,7 +255,7 @@ def _schema(rows: pa.RecordBatch) -> str | None:
 
 
 def _raw(rows: pa.RecordBatch, name: str) -> object:
-    """The bytes of a text or binary column."""
+    """Return the bytes of a string or binary column, or nulls if there is no such column."""
     if name in rows.schema.names:
         column = rows.column(name)
         if is_text(column.type) or is_bytes(column.type):
@@ -253,7 +269,7 @@ def _as(values: object, kind: pa.DataType) -> pa.Array:
 
 # ---------------------------------------------------------------------- the limit
 def limit_problem(limit: object) -> str | None:
-    """Why a `max_dead_letters` is invalid; None if it is valid."""
+    """Say why a `max_dead_letters` is invalid; return None if it is valid."""
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         return f"max_dead_letters is a number of rows, or a share of them as float, not {limit!r}"
     if isinstance(limit, int) and not 0 <= limit <= MOST:
@@ -266,19 +282,22 @@ def limit_problem(limit: object) -> str | None:
 
 
 def most_in_task(limit: int | float) -> int:
-    """The limit that a task can check alone."""
+    """Return the limit that a task can check alone."""
     return limit if isinstance(limit, int) else MOST
 
 
 def allowed(limit: int | float, rows: int) -> int:
-    """The limit of a checkpoint with this many rows for the sink."""
+    """Return the limit of a checkpoint with this many rows for the sink."""
     return limit if isinstance(limit, int) else min(int(round(limit * rows, 6)), MOST)
 
 
 def too_many(
     sink: str, refused: str, limit: int | float, reasons: Iterable[tuple[str, str]]
 ) -> TooManyDeadLetters:
-    """`reasons`: class and text of the first errors."""
+    """Return the error for a checkpoint with too many dead letters.
+
+    `reasons` has class and text of the first errors.
+    """
     lines = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
     most = (
         f"{limit:,} row(s)"

@@ -1,5 +1,4 @@
-"""What a sink shows operators: findings of `diagnose`, transactions in doubt, and changes of its
-table."""
+"""What a sink shows operators: findings, transactions in doubt, and changes of its table."""
 
 from __future__ import annotations
 
@@ -15,6 +14,8 @@ _CLOCK_LIMIT = 5.0  # seconds
 
 
 class Severity(str, Enum):
+    """How bad a finding is."""
+
     OK = "ok"
     WARNING = "warning"
     ERROR = "error"  # the job cannot run like this, or cannot keep its promise
@@ -22,7 +23,10 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of `diagnose`. `fix` is the statement, setting or step that puts it right."""
+    """One result of `diagnose`.
+
+    `fix` is the statement, setting or step that puts right what the finding is about.
+    """
 
     severity: Severity
     message: str
@@ -45,8 +49,8 @@ class Finding:
 class InDoubt:
     """A pre-committed, unresolved transaction.
 
-    `age` is in seconds, by the external system's clock. Values are None if neither the system nor
-    the transaction's name has them.
+    `age` is in seconds, by the external system's clock. A value is None if neither the system nor
+    the transaction's name has it.
     """
 
     transaction: Identity
@@ -59,7 +63,10 @@ class InDoubt:
 
     @classmethod
     def parsed(cls, transaction: Identity, age: float | None = None) -> InDoubt:
-        """Reads the transaction's name, if the identity contains it."""
+        """Read the transaction's name, if the identity contains one, and return what the name says.
+
+        Without a name, the result has only `transaction` and `age`.
+        """
         with suppress(ValueError):
             name = TransactionId.find(".".join(str(value) for value in transaction.values()))
             return cls(
@@ -78,8 +85,10 @@ class InDoubt:
 class SchemaChange:
     """A statement that lets the table take a column of a batch.
 
-    `step` is the `schema_evolution` that runs it. `locks` names the lock and its duration.
-    `automatic`: the sink, with its current options, runs it before the next batch.
+    * `step` is the `schema_evolution` that runs the statement.
+    * `locks` names the lock and its duration.
+    * `automatic` says that the sink, with its current options, runs the statement before the next
+      batch.
     """
 
     column: str
@@ -94,9 +103,12 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """Differences between a batch and the target: `changes` are statements that remove them,
-    `unfit` the ones that no statement removes. `notes` have more, such as the schemas of a
-    registry."""
+    """Differences between a batch and the target.
+
+    * `changes` are statements that remove differences.
+    * `unfit` are the differences that no statement removes.
+    * `notes` have more, such as the schemas of a registry.
+    """
 
     changes: tuple[SchemaChange, ...] = ()
     unfit: tuple[str, ...] = ()
@@ -109,8 +121,10 @@ class SchemaDiff:
 
 
 def compare_clocks(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
-    """Compare this machine's clock with another; `ask` returns that time in seconds since the
-    epoch."""
+    """Compare this machine's clock with another clock, and yield one finding.
+
+    `ask` returns the time of the other clock, in seconds since the epoch.
+    """
     before = time.time()
     theirs = ask()
     after = time.time()

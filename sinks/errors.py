@@ -52,8 +52,11 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """The text with what could steer a terminal, or turn its direction, as escapes: for log,
-    command and page. Values of rows, names and answers of servers are in it."""
+    """Return the text with escapes in place of what could steer a terminal, or turn its direction.
+
+    The text is for the log, a command or a page. It contains values of rows, names, and answers of
+    servers.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
@@ -63,8 +66,10 @@ _CODE = re.compile(r"\s?\[(EO(?:-[A-Z0-9]+)+)\]")
 
 
 def without_code(text: str) -> str:
-    """Return the message of an error without its code, for a text in which another error's code
-    comes last."""
+    """Return the message of an error without its code.
+
+    It is for a text in which another error's code comes last.
+    """
     return _CODE.sub("", text)
 
 
@@ -109,6 +114,11 @@ class SinkError(ExactlyOnceError):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SinkError:
+        """Return the error that `to_json` described.
+
+        A class that this process does not know becomes SinkError, with the name of the class in the
+        message.
+        """
         kind = _BY_NAME.get(value["type"])
         if kind:
             return kind(value["message"])
@@ -125,7 +135,7 @@ class ConfigurationError(SinkError):
 
 
 class SchemaMismatch(ConfigurationError):
-    """The columns of the batch do not fit the target. Names all mismatches at once."""
+    """The columns of the batch do not fit the target. The message names all mismatches at once."""
 
     code = "EO-SCHEMA"
 
@@ -133,17 +143,18 @@ class SchemaMismatch(ConfigurationError):
 class TargetChanged(ConfigurationError):
     """The target has a trigger, a rule or the like that was not there when the query began.
 
-    The next start accepts it, so a person has to make it.
+    The next restart accepts this change, so it is for a person to restart the query.
     """
 
     code = "EO-TARGET-CHANGED"
 
 
 class BadValue(SinkError):
-    """The target refuses a value of the batch (type, range, constraint).
+    """The target refuses a value of the batch because of its type, its range or a constraint.
 
-    Names table, column and row. For dead letters, `reason` is the text without the row, and `kind`
-    the name of the driver's error, if any. Neither leaves the task.
+    The message names table, column and row. For dead letters, `reason` is the text without the row,
+    and `kind` is the name of the driver's error, if there is one. `reason` and `kind` do not leave
+    the task.
     """
 
     code = "EO-VALUE"
@@ -151,6 +162,7 @@ class BadValue(SinkError):
     kind: str = ""
 
     def because(self, reason: str, kind: str = "") -> Self:
+        """Set `reason` and `kind`, and return this error."""
         self.reason = reason
         self.kind = kind
         return self
@@ -163,16 +175,22 @@ class TooManyDeadLetters(BadValue):
 
 
 class TransactionBlocked(SinkError):
-    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds
-    the lock. The coordinator sweeps orphans and tries again."""
+    """A lock wait timed out.
+
+    An open transaction, or an orphaned pre-committed one, holds the lock. The coordinator sweeps
+    orphans and tries again.
+    """
 
     code = "EO-LOCKED"
     retryable = True
 
 
 class TransactionEnded(SinkError):
-    """Somebody has ended a transaction before its checkpoint was decided, or used its name: a
-    driver of before storage was set back. The coordinator writes the checkpoint again."""
+    """Somebody has ended a transaction before its checkpoint was decided, or has used its name.
+
+    A driver from before storage was restored to an older state may use the name. The coordinator
+    writes the checkpoint again.
+    """
 
     code = "EO-ENDED"
     retryable = True

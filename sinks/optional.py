@@ -1,8 +1,8 @@
 """Optional abilities of a sink.
 
-Inherit from those that it has.
+Inherit from the classes of the abilities that your sink has:
 
-class MySink(WholeCommitting[Handle], Auditable[Handle]): ...
+    class MySink(WholeCommitting[Handle], Auditable[Handle]): ...
 """
 
 from __future__ import annotations
@@ -32,16 +32,21 @@ if TYPE_CHECKING:
 
 
 class WholeCommitting(TwoPhaseCommitSink[Transaction]):
-    """A checkpoint becomes visible as a whole: no reader sees some of its participants without the
-    others."""
+    """Makes a checkpoint visible as a whole.
+
+    No reader sees some of its participants without the others.
+    """
 
     @abstractmethod
     def commit_whole(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """In place of `commit`, with its outcomes, one each and in order: make all of them visible
-        in one step, beside those that are already. If one is LOST or UNKNOWN, none becomes visible:
-        HELD is the answer for the others; all come in one call again when the lost one is replaced.
+        """Make these transactions visible in one step, beside those that are visible already.
+
+        The coordinator calls this method in place of `commit`. Return an outcome for each
+        transaction, in order, as `commit` does. If one is LOST or UNKNOWN, none becomes visible,
+        and HELD is the answer for the others. All come again in one call when the lost one is
+        replaced.
         """
 
     @final
@@ -56,15 +61,18 @@ class WholeCommitting(TwoPhaseCommitSink[Transaction]):
 
 
 class DirectCommitting(TwoPhaseCommitSink[Transaction]):
-    """At-least-once mode without the second phase.
+    """Writes in at-least-once mode without the second phase.
 
     Other sinks pre-commit and commit in the task.
     """
 
     @abstractmethod
     def commit_directly(self, transaction: Transaction) -> None:
-        """In a task, in place of `pre_commit`: make the rows visible now, and leave no trace in
-        `in_doubt` and `committed_checkpoints`. If it raises, `rollback` follows."""
+        """Make the rows visible now, in a task, in place of `pre_commit`.
+
+        Leave no trace in `in_doubt` and `committed_checkpoints`. If this method raises, `rollback`
+        follows.
+        """
 
 
 class Validating(TwoPhaseCommitSink[Transaction]):
@@ -72,39 +80,46 @@ class Validating(TwoPhaseCommitSink[Transaction]):
 
     @abstractmethod
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """On the driver, when all participants have pre-committed and nothing is decided: raise
-        `SinkError` to fail the checkpoint. After it is complete it *must* be committed. Nothing may
-        become visible. May be repeated."""
+        """Raise `SinkError` to fail the checkpoint.
+
+        The driver calls this method when all participants have pre-committed and nothing is
+        decided. After the checkpoint is complete it *must* be committed, so this is the last chance
+        to refuse it. Nothing may become visible. The call may be repeated.
+        """
 
 
 class Related(TwoPhaseCommitSink[Transaction]):
-    """Knows whether its target depends on that of another sink of the job."""
+    """Knows whether its target depends on the target of another sink of the job."""
 
     @abstractmethod
     def check_with(self, others: Sequence[Sink]) -> None:
-        """On the driver, after `check` of all sinks of the job, those of dead letters too: raise
-        `ConfigurationError` if one job cannot write this target and that of one of the `others`.
-        They may be sinks of any kind. May be repeated."""
+        """Raise `ConfigurationError` if one job cannot write this target and that of another sink.
+
+        The driver calls this method after `check` of all sinks of the job, including the sinks of
+        dead letters. The `others` may be sinks of any kind. The call may be repeated.
+        """
 
 
 class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
     """Alters its target for rows with other columns."""
 
     evolves: bool = True
-    """Whether `evolve` is to be called."""
+    """True if `evolve` is to be called."""
 
     @abstractmethod
     def evolve(self, schema: pa.Schema) -> None:
-        """On the driver, after `check` and before the tasks: let the target take rows of this
-        schema, in ways that harm nobody who reads it, or still writes rows of an older schema.
-        Earlier checkpoints are visible, orphans are aborted, and this driver is the newest; but an
-        older one may do the same at the same time. May be repeated; if it raises, the checkpoint
-        fails."""
+        """Let the target take rows of this schema.
+
+        The driver calls this method after `check` and before the tasks. The change must harm nobody
+        who reads the target, or still writes rows of an older schema. Earlier checkpoints are
+        visible, orphans are aborted, and this driver is the newest, but an older driver may do the
+        same at the same time. The call may be repeated. If it raises, the checkpoint fails.
+        """
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
-        """How the target differs from rows of this schema, for `coordinator schema diff`.
+        """Tell how the target differs from rows of this schema, for `coordinator schema diff`.
 
-        Changes nothing. Default: None, the target has no columns.
+        It changes nothing. The default is None, which means that the target has no columns.
         """
         return None
 
@@ -120,9 +135,14 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`dead_letters` is the sink for rows that this one refuses, `max_dead_letters` how many a
-        checkpoint may have of them: rows, or as a float their share of all rows. Raises ValueError
-        where these do not go together."""
+        """Give the sink its name, and the sink of its dead letters.
+
+        * `dead_letters` is the sink for rows that this one refuses.
+        * `max_dead_letters` is how many dead letters a checkpoint may have. It is a number of rows,
+          or as a float their share of all rows.
+
+        Raises ValueError if these options do not go together.
+        """
         super().__init__(name=name, transform=transform)
         self.dead_letters = dead_letters
         self.max_dead_letters = max_dead_letters
@@ -145,22 +165,29 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
     def write_good_rows(
         self, transaction: Transaction, batch: pa.RecordBatch, most: int
     ) -> Sequence[Refusal]:
-        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the
-        target takes, and return the others in their order. After more than `most` of them it may
-        stop: the transaction is rolled back then. An error that is not about single rows is raised,
-        as by `write`. As long as the target is the same, it must judge a row the same way each
-        time. `sinks.dead_letters.find_refused_rows` finds them by bisection."""
+        """Write the rows that the target takes, and return the others in their order.
+
+        A task calls this method in place of `write`, if there are `dead_letters`. After more than
+        `most` refused rows it may stop, because the transaction is rolled back then. Raise an error
+        that is not about single rows, as `write` does. As long as the target is the same, this
+        method must judge a row the same way each time. `sinks.dead_letters.find_refused_rows` finds
+        the rows by bisection.
+        """
 
     def lacks_characters(self) -> bool:
-        """On a sink that receives dead letters, in a task: whether its target cannot hold every
-        text, as a database that is not UTF-8. Letters then have escapes in place of what is not
-        ASCII. Default: it can."""
+        """Tell whether the target cannot hold every string, such as a database that is not UTF-8.
+
+        A task calls this method on a sink that receives dead letters. If the answer is yes, letters
+        have escapes in place of what is not ASCII. By default the target can hold every string.
+        """
         return False
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
-        """On a sink that receives dead letters: the visible ones of sink `sink` of the job, at
-        least the `most` newest, for `coordinator dead-letters show`. Default: None, it cannot read
-        them."""
+        """Return the visible dead letters of sink `sink` of the job, at least the `most` newest.
+
+        `coordinator dead-letters show` calls this method on a sink that receives dead letters. The
+        default is None, which means that the sink cannot read them.
+        """
         return None
 
 
@@ -168,44 +195,56 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
     """Can say which rows of a checkpoint the target has."""
 
     def record_fingerprint(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
-        """In a task, before `pre_commit`: count and hash of the rows written, as the record of the
-        checkpoint has them later. A sink that stores them in the same transaction lets `audit`
-        compare. Default: nothing."""
+        """Take count and hash of the rows written, in a task, before `pre_commit`.
+
+        The record of the checkpoint has the same count and hash later. A sink that stores them in
+        the same transaction lets `audit` compare. By default nothing is stored.
+        """
 
     @abstractmethod
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """What the external system has of these parts of visible checkpoints, for `coordinator
-        verify`. Also asked before lost transactions are written again: `Holding.unexpected` shows
-        whether they already were (R15). Changes nothing. With `quick` it does nothing that takes
-        longer the more rows there are. Anything slow reports to `sinks._util.progress.progress`."""
+        """Return what the external system has of these parts of visible checkpoints.
+
+        It is for `coordinator verify`. The coordinator asks, too, before it writes lost
+        transactions again, because `Holding.unexpected` shows whether they already were (R15). The
+        method changes nothing. With `quick` it does nothing that takes longer the more rows there
+        are. Anything slow reports to `sinks._util.progress.progress`.
+        """
 
 
 class Diagnosable(TwoPhaseCommitSink[Transaction]):
     """Shows operators its condition. Each method has a default."""
 
     def weaknesses(self) -> Sequence[str]:
-        """Why this target may lose or double rows in spite of two-phase commit, such as a server
-        that does not fsync. Asked for the job's `coordinator.Guarantee` after `check`: when a query
-        is set up, and in its first batch. Default: nothing."""
+        """List why this target may lose or duplicate rows in spite of two-phase commit.
+
+        An example is a server that does not fsync. The coordinator asks for the job's
+        `coordinator.Guarantee` after `check`, when a query is set up, and in the query's first
+        batch. By default there are none.
+        """
         return ()
 
     def set_answer_timeout(self, seconds: float) -> None:
-        """A command calls this first, a driver never: calls to the system raise if it does not
-        answer within `seconds` from the first one. For sinks that would wait longer otherwise.
-        Default: nothing."""
+        """Let calls to the system raise if it does not answer within `seconds` from the first call.
+
+        A command calls this method first, and a driver never does. It is for sinks that would wait
+        longer otherwise. By default it does nothing.
+        """
 
     def probe_schema(self) -> pa.Schema | None:
-        """Columns that the target takes.
+        """Return columns that the target takes.
 
-        With them `diagnose` pre-commits and aborts an empty transaction. Default: None, and it does
-        not.
+        With these columns `diagnose` pre-commits and aborts an empty transaction. The default is
+        None, with which `diagnose` does not.
         """
         return None
 
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """Check everything that can keep this sink from working, for `coordinator doctor`, and
-        leave nothing behind. An exception counts as a finding. Default: `open`, `in_doubt`,
-        `weaknesses`, and an empty transaction if there is a `probe_schema`."""
+        """Check everything that can keep this sink from working, for `coordinator doctor`.
+
+        The method leaves nothing behind. An exception counts as a finding. By default it checks
+        `open`, `in_doubt`, `weaknesses`, and an empty transaction if there is a `probe_schema`.
+        """
         yield from basic_findings(self, job)
         for weakness in self.weaknesses():
             yield Finding.warning(
@@ -224,16 +263,17 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
             yield Finding.ok("an empty transaction was pre-committed and aborted")
 
     def describe_writing(self, written: Identity | None = None) -> str:
-        """How it writes, for a person: mode, keys, strategy.
+        """Say how the sink writes, for a person: mode, keys, strategy.
 
-        `written` is a transaction of the newest checkpoint. Default: "", it does not tell.
+        `written` is a transaction of the newest checkpoint. The default is "", which says nothing.
         """
         return ""
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
-        """Details of transactions that `in_doubt` listed, in order.
+        """Return details of transactions that `in_doubt` listed, in order.
 
-        Default: what their names say, if an identity has `TransactionContext.transaction_id` in it.
+        By default they are what the transactions' names say, if an identity has
+        `TransactionContext.transaction_id` in it.
         """
         return [InDoubt.parsed(transaction) for transaction in transactions]
 
@@ -251,14 +291,17 @@ OPTIONAL: tuple[type[Sink], ...] = (
 
 
 def basic_findings(sink: Sink, job: str) -> Iterable[Finding]:
-    """Checks that fit any sink."""
+    """Yield the findings of checks that fit any sink."""
     sink.open()
     yield Finding.ok(f"opened: {sink!r}")
     yield Finding.ok(f"{len(list(sink.in_doubt(job)))} transaction(s) of this job in doubt")
 
 
 def commit_now(sink: Sink, transaction: object, checkpoint: Checkpoint) -> None:
-    """At-least-once mode, in a task."""
+    """Commit a transaction in its task, in at-least-once mode.
+
+    A sink that cannot commit directly pre-commits the transaction and then commits it.
+    """
     if isinstance(sink, DirectCommitting):
         sink.commit_directly(transaction)
         return

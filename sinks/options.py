@@ -1,4 +1,4 @@
-"""What options are given as: in code, or as the texts of a job file or of Spark's settings."""
+"""Values of options, which come from code, or as strings from a job file or Spark's settings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from datetime import timedelta
 from sinks.errors import ConfigurationError
 
 Duration = float | str | timedelta
-"""A number of seconds, a `timedelta`, or a text such as "500 ms", "10 s", "5 min", "2 hours", "1
-day"."""
+"""A number of seconds, a `timedelta`, or a string such as "500 ms", "10 s", "5 min", "2 hours" or
+"1 day"."""
 
 _UNITS = {
     "ms": 0.001,
@@ -27,9 +27,10 @@ _UNITS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
 
 
 def seconds(value: object, name: str) -> float:
-    """The seconds of a `Duration`, which is the value of the option `name`.
+    """Return the seconds of a `Duration`, which is the value of the option `name`.
 
-    Raises ValueError for a text or a number that is none, TypeError for anything else.
+    Raises ValueError for a string or a number that is not a duration, and TypeError for anything
+    else.
     """
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -50,7 +51,10 @@ def seconds(value: object, name: str) -> float:
 
 
 def seconds_of_sink(sink: str, value: Duration, name: str) -> float:
-    """The same for an option of a sink. Raises ConfigurationError."""
+    """Return the seconds of a `Duration`, which is the value of an option of a sink.
+
+    Raises ConfigurationError if the value is not a duration.
+    """
     try:
         return seconds(value, name)
     except (TypeError, ValueError) as error:
@@ -58,7 +62,10 @@ def seconds_of_sink(sink: str, value: Duration, name: str) -> float:
 
 
 def no_flags(**options: object) -> Iterator[str]:
-    """Why options are no flags. A text would count as true, "false" as well."""
+    """Yield the reason for each option that is not a flag.
+
+    A string would count as true, even "false".
+    """
     for name, value in options.items():
         if not isinstance(value, bool):
             yield f"{name} must be true or false, without quotation marks, not {value!r}"

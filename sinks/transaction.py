@@ -16,12 +16,12 @@ import pyarrow as pa
 from sinks.errors import printable
 
 Identity = Mapping[str, Any]
-"""The name of a pre-committed transaction in the external system: a dict of JSON values. Compared
-as a whole."""
+"""The name of a pre-committed transaction in the external system: a dict of JSON values. Identities
+are compared as a whole."""
 
 
 def shown(transaction: Identity) -> str:
-    """An identity for a person: its values, named where there are several.
+    """Return an identity for a person: its values, with their names if there are several.
 
     >>> shown({"gid": "tpc.orders"}), shown({"schema": "public", "table": "tpc_1"})
     ('tpc.orders', 'schema public, table tpc_1')
@@ -33,8 +33,9 @@ def shown(transaction: Identity) -> str:
 
 @lru_cache
 def token(name: str) -> str:
-    """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most
-    31 characters.
+    """Return a short name-safe form of any string: a readable part and a hash.
+
+    The token has only characters of [a-z0-9-], and at most 31 of them.
 
     >>> token("Täglich/Orders")
     't-glich-orders-0e45a1999a'
@@ -45,11 +46,11 @@ def token(name: str) -> str:
 
 @dataclass(frozen=True)
 class TransactionId:
-    """Name of one participant's transaction, never used twice.
+    """The name of one participant's transaction, never used twice.
 
-    Numbers, from the outside in: `generation` of the driver, replay `round` of the checkpoint,
-    `attempt` (try of the checkpoint in this driver), and `task_attempt`, which Spark counts. Of
-    several transactions of one participant a record names one.
+    Its numbers are, from the outside in, `generation` of the driver, replay `round` of the
+    checkpoint, `attempt` (try of the checkpoint in this driver), and `task_attempt`, which Spark
+    counts. Of several transactions of one participant, a commit record names one.
 
     The text form has at most 199 characters (PostgreSQL's limit for a gid) of [a-z0-9.-]:
     `tpc.JOB.LINEAGE.CHECKPOINT.SINK.SUBTASK.gGENERATIONrROUNDtTRYaATTEMPT`, with JOB and SINK as
@@ -77,27 +78,31 @@ class TransactionId:
 
     @property
     def attempt_label(self) -> str:
-        """Which try to write it this is, as `TransactionContext.attempt`."""
+        """The part of the name that says which try this is, as `TransactionContext.attempt`."""
         return f"g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
 
     def context(
         self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True
     ) -> TransactionContext:
-        """The context of the transaction with this name."""
+        """Return the context of the transaction with this name."""
         where = self.job, self.lineage, self.checkpoint, self.sink, self.subtask
         return TransactionContext(*where, self.attempt_label, schema, str(self), slot, exactly_once)
 
     @staticmethod
     def prefix(job: str, lineage: str | None = None) -> str:
-        """The beginning of all transaction names of a job (and a lineage), and of no other job."""
+        """Return the beginning of all transaction names of a job.
+
+        No name of another job begins with it. With `lineage`, it is the beginning of the names of
+        this lineage alone.
+        """
         return f"tpc.{token(job)}." + (f"{lineage}." if lineage is not None else "")
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """The parts of a name.
+        """Return the parts of a name.
 
         `job` and `sink` are tokens here, so the text of the result is another name. Raises
-        ValueError on any other text.
+        ValueError for any other text.
         """
         match = cls._FORM.fullmatch(text)
         if not match:
@@ -107,16 +112,16 @@ class TransactionId:
 
     @classmethod
     def subtask_of(cls, text: str) -> int | None:
-        """The subtask of a name, also of one that a system has shortened at its beginning.
+        """Return the subtask in a name, even if a system has shortened the name at its beginning.
 
-        None of any other text.
+        Return None for any other text.
         """
         match = re.search(f"{cls._TRY}$", text)
         return int(match[1]) if match else None
 
     @classmethod
     def find(cls, text: str) -> TransactionId:
-        """The first name inside a text. Raises ValueError if there is none."""
+        """Return the first name inside a text. Raises ValueError if there is none."""
         match = cls._FORM.search(text)
         if not match:
             raise ValueError(f"no transaction name of this library in {text!r}")
@@ -125,46 +130,50 @@ class TransactionId:
 
 @dataclass(frozen=True)
 class TransactionContext:
-    """Passed to `begin_transaction`."""
+    """The transaction to begin, which is passed to `begin_transaction`."""
 
     job: str
-    """The job's name, as passed to `in_doubt` and `committed_checkpoints`. Any text."""
+    """The job's name, as passed to `in_doubt` and `committed_checkpoints`. It can be any string."""
     lineage: str
-    """The history of checkpoints: a random text of [0-9a-f]. A restored savepoint begins another
-    one."""
+    """The history of checkpoints: a random string of [0-9a-f]. A restored savepoint begins another
+    lineage."""
     checkpoint_id: int
-    """Number of the micro-batch, counted from 0 in a lineage."""
+    """The number of the micro-batch, counted from 0 in a lineage."""
     sink: str
-    """The sink's `name`. Any text."""
+    """The sink's `name`. It can be any string."""
     subtask: int
-    """Number of the partition, from 0. Partitions without rows have no transaction."""
+    """The number of the partition, from 0. Partitions without rows have no transaction."""
     attempt: str
     """Which attempt this is, as `g1r0t0a7`: generation of the driver, replay round, try of the
-    checkpoint, Spark's task attempt. For people; `transaction_id` contains it."""
+    checkpoint, Spark's task attempt. It is for people; `transaction_id` contains it."""
     schema: pa.Schema
     """The columns of the record batches that `write` gets."""
     transaction_id: str
-    """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as
-    the name."""
+    """The text of a `TransactionId`, which contains all of the above except the schema and is never
+    used twice. Use it as the name of the transaction."""
     slot: int = 0
     """A small number, to build names that are used again, for systems that must not see ever new
-    ones. Attempts of this subtask in one attempt of a Spark stage have different slots; each
-    checkpoint begins with 0 again. If Spark runs a stage again (lost shuffle files), a task of the
-    earlier attempt may still work under the same slot: PySpark does not tell them apart."""
+    names. Attempts of this subtask in one attempt of a Spark stage have different slots; each
+    checkpoint begins with 0 again. If Spark runs a stage again because shuffle files were lost, a
+    task of the earlier attempt may still work under the same slot, because PySpark does not tell
+    them apart."""
     exactly_once: bool = True
-    """True: `pre_commit` ends the transaction. False (at-least-once mode): `commit_directly`
-    does."""
+    """True if `pre_commit` ends the transaction. False in at-least-once mode, in which
+    `commit_directly` ends it."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Count and order-free content hash (sum modulo 2**64 of `coordinator.task.row_hash`) of a
-    participant's rows."""
+    """Count and order-free content hash of a participant's rows.
+
+    The hash is the sum of `coordinator.task.row_hash` over the rows, modulo 2**64.
+    """
 
     rows: int = 0
     hash: int = 0
 
     def add(self, rows: int, hash_sum: int) -> Fingerprint:
+        """Return the fingerprint with further rows, of which `hash_sum` is the sum of hashes."""
         return Fingerprint(self.rows + rows, (self.hash + hash_sum) & (2**64 - 1))
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
@@ -174,7 +183,7 @@ class Fingerprint:
         return f"{self.rows} rows (hash {self.hash:016x})"
 
     def stored(self) -> tuple[int, str]:
-        """Count, and hash as a text."""
+        """Return the count, and the hash as a string."""
         return self.rows, f"{self.hash:016x}"
 
     def to_json(self) -> dict[str, Any]:
@@ -197,8 +206,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Committable:
-    """One pre-committed transaction: what the driver needs to commit it, from any process, after
-    any crash.
+    """One pre-committed transaction, with all that the driver needs to commit it.
+
+    The driver can commit it from any process, after any crash.
 
     `transaction` is the identity, the only part that is compared. `proof` has JSON values that help
     `commit` to find the outcome later; `abort` does not get it. After `pre_commit` the coordinator
@@ -216,18 +226,21 @@ class Committable:
     def of(
         self, sink: str, subtask: int, fingerprint: Fingerprint, refused: Iterable[Refused] = ()
     ) -> Committable:
+        """Return this committable with what the coordinator fills in."""
         return replace(
             self, sink=sink, subtask=subtask, fingerprint=fingerprint, refused=tuple(refused)
         )
 
     @property
     def remembered(self) -> bool:
-        """Whether `committed_checkpoints` will have its checkpoint, if the sink implements it."""
+        """True if `committed_checkpoints`, if the sink has it, will name the checkpoint."""
         return bool(self.proof.get("remembered", True))
 
     def target_mismatch(self, target: str) -> str:
-        """An error text if the sink now writes to another `target` than its proof says; "" if it is
-        the same."""
+        """Return an error text if the sink now writes to another `target` than its proof says.
+
+        Return "" if the target is the same, or if the proof does not name a target.
+        """
         before = self.proof.get("target", target)
         if before == target:
             return ""
@@ -271,6 +284,8 @@ class Checkpoint:
 
 
 class CommitState(str, Enum):
+    """The states of a pre-committed transaction."""
+
     COMMITTED = "committed"  # visible; also when it already was
     LOST = "lost"  # proven: rolled back, and it can never become visible
     UNKNOWN = "unknown"  # cannot be proven; stops the query with an error that names the choices
@@ -283,24 +298,30 @@ class CommitOutcome:
 
     state: CommitState
     reason: str = ""
-    """For people: which transaction, the proof of its loss or where it was searched, and what to
-    do."""
+    """Text for people, which says which transaction it is, the proof of its loss or where it was
+    searched, and what to do."""
     expired: bool = False
-    """UNKNOWN because the system's retention has removed what it wrote: both the rows and the
-    proof."""
+    """True if the outcome is UNKNOWN because the system's retention has removed what it wrote: both
+    the rows and the proof."""
 
     COMMITTED: ClassVar[CommitOutcome]
     HELD: ClassVar[CommitOutcome]
 
     @classmethod
     def lost(cls, reason: str) -> CommitOutcome:
-        """It was rolled back; the coordinator logs why and writes the rows again."""
+        """Return the outcome of a transaction that was rolled back.
+
+        The coordinator logs the reason and writes the rows again.
+        """
         return cls(CommitState.LOST, reason)
 
     @classmethod
     def unknown(cls, reason: str, *, expired: bool = False) -> CommitOutcome:
-        """The query stops with an `InDoubtError` that shows the reason; if it is `expired`, only
-        where Spark does not know either."""
+        """Return the outcome of a transaction of which neither commit nor rollback can be proven.
+
+        The query stops with an `InDoubtError` that shows the reason. If the outcome is `expired`,
+        the query stops only if Spark does not know either.
+        """
         return cls(CommitState.UNKNOWN, reason, expired)
 
 
@@ -309,7 +330,7 @@ CommitOutcome.HELD = CommitOutcome(CommitState.HELD)
 
 
 def not_among(listed: Iterable[Identity], named: Iterable[Identity]) -> list[Identity]:
-    """The listed identities that `named` does not have, compared as a whole."""
+    """Return the listed identities that `named` does not have, compared as a whole."""
     known = {_key(identity) for identity in named}
     return [identity for identity in listed if _key(identity) not in known]
 
