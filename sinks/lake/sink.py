@@ -653,7 +653,7 @@ class LakeSink(
         return marked
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """Delete the marks and files that processes left which died during `commit` or `abort`.
+        """Delete the marks and files of processes that died during `commit` or `abort`.
 
         The memory itself is shortened by the next commit.
         """
