@@ -1,5 +1,7 @@
-"""Where the records of checkpoints are kept: `open_storage` turns a URI into a
-`CheckpointStorage`."""
+"""Checkpoint storage, where the records of checkpoints are kept.
+
+`open_storage` turns a URI into a `CheckpointStorage`.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,10 @@ _INSTEAD |= dict.fromkeys(("webhdfs", "swebhdfs"), "hdfs://HOST:PORT/PATH")
 
 
 def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage at a URI, ready to be written to, made there if it is missing.
+    """Open the storage at a URI for writing, and make the storage there if it is missing.
 
-    A storage is returned as it is; one from `deferred_storage` is opened.
+    A storage is returned as it is, and a storage from `deferred_storage` is opened. The URI is one
+    of
 
     * `file:///DIRECTORY` or an absolute path
     * `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`: credentials and endpoint
@@ -53,7 +56,7 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
     * any SQLAlchemy URL; `postgresql://` means psycopg 3 and `mysql://` PyMySQL
     * `memory:NAME`, for tests
 
-    Raises StorageError if the URI is none of these, or the storage cannot be reached or set up.
+    Raises StorageError if the URI is none of these, or if the storage cannot be reached or set up.
     """
     if isinstance(uri, DeferredStorage):
         return uri.opened()
@@ -65,8 +68,8 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 def deferred_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
     """Return the storage at a URI, which its first call opens as `open_storage` would now.
 
-    Connects to nothing, and raises StorageError only for a URI that `open_storage` does not know. A
-    storage is returned as it is.
+    This connects to nothing, and raises StorageError only for a URI that `open_storage` does not
+    know. A storage is returned as it is.
     """
     if isinstance(uri, CheckpointStorage):
         return uri
@@ -76,8 +79,10 @@ def deferred_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 
 @contextmanager
 def existing_storages() -> Iterator[None]:
-    """Within it, `open_storage` writes nothing: a directory or table that is not there is a
-    `MissingStorage`. So is one that `deferred_storage` names within it, and that is opened later.
+    """Keep `open_storage` from writing anything in the block.
+
+    A directory or table that does not exist becomes a `MissingStorage`. The same holds for a
+    storage that `deferred_storage` names in the block, even if it is opened later.
     """
     before = _make.set(False)
     try:
@@ -90,7 +95,10 @@ def existing_storages() -> Iterator[None]:
 def storage_at(
     uri: str | CheckpointStorage, *, existing: bool = False
 ) -> Iterator[CheckpointStorage]:
-    """Closes what it opens. `existing`: makes nothing."""
+    """Open the storage at a URI for the block, and close what was opened.
+
+    With `existing`, nothing is made.
+    """
     with existing_storages() if existing else nullcontext():
         storage = open_storage(uri)
     try:
@@ -101,7 +109,10 @@ def storage_at(
 
 
 _Opener = Callable[..., CheckpointStorage]
-"""Opens a storage: called with `make`, which says whether to make what is missing."""
+"""A function that opens a storage.
+
+It is called with `make`, which says whether to make what is missing.
+"""
 
 
 def _open_or_missing(open: _Opener, *, make: bool) -> CheckpointStorage:
@@ -125,7 +136,7 @@ def _opener(uri: str) -> tuple[str, _Opener]:
         from coordinator.storage.objects import address_of_bucket, open_bucket
 
         return address_of_bucket(uri), partial(open_bucket, uri)
-    if scheme in _INSTEAD:  # repeats nothing: s3a URIs of old hold keys
+    if scheme in _INSTEAD:  # repeats no URI: old s3a URIs hold keys
         raise StorageError(
             f"{scheme}://...",
             "",
@@ -134,7 +145,7 @@ def _opener(uri: str) -> tuple[str, _Opener]:
         )
     if scheme == "memory" and rest:
         return uri, lambda make: MemoryStorage(rest)
-    # repeats nothing: it may hold a password
+    # The message repeats nothing of the URI, which may hold a password.
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+._-]*", scheme) or not colon:
         raise StorageError("given", "", "this is neither a URI nor an absolute path", SUPPORTED)
     with _missing_packages_named(scheme):
@@ -158,7 +169,7 @@ def _missing_packages_named(scheme: str) -> Iterator[None]:
 
 
 def _directory(uri: str) -> str:
-    """The absolute path in `file:///a/b`, `file:/a/b`, `file://localhost/a/b` or `/a/b`."""
+    """Return the absolute path in `file:///a/b`, `file:/a/b`, `file://localhost/a/b` or `/a/b`."""
     if uri.startswith("/"):
         return uri
     parts = urlsplit(uri)

@@ -24,12 +24,11 @@ SUPPORTED = (
 
 
 class StorageError(ExactlyOnceError):
-    """Checkpoint storage could not do what it was asked to; nothing is known to have been
-    written.
+    """Checkpoint storage could not do what it was asked to do.
 
-    `uri` (without passwords), `key` ("" if it concerns no key), `reason` (what failed) and `advice`
-    (what to do, may be "") make up the message. The error of the layer below is `__cause__`, unless
-    its text may hold a password.
+    Nothing is known to have been written. `uri` (without passwords), `key` ("" if it concerns no
+    key), `reason` (what failed) and `advice` (what to do, may be "") make up the message. The error
+    of the layer below is `__cause__`, unless its text may hold a password.
     """
 
     code = "EO-STORAGE"
@@ -39,7 +38,7 @@ class StorageError(ExactlyOnceError):
         self.key = key
         self.reason = reason
         self.advice = advice
-        super().__init__(uri, key, reason, advice)  # all of them, so that it can be pickled
+        super().__init__(uri, key, reason, advice)  # all four, so that it can be pickled
 
     def _text(self) -> str:
         where = f"checkpoint storage {self.uri}" + (f", key {self.key!r}" if self.key else "")
@@ -47,78 +46,82 @@ class StorageError(ExactlyOnceError):
 
 
 class NoSuchStorage(StorageError):
-    """There is no such directory or table, and it was not to be made."""
+    """The directory or table does not exist, and was not to be made."""
 
     code = "EO-NO-STORAGE"
 
 
 class CheckpointStorage(ABC):
-    """Keeps small byte values (a few MB at most) under keys, for ever, for several processes at
-    once.
+    """A store of small values that several processes share, and that forgets nothing.
 
-    A key is one or more segments joined by '/', at most 512 characters; a segment is 1 to 200 of
-    [A-Za-z0-9._-], but not '.' or '..'. As with files and folders, no key may be the folder of
-    another: beside 'a/1' there is no 'a/1/x'.
+    Values are bytes, a few MB at most. A key is one or more segments joined by '/', at most 512
+    characters; a segment is 1 to 200 of [A-Za-z0-9._-], but not '.' or '..'. As with files and
+    folders, no key may be the folder of another: beside 'a/1' there is no 'a/1/x'.
 
     Every method raises `StorageError` if the storage cannot be reached, read or written, and
-    ValueError for a key that is none. All but `close` may be called from several threads.
+    ValueError for a malformed key. All methods but `close` may be called from several threads.
     """
 
     uri: str
-    """Where the values are, without passwords: for logs and errors."""
+    """The place of the values, without passwords, for logs and errors."""
 
     @abstractmethod
     def put_if_absent(self, key: str, value: bytes) -> bool:
         """Write the value unless the key has one, atomically among all processes.
 
-        True: written, durable, and seen by every later call of any process. False: there was a
-        value already and it is unchanged. It may be one's own: a put is repeated when its answer
-        got lost. So read and compare. When it raises, the value may be there or not, but never a
-        part of it.
+        True means that the value is written, durable, and seen by every later call of any process.
+        False means that the key had a value already, which is unchanged. That value may be the
+        caller's own, because a put is repeated when its answer got lost, so the caller has to read
+        and compare. If this raises, the value may be there or not, but never a part of it.
         """
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """The value of the key, or None. What was returned once is durable."""
+        """Return the value of the key, or None. A value that was returned once is durable."""
 
     @abstractmethod
     def list(self, prefix: str) -> list[str]:
-        """All keys below the folder `prefix` ('a/1' and 'a/1/' are the same folder; '' is the
-        root), at any depth, sorted by code point. Holds every key whose put returned before this
-        call, unless it was deleted."""
+        """List all keys below the folder `prefix`, at any depth, sorted by code point.
+
+        'a/1' and 'a/1/' are the same folder, and '' is the root. The list holds every key whose put
+        returned before this call, unless the key was deleted.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove the key and its value.
 
-        Not an error if there is none. After a power loss it may be there again.
+        A missing key is no error. After a power loss the key may be there again.
         """
 
     def clock(self) -> float | None:
-        """Seconds since the epoch by the storage's own clock; None if it has none, or does not
-        tell."""
+        """Return the seconds since the epoch by the storage's own clock.
+
+        None means that the storage has no clock, or does not tell its time.
+        """
         return None
 
     def weaknesses(self) -> Sequence[str]:
-        """Why what was answered may get lost all the same, such as a server that does not fsync.
+        """Return the reasons why a durable value may still get lost.
 
-        Asked for the job's `coordinator.Guarantee` when a query starts. Default: nothing.
+        An example is a server that does not fsync. The job's `coordinator.Guarantee` asks for them
+        when a query starts. By default there are none.
         """
         return ()
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release connections. May be called twice. Default: there are none."""
+        """Release connections. May be called twice. By default there are none."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"
 
 
 class MemoryStorage(CheckpointStorage):
-    """`memory:NAME`.
+    """Storage in the memory of this process, `memory:NAME`.
 
-    All storages of one name in a process share their values, also after `close`, so that a second
-    coordinator finds what the first one left. Gone with the process: it cannot keep the promise
-    over a real crash.
+    All storages of one name in a process share their values, even after `close`, so that a second
+    coordinator finds what the first one left. The values are gone with the process, so this storage
+    cannot keep the promise over a real crash.
     """
 
     _shared: ClassVar[dict[str, dict[str, bytes]]] = {}
@@ -154,8 +157,10 @@ class MemoryStorage(CheckpointStorage):
 
 
 class WrappedStorage(CheckpointStorage):
-    """Passes all calls for keys through `_call` to another storage, which is closed by whom it
-    belongs to."""
+    """Storage that passes all calls for keys through `_call` to another storage.
+
+    The owner of that other storage closes it.
+    """
 
     def __init__(self, inner: CheckpointStorage) -> None:
         self.inner = inner
@@ -180,8 +185,11 @@ class WrappedStorage(CheckpointStorage):
 
 
 class TimedStorage(WrappedStorage):
-    """`on_call` gets the name of each call and its seconds, also of one that failed, in the thread
-    that made it."""
+    """Storage that reports each call to `on_call`.
+
+    `on_call` gets the name of the call and its seconds, even if the call failed, in the thread that
+    made the call.
+    """
 
     def __init__(self, inner: CheckpointStorage, on_call: Callable[[str, float], None]) -> None:
         super().__init__(inner)
@@ -196,8 +204,10 @@ class TimedStorage(WrappedStorage):
 
 
 class MissingStorage(WrappedStorage):
-    """What an operator's command finds behind a mistyped URI, or after somebody deleted it: it
-    holds nothing. The first put makes the storage."""
+    """Storage that does not exist, behind a mistyped URI or after somebody deleted it.
+
+    An operator's command finds it empty. The first put makes the storage.
+    """
 
     def __init__(self, why: NoSuchStorage, make: Callable[[], CheckpointStorage]) -> None:
         super().__init__(MemoryStorage(""))
@@ -215,14 +225,14 @@ class MissingStorage(WrappedStorage):
 
 
 class DeferredStorage(CheckpointStorage):
-    """The storage at a URI, which the first call opens, whatever thread makes it.
+    """Storage at a URI that the first call opens, whatever thread makes that call.
 
     If the storage cannot be opened, that call raises the `StorageError`, and the next call tries
     again. `close` opens nothing.
     """
 
     def __init__(self, uri: str, open: Callable[[], CheckpointStorage]) -> None:
-        """`uri` is the opened storage's own, without passwords."""
+        """Open nothing yet. `uri` is that of the opened storage, without passwords."""
         self.uri = uri
         self._open = open
         self._opened: CheckpointStorage | None = None
@@ -259,7 +269,7 @@ class DeferredStorage(CheckpointStorage):
 
 
 def check_key(key: str) -> str:
-    """The key itself; ValueError if it is none."""
+    """Return the key itself, or raise ValueError if it is malformed."""
     if len(key) > _KEY_LIMIT or not _KEY.fullmatch(key):
         raise ValueError(
             f"not a key of checkpoint storage: {key!r} (at most {_KEY_LIMIT} characters; segments "
@@ -269,13 +279,15 @@ def check_key(key: str) -> str:
 
 
 def check_folder(prefix: str) -> str:
-    """The folder with one '/' at its end, or '' for the root; ValueError if it is no prefix of
-    keys."""
+    """Return the folder with one '/' at its end, or '' for the root.
+
+    Raises ValueError if no key can begin with this prefix.
+    """
     return check_key(prefix.removesuffix("/")) + "/" if prefix else ""
 
 
 def is_missing(path: str | os.PathLike[str]) -> bool:
-    """Whether nothing has this path. False if this user may not look."""
+    """Tell whether nothing has this path. False if this user may not look."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -284,6 +296,8 @@ def is_missing(path: str | os.PathLike[str]) -> bool:
 
 
 def is_key(name: str) -> bool:
-    """Whether a name that was found in a storage can be a key at all, or belongs to somebody
-    else."""
+    """Tell whether a name that was found in a storage can be a key.
+
+    Other names belong to somebody else.
+    """
     return len(name) <= _KEY_LIMIT and _KEY.fullmatch(name) is not None

@@ -1,7 +1,7 @@
 """Checkpoint storage in a local or shared folder.
 
-obstore has a store for folders too, but it never calls fsync (seen with strace), so a record that
-was read, and acted upon, could be empty or gone after a power loss; and it follows links.
+obstore has a store for folders too, but it never calls fsync (seen with strace). A record that was
+read, and acted upon, could therefore be empty or gone after a power loss. It also follows links.
 """
 
 from __future__ import annotations
@@ -57,22 +57,24 @@ _ADVICE = {
 
 _STAGED = re.compile(r".+#\d{30,}")
 _ABANDONED = 86400.0
-"""Seconds after which nobody writes any more. Who still does gets an error, and nothing under the
-key."""
+"""Seconds after which a staged file counts as abandoned.
+
+A writer that is slower gets an error, and leaves nothing under the key.
+"""
 
 
 class FileStorage(CheckpointStorage):
-    """`file:///DIRECTORY`: one file for each key.
+    """Storage in a directory, `file:///DIRECTORY`, with one file for each key.
 
-    With `make` the directory is made if it is missing, and hard links are tried. What is made is
-    for the user alone (0700 and 0600); `list("")` passes over folders that this user may not read.
+    With `make`, the directory is made if it is missing, and hard links are tried. What is made is
+    for the user alone (0700 and 0600). `list("")` passes over folders that this user may not read.
     No link below the directory is followed.
 
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the
     one atomic step, so that no torn value can ever stand under a key) and fsyncs the directories. A
-    reader fsyncs them too before it hands out a value: the writer may have died in between. A
-    killed writer leaves `KEY#RANDOM` behind, which is no key, so `list` passes over it; it goes
-    with `delete(KEY)`, or with `make` when the storage is opened a day later.
+    reader fsyncs them too before it hands out a value, because the writer may have died in between.
+    A killed writer leaves `KEY#RANDOM` behind. That is no key, so `list` passes over it. It is
+    removed by `delete(KEY)`, or when the storage is opened with `make` a day later.
 
     Several hosts may share the directory if its file system has hard links and close-to-open
     consistency (NFS has).
@@ -94,8 +96,10 @@ class FileStorage(CheckpointStorage):
         self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """What killed writers have left, as far as that is found in a second: there may be much
-        else in the folder."""
+        """Remove the files that killed writers have left.
+
+        The search ends after a second, because there may be much else in the folder.
+        """
         end = time.monotonic() + 1
         with suppress(OSError), _directory(self._root) as root:
             for folder, path in takewhile(lambda _: time.monotonic() < end, _files_below(root)):
@@ -184,7 +188,7 @@ class FileStorage(CheckpointStorage):
         return []
 
     def delete(self, key: str) -> None:
-        """A link is removed, and not what it leads to."""
+        """Remove the file of a key, or a link of that name, but not what the link leads to."""
         with (
             self._errors("cannot delete", check_key(key)),
             suppress(FileNotFoundError),
@@ -198,7 +202,10 @@ class FileStorage(CheckpointStorage):
 
     @contextmanager
     def _folders(self, key: str, *, make: bool = False) -> Iterator[Sequence[int]]:
-        """Descriptors of the storage's directory and of each below it, down to the key's own."""
+        """Open the storage's directory and each directory below it, down to the key's own.
+
+        Yields their descriptors in this order.
+        """
         with ExitStack() as stack:
             folders = [stack.enter_context(_directory(self._root))]
             for name in key.split("/")[:-1]:
@@ -224,9 +231,9 @@ def _name(key: str) -> str:
 
 @contextmanager
 def _directory(path: Path | str, within: int | None = None) -> Iterator[int]:
-    """The descriptor of an open directory.
+    """Open a directory, and yield its descriptor.
 
-    A link is refused where the directory is `within` another.
+    A link is refused where the directory is `within` another one.
     """
     no_link = 0 if within is None else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | no_link, dir_fd=within)
@@ -237,7 +244,7 @@ def _directory(path: Path | str, within: int | None = None) -> Iterator[int]:
 
 
 def _files_below(folder: int, prefix: str = "") -> Iterator[tuple[int, str]]:
-    """Each file's path, with the descriptor of the folder that it is in."""
+    """Yield each file below a folder: the descriptor of its own folder, and its path."""
     with os.scandir(folder) as entries:
         for entry in entries:
             path = prefix + entry.name

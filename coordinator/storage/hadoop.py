@@ -1,10 +1,10 @@
 """Checkpoint storage in HDFS, through the Hadoop client in the JVM of the Spark session.
 
-What Hadoop 3.5 does, and is relied on: `create` shows a file before it is whole, so without
+This relies on what Hadoop 3.5 does. `create` shows a file before it is whole, so even without
 overwrite it is no atomic put. `FileContext.rename` without OVERWRITE is one step of the name node,
-fails if the target exists, and is answered when it is in the edit log; the client may repeat it,
-since the name node remembers whom it answered what. A closed file is on the disks of the data nodes
-only if the writer asked for it (SYNC_BLOCK).
+fails if the target exists, and is answered when it is in the edit log. The client may repeat the
+rename, since the name node remembers which client it gave which answer. A closed file is on the
+disks of the data nodes only if the writer asked for that (SYNC_BLOCK).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESTART = "the query can then be restarted, nothing torn was left"
 
 _UNREACHABLE = f"Check that the name node runs and can be reached from the driver; {_RESTART}"
 
-# By the class of an exception in the JVM, which may be the cause of another.
+# Advice by the class of an exception in the JVM, which may be the cause of another exception.
 _ADVICE = {
     "AccessControlException": "Let the user that runs the driver read and write this directory",
     "ConnectException": _UNREACHABLE,
@@ -50,8 +50,9 @@ _ADVICE = {
     "FileAlreadyExistsException": "The path is a file; use another directory",
 }
 
-# The client looks 400 ms later again when a block is not reported yet, as at most puts: 110 to 180
-# ms a put on a mini cluster, 20 to 40 ms so. More looks make up for it.
+# At most puts the block is not reported yet when the client looks first. By default the client
+# looks again 400 ms later, and a put took 110 to 180 ms on a mini cluster. With this delay it took
+# 20 to 40 ms. The higher number of retries makes up for the shorter delay.
 _CLIENT = {
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
     "dfs.client.block.write.locateFollowingBlock.retries": "10",
@@ -59,22 +60,26 @@ _CLIENT = {
 
 
 class HadoopStorage(CheckpointStorage):
-    """`hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS: one file for each key.
+    """Storage in HDFS, with one file for each key.
 
-    The directory is made if it is missing, unless `make` is False.
+    The URI is `hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS. The directory is
+    made if it is missing, unless `make` is False.
 
     A put writes `KEY#RANDOM`, has it synced to the disks of the data nodes, and renames it to
     `KEY`, which fails if that exists: the one atomic step, so that no torn value can ever stand
-    under a key. A killed writer leaves `KEY#RANDOM` behind, which is no key, so `list` passes over
-    it; it goes with `delete(KEY)`.
+    under a key. A killed writer leaves `KEY#RANDOM` behind. That is no key, so `list` passes over
+    it, and `delete(KEY)` removes it.
 
-    Hadoop's client repeats what fails in passing, and gives up when core-site.xml and hdfs-site.xml
-    tell it to.
+    Hadoop's client repeats calls after transient errors, and gives up when core-site.xml and
+    hdfs-site.xml tell it to.
     """
 
     def __init__(self, uri: str, *, make: bool = True) -> None:
-        """Raises StorageError without a classic Spark session in this process, or if the directory
-        cannot be made."""
+        """Connect, and make the directory if it is missing.
+
+        Raises StorageError without a classic Spark session in this process, or if the directory
+        cannot be made.
+        """
         self.uri = address_of_directory(uri)
         parts = urlsplit(self.uri)
         try:
@@ -102,7 +107,7 @@ class HadoopStorage(CheckpointStorage):
             if not self._files.util().exists(root):
                 if not make:
                     raise NoSuchStorage(self.uri, "", "there is no such directory")
-                # those above it, made too, stay open to others
+                # The directories above it, which are made too, stay open to other users.
                 self._files.mkdir(root, rights.getDirDefault(), True)
                 self._files.setPermission(root, rights("700"))
             self._files.mkdir(root, rights("700"), True)
@@ -173,10 +178,11 @@ class HadoopStorage(CheckpointStorage):
         return self._fs.Path(f"{self.uri}/{name}".rstrip("/"))
 
     def _make_durable(self, path: Any) -> None:
-        """The name node shows a rename before it is in the edit log.
+        """Wait until the rename of a file is in the name node's edit log.
 
-        An edit of one's own, one that changes nothing, is answered when all before it are in there.
-        Who may not write acts upon no record and need not wait.
+        The name node shows a rename before that. So this makes an edit that changes nothing, which
+        is answered when all edits before it are in the log. A user without write permission acts
+        upon no record, and need not wait.
         """
         try:
             self._files.setTimes(path, self._files.getFileStatus(path).getModificationTime(), -1)
@@ -189,7 +195,7 @@ class HadoopStorage(CheckpointStorage):
         try:
             yield
         except (Py4JJavaError, PySparkException) as error:
-            # PySpark translates some, such as IllegalArgumentException
+            # PySpark translates some exceptions, such as IllegalArgumentException.
             text = str(error)
             if isinstance(error, Py4JJavaError):
                 text = f"{_class(error)}: {error.java_exception.getMessage()}"
@@ -206,7 +212,7 @@ class HadoopStorage(CheckpointStorage):
 
 
 def address_of_directory(uri: str) -> str:
-    """Return the URI of the storage. Raises StorageError for what does not belong into it."""
+    """Return the URI of the storage. Raises StorageError for parts that do not belong in it."""
     parts = urlsplit(uri)
     if "@" in parts.netloc:  # repeats nothing: it may hold a password
         raise StorageError(f"{parts.scheme}://...", "", "a user is not allowed in the URI", _FORM)
@@ -217,7 +223,7 @@ def address_of_directory(uri: str) -> str:
 
 @contextmanager
 def _if_missing() -> Iterator[None]:
-    """Passes over a file or folder that is not there."""
+    """Pass over the error that a file or folder does not exist."""
     try:
         yield
     except Py4JJavaError as error:
@@ -226,5 +232,5 @@ def _if_missing() -> Iterator[None]:
 
 
 def _class(error: Py4JJavaError) -> str:
-    """Of the exception in the JVM, without the package."""
+    """Return the class name of the exception in the JVM, without its package."""
     return str(error.java_exception.getClass().getSimpleName())

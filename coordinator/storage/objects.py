@@ -1,10 +1,12 @@
 """Checkpoint storage in object stores, through obstore.
 
-A cloud store's conditional put (obstore's mode "create") is one request, atomic and durable when
-answered. Two things are left to do here. obstore 0.12 (object_store 0.14) repeats some puts whose
-answer got lost, and then says that there is a value already, without telling that it tried twice:
-so it is told to repeat nothing, and it is done here. And it takes every 409 for a value that is
-there, though S3 also answers 409 while the key is being deleted.
+A cloud store's conditional put (obstore's mode "create") is one request, atomic, and durable when
+it is answered. Two things are left to do here.
+
+obstore 0.12 (object_store 0.14) repeats some puts whose answer got lost, and then says that there
+is a value already, without telling that it tried twice. So obstore is told to repeat nothing, and
+this module repeats requests itself. Also, obstore takes every 409 to mean that there is a value,
+though S3 also answers 409 while the key is being deleted.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CO
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 
 _RACERS = 4
-"""How many put one name at once when a store is opened."""
+"""The number of puts of one name that race when a store is opened."""
 
 _PASSING = (
     r"HTTP error: (?!builder)|status code: (5(?!01)\d\d|408|429)"
     r"|InternalError|SlowDown|RequestTimeout"
 )
-"""What obstore says of faults that may pass: of the transport, or of the store."""
+"""What obstore says of transient faults of the transport or of the store."""
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 
-# By what obstore or the store says; {} is the family of environment variables.
+# Advice by what obstore or the store says. {} stands for the family of environment variables.
 _CLOUD_ADVICE = (
     (
         "RequestTimeTooSkewed|date header too old|short-lived token|InvalidCertificate",
@@ -85,13 +87,12 @@ _CLOUD_ADVICE = (
 
 
 class ObjectStorage(CheckpointStorage):
-    """Values are the objects of any store that obstore knows, keys their names below the store's
-    own prefix.
+    """Storage in any store that obstore knows, with one object for each key.
 
-    A request that fails in passing is repeated for up to `retry_seconds`. If it was a put, and it
-    then meets a value, the two are compared, so that a put whose answer got lost is told from one
-    that came second. This needs a store that repeats nothing by itself:
-    `retry_config={"max_retries": 0}`.
+    The objects are named by the keys, below the store's own prefix. A request with a transient
+    failure is repeated for up to `retry_seconds`. If a repeated put finds a value, the two values
+    are compared: that tells a put whose answer got lost from a put that came second. This needs a
+    store that repeats nothing by itself: `retry_config={"max_retries": 0}`.
     """
 
     def __init__(self, uri: str, store: ObjectStore, *, retry_seconds: float = 30.0) -> None:
@@ -154,9 +155,11 @@ class ObjectStorage(CheckpointStorage):
             ) from cause
 
     def _prove(self) -> None:
-        """Raises StorageError unless the store can be listed and written, and of several puts at
-        once takes one."""
-        # no key begins with a dot, so `list` passes over it
+        """Prove that the store can be used: several puts of one name race, and only one may win.
+
+        Raises StorageError if that fails, or if the store cannot be listed or written.
+        """
+        # No key begins with a dot, so `list` passes over this name.
         name = f".put-if-absent-{uuid.uuid4().hex}"
         begin = threading.Barrier(_RACERS, timeout=10)
 
@@ -195,18 +198,18 @@ class ObjectStorage(CheckpointStorage):
 
 
 def open_bucket(uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> ObjectStorage:
-    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
+    """Open `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
 
-    The bucket has to be there. Without `make` nothing is tried, and reading takes no right to
+    The bucket has to exist. Without `make` nothing is tried, and reading takes no permission to
     write.
 
     obstore takes credentials, region, endpoint and timeouts from the environment variables AWS_*,
     GOOGLE_* or AZURE_*, or from the role of the machine. For other sources of credentials, make the
     store with obstore and hand `ObjectStorage(uri, store)` to the coordinator.
 
-    Raises StorageError if it cannot be listed and written, or if the store ignores the condition of
-    a put, as some that call themselves S3-compatible do: two drivers could then overwrite each
-    other's records.
+    Raises StorageError if the store cannot be listed and written, or if it ignores the condition of
+    a put, as some stores do that call themselves S3-compatible. Two drivers could then overwrite
+    each other's records.
     """
     address = address_of_bucket(uri)
     try:
@@ -223,7 +226,7 @@ def open_bucket(uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> 
 
 
 def address_of_bucket(uri: str) -> str:
-    """Return the URI of the storage. Raises StorageError for what does not belong into it."""
+    """Return the URI of the storage. Raises StorageError for parts that do not belong in it."""
     parts = urlsplit(uri)
     if "@" in uri or parts.query or parts.fragment:  # repeats nothing: it may hold a secret
         raise StorageError(
@@ -244,8 +247,10 @@ def _form(uri: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """What obstore says, without its appendix, and of an XML or HTML answer only the code and the
-    message."""
+    """Return what obstore says, without its appendix.
+
+    Of an XML or HTML answer, only the code and the message are kept.
+    """
     text = text.partition("\n\nDebug source")[0]
     said, _, body = text.partition("<")
     answer = [
@@ -255,9 +260,10 @@ def _reason(text: str) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether to ask again.
+    """Tell whether to ask again after an error.
 
-    Also when the store says that there is a value, but it has none: S3 asks for it.
+    That includes the error that there is a value although there is none, because S3 wants the
+    request to be repeated then.
     """
     return isinstance(error, AlreadyExistsError) or (
         isinstance(error, BaseError) and re.search(_PASSING, _reason(str(error))) is not None

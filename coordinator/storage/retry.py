@@ -1,4 +1,4 @@
-"""Calls of a storage that are made again when they have failed in passing."""
+"""Retries of storage calls after transient errors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def retries(
     may_pass: Callable[[BaseException], bool],
     reason: Callable[[BaseException], str],
 ) -> Retrying:
-    """`may_pass`: whether to try again after an error, for up to so many seconds; `reason`: what
-    the log says of it."""
+    """Return the retries of a storage's calls, for up to so many seconds.
+
+    `may_pass` tells whether to try again after an error, and `reason` what the log says about it.
+    """
 
     def tell(state: RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()

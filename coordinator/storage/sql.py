@@ -57,7 +57,7 @@ _DURABLE = (
     " current_setting('synchronous_commit') = 'off'"
 )
 
-# Seconds since the epoch, by dialect.
+# The expressions for the seconds since the epoch, by dialect.
 _CLOCK = {"postgresql": "extract(epoch FROM clock_timestamp())"}
 _CLOCK |= dict.fromkeys(("mysql", "mariadb"), "UNIX_TIMESTAMP(NOW(6))")
 
@@ -101,23 +101,29 @@ _TABLE = Table(
 
 
 class SQLStorage(CheckpointStorage):
-    """`sqlite:////FILE`, `postgresql://...`, `mysql://...`: the rows of the table
-    `checkpoint_storage`, which is made if it is missing, unless `make` is False.
+    """Storage in the table `checkpoint_storage` of a database, with one row for each key.
+
+    The URI is `sqlite:////FILE`, `postgresql://...`, `mysql://...`. The table is made if it is
+    missing, unless `make` is False.
 
     Every call is one autocommitted statement, so none can be left half done or hold a lock that
-    others wait for. A lost connection is made anew for up to `retry_seconds`. If it was lost during
-    a put, the put is done again; when that meets a value, the two are compared, so that a put whose
-    answer got lost is told from one that came second.
+    others wait for. A lost connection is made again for up to `retry_seconds`. If it was lost
+    during a put, the put is repeated. If the repeated put finds a value, the two values are
+    compared: that tells a put whose answer got lost from a put that came second.
 
-    Durable when answered: sqlite runs with synchronous=EXTRA (FULL may undo a commit on a power
-    loss, as it does not sync the removal of the journal:
-    https://sqlite.org/pragma.html#pragma_synchronous) and PostgreSQL sessions with
-    synchronous_commit at least local. A pooler in front of PostgreSQL must not undo that setting.
+    A value is durable when the put is answered, because sqlite runs with synchronous=EXTRA, and
+    PostgreSQL sessions with synchronous_commit at least local. With FULL, sqlite may undo a commit
+    on a power loss, as it does not sync the removal of the journal:
+    https://sqlite.org/pragma.html#pragma_synchronous. A pooler in front of PostgreSQL must not undo
+    the setting of the session.
     """
 
     def __init__(self, uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> None:
-        """Connects, and raises StorageError at once if that fails: retries are for connections that
-        worked before."""
+        """Connect, and make the table if it is missing.
+
+        Raises StorageError at once if that fails, because retries are for connections that worked
+        before.
+        """
         url = _parse(uri)
         self.uri = _shown(url)
         if url.get_backend_name() == "sqlite" and is_missing(str(url.database)):
@@ -128,7 +134,7 @@ class SQLStorage(CheckpointStorage):
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
         session = [_DURABLE] if url.get_backend_name() == "postgresql" else []
         bounds: dict[str, Any] = {"silence": _SILENCE, "answer": _ANSWER_SECONDS, "short": True}
-        # a connection that stays would not see that the file is another one
+        # A connection that stays open would not see that the file was replaced.
         if url.get_backend_name() == "sqlite":
             bounds["poolclass"] = NullPool
         with self._errors("cannot load the driver"):
@@ -199,7 +205,7 @@ class SQLStorage(CheckpointStorage):
         self._engine.dispose()
 
     def _execute(self, statement: Executable) -> Sequence[Any]:
-        """One statement, one transaction; the first column of its rows."""
+        """Execute one statement in its own transaction, and return the first column of its rows."""
         with self._connect() as connection:
             result = connection.execute(statement)
             return result.scalars().all() if result.returns_rows else ()
@@ -250,9 +256,9 @@ class SQLStorage(CheckpointStorage):
 
 
 def _parse(uri: str) -> URL:
-    """The URL with its driver.
+    """Parse a database URL, and add the driver if the URL names none.
 
-    Nothing of a URL that cannot be parsed is repeated: it may hold a password.
+    Errors repeat nothing of a URL that cannot be parsed, because it may hold a password.
     """
     scheme = uri.partition(":")[0]
     try:
@@ -289,21 +295,23 @@ def _shown(url: URL) -> str:
 def address_of_database(uri: str) -> str:
     """Return the URI of the storage, without passwords.
 
-    Raises StorageError for a URL that is none.
+    Raises StorageError if it is no database URL.
     """
     return _shown(_parse(uri))
 
 
 def _secrets(url: URL) -> list[str]:
-    """What of the URL may not be shown."""
+    """List the parts of the URL that may not be shown."""
     return [str(url.query[name]) for name in secret_parameters(url)] + (
         [str(url.password)] if url.password else []
     )
 
 
 def _connection_failed(error: BaseException) -> bool:
-    """Whether the connection could not be made (then there is no statement yet), or was lost in the
-    middle."""
+    """Tell whether the connection could not be made, or was lost in the middle.
+
+    If it could not be made, the error has no statement.
+    """
     return isinstance(error, DBAPIError) and (
         error.connection_invalidated
         or (isinstance(error, OperationalError) and error.statement is None)

@@ -1,5 +1,7 @@
-"""A stream of bytes as values, since storage takes neither very large ones nor very many small ones
-well."""
+"""Streams of bytes as values of a storage.
+
+A storage takes neither very large values nor very many small ones well.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ VALUE_BYTES = 4 * 2**20
 
 
 class Cut(io.RawIOBase):
-    """A file whose content goes to `put`, a value at a time.
+    """A file that is cut into values, each of which goes to `put`.
 
-    `rest` is what is left for a last one.
+    `rest` is what is left for the last value.
     """
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
@@ -37,7 +39,7 @@ class Cut(io.RawIOBase):
 
 
 class Joined(io.RawIOBase):
-    """The file again."""
+    """The file that was cut into values, for reading."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._values = iter(values)

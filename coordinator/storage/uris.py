@@ -1,4 +1,4 @@
-"""Storage URIs as text: what may be shown of one."""
+"""Storage URIs as text, and what may be shown of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _SECRET = re.compile(
 
 
 def redacted(uri: str) -> str:
-    """The URI as it may be shown.
+    """Return the URI as it may be shown.
 
-    Of what cannot be read only the scheme is: a password may be anywhere.
+    Only the scheme is left of a URI that cannot be parsed, because a password may be anywhere in
+    it.
     """
     scheme = uri.partition(":")[0]
     if uri.startswith("/") or scheme in _FOLDERS:
@@ -38,10 +39,10 @@ def redacted(uri: str) -> str:
 
 
 def secret_parameters(url: URL) -> list[str]:
-    """Those in the query of a database URL."""
+    """List the parameters in the query of a database URL that seem to hold a secret."""
     return [name for name in url.query if is_secret(name)]
 
 
 def is_secret(name: str) -> bool:
-    """Whether a parameter, or a variable, of that name seems to hold one."""
+    """Tell whether a parameter, or a variable, of that name seems to hold a secret."""
     return _SECRET.search(name) is not None
