@@ -1,5 +1,7 @@
-"""All that accompanies a query on its driver, and decides nothing: `CheckpointCoordinator` knows
-this one object."""
+"""Everything that accompanies a query on its driver.
+
+It decides nothing. `CheckpointCoordinator` knows only the object `Attendants`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ logger = get_logger("coordinator.coordinator")
 
 
 class Attendants:
-    """The heartbeat, what operators request, the row-count check, the history of checkpoints, and
-    the metrics."""
+    """The companions of a query on its driver.
+
+    They are the heartbeat, what operators request, the row-count check, the history of checkpoints,
+    and the metrics.
+    """
 
     def __init__(
         self,
@@ -36,8 +41,11 @@ class Attendants:
         do_request: Callable[[str, Callable[[], None]], dict[str, Any]],
         require_newest: Callable[[], None],
     ) -> None:
-        """`do_request` does what an operator requests, and `require_newest` raises if another
-        driver has taken the job over."""
+        """Begin nothing yet.
+
+        `do_request` does what an operator requests, and `require_newest` raises if another driver
+        has taken the job over.
+        """
         self._job = store.job
         self._metrics_address = config.metrics_address
         self._statistics = statistics
@@ -87,11 +95,11 @@ class Attendants:
             stop_metrics()
 
     def _open_metrics(self) -> None:
-        """Open the metrics once, because what is opened for OpenTelemetry stays as long as the
-        process.
+        """Open the metrics, once in the life of this object.
 
-        If metrics cannot be served at the address of the config, which an earlier driver may still
-        hold, the job runs without.
+        What is opened for OpenTelemetry stays as long as the process. If metrics cannot be served
+        at the address of the config, which an earlier driver may still hold, the job runs without
+        them.
         """
         if not self._opened_telemetry:
             open_telemetry(self._statistics)
@@ -102,5 +110,5 @@ class Attendants:
             try:
                 self._stop_metrics = serve(self._registry, address)
             except (OSError, ValueError, OverflowError) as error:
-                # taken, or no name and port of this machine
+                # The address is taken, or is no name and port of this machine.
                 logger.warning("job %s: cannot serve metrics at %s: %s", self._job, address, error)

@@ -1,4 +1,4 @@
-"""Signs of life: by them an operator tells a driver that works from one that died.
+"""Heartbeats, by which an operator tells a driver that works from one that died.
 
 No decision depends on them.
 """
@@ -25,20 +25,22 @@ from sinks._util.log import get_logger
 logger = get_logger("coordinator.heartbeat")
 
 _MISSED = 3
-"""A driver is silent after so many intervals without a sign."""
+"""The number of intervals without a heartbeat after which a driver counts as silent."""
 _LATE = 1.5
-"""Its next sign is overdue after so many."""
+"""The number of intervals after which the next heartbeat is overdue."""
 _LONGEST = 4000
-"""Characters that are kept of the error that a query ended with."""
+"""The number of characters that are kept of the error that a query ended with."""
 _LAST_WORD = 5.0
-"""Seconds that the end of a query waits for its last sign to be written."""
+"""Seconds that the end of a query waits for its last heartbeat to be written."""
 
 
 class Heartbeat:
-    """Gives signs in its own thread, also while a batch takes long or waits for a database.
+    """The heartbeat of a driver, which a thread of its own gives.
 
-    Every `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more
-    sign if `now()`, what the driver does, has changed. `flush` is called each time, and at the end.
+    So a batch that takes long or waits for a database does not hold it up. Every
+    `request_poll_interval` seconds, unless that is 0, the thread calls `look`, and gives an extra
+    heartbeat if `now()`, what the driver does, has changed. `flush` is called each time, and at the
+    end.
     """
 
     def __init__(
@@ -61,14 +63,14 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._query: Query | None = None
         self._signs = Counter[int]()
-        """How many each generation has given."""
+        """The number of heartbeats that each generation has given."""
 
     @property
     def begun(self) -> bool:
         return self._thread is not None
 
     def begin(self, generation: int, query: Query) -> None:
-        """The query runs under this generation from now on."""
+        """Give the heartbeats of a query that runs under this generation from now on."""
         self.end("the query was started again")
         self._ended = threading.Event()
         self._reason = ""
@@ -82,7 +84,10 @@ class Heartbeat:
         self._thread.start()
 
     def end(self, reason: str) -> None:
-        """The query has ended; its last sign says why. Only the first reason counts."""
+        """Give the last heartbeat of the query, which says why it has ended.
+
+        Only the first reason counts.
+        """
         thread = self._thread
         self._thread = None
         if thread:
@@ -124,15 +129,15 @@ class Heartbeat:
                     self._look()
 
     def _failure(self) -> str:
-        """What the query failed with outside of the coordinator; "" if that is not known."""
-        with suppress(Exception):  # its session is gone
+        """Return what the query failed with outside of the coordinator; "" if that is not known."""
+        with suppress(Exception):  # The session of the query is gone.
             if self._query and (error := self._query.exception()):
                 return f"the query failed outside of the coordinator: {error}"
         return ""
 
     @contextmanager
     def _tried(self, otherwise: str, level: int) -> Iterator[None]:
-        """An error in the block is logged, and keeps nothing else from being done."""
+        """Log an error of the block, which keeps nothing else from being done."""
         try:
             yield
         except Exception:
@@ -151,8 +156,8 @@ class State(str, Enum):
 class DriverStatus:
     """The driver of the newest generation, as far as storage tells.
 
-    `age`: seconds since its last sign, by the storage's clock, or from the driver's to the one of
-    this machine (`clock`: whose it is).
+    `age` is the number of seconds since its last heartbeat, and `clock` says whose clock that is:
+    the storage's, or otherwise the driver's for the heartbeat and this machine's for now.
     """
 
     state: State
@@ -163,27 +168,31 @@ class DriverStatus:
 
     @property
     def runs(self) -> bool:
-        """Whether it runs, as far as storage tells."""
+        """Tell whether the driver runs, as far as storage tells."""
         return self.state is State.RUNNING
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its next sign is late: it is not silent yet, but may well be dead."""
+        """Tell whether the next heartbeat is late.
+
+        The driver does not count as silent yet, but may well be dead.
+        """
         return self.runs and self.age > _LATE * self.sign.next
 
     @property
     def patience(self) -> float:
-        """Seconds without a sign after which it is silent."""
+        """Return the seconds without a heartbeat after which the driver counts as silent."""
         return _MISSED * self.sign.next
 
 
 def look_for_driver(
     store: JobStore, bad: list[str] | None = None, newest: CompletedCheckpoint | None = None
 ) -> DriverStatus | None:
-    """The driver that storage shows; None if nobody has ever started the job there.
+    """Return the driver that storage shows; None if nobody has ever started the job there.
 
-    `bad` gets a sentence where its last sign cannot be read: the claim tells then; without it, that
-    raises. `newest`: the newest checkpoint, whose end is a sign of its driver, too.
+    If its last heartbeat cannot be read, `bad` gets a sentence about that, and the claim tells
+    instead. Without `bad`, this raises. `newest` is the newest checkpoint, whose end is a heartbeat
+    of its driver, too.
     """
     claim = store.newest_claim()
     if not claim.generation:

@@ -1,5 +1,7 @@
-"""Job files: a TOML or Python file that says which coordinator a job has, for the CLI and for
-programs."""
+"""Job files: TOML or Python files that say which coordinator a job has.
+
+The CLI and programs read them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ SINKS = {
     "delta": "sinks.delta:DeltaSink",
     "iceberg": "sinks.iceberg:IcebergSink",
 }
-"""What `type` names."""
+"""The sink classes that `type` names."""
 
 _FUNCTIONS = ("transform", "value_serializer")
 _SHOWN = ("job", "type", "name", "table", "topic")
@@ -55,10 +57,13 @@ class JobFileError(ExactlyOnceError):
 
 
 def load_job(place: str) -> CheckpointCoordinator:
-    """The coordinator of `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the
-    attribute is a coordinator or a function without arguments that returns one ("coordinator" if it
-    is left out). Connects to nothing. Raises JobFileError, and StorageError if `storage` is no
-    address of a storage."""
+    """Return the coordinator of a job file.
+
+    `place` is `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the attribute
+    is a coordinator, or a function without arguments that returns a coordinator ("coordinator" if
+    it is left out). This connects to nothing. Raises JobFileError, and StorageError if `storage` is
+    no address of a storage.
+    """
     if place.endswith(".toml"):
         return _from_toml(Path(place))
     if Path(place).exists() and not place.endswith(".py"):
@@ -141,8 +146,10 @@ _OPTIONS: dict[str, tuple[type, str]] = {
     "Mapping[str, Any] | None": (dict, "a table, { key = value }"),
     "Mapping[str, str] | None": (dict, "a table, { key = value }"),
 }
-"""By the annotation of a sink's parameter: what its value has to be. Sinks judge the others
-themselves."""
+"""The type that a value has to have, by the annotation of the sink's parameter.
+
+Sinks check the values of other parameters themselves.
+"""
 
 
 def _class(kind: str, where: str) -> type[Sink]:
@@ -162,8 +169,10 @@ def _class(kind: str, where: str) -> type[Sink]:
 
 
 def _filled_in(value: Any, where: str) -> Any:
-    """`${NAME}` in every text, at any depth, replaced by the environment variable; `$${` stands for
-    `${`."""
+    """Replace `${NAME}` in every string, at any depth, by the environment variable.
+
+    `$${` stands for `${`.
+    """
     if isinstance(value, dict):
         return {key: _filled_in(item, f"{where}, {key}") for key, item in value.items()}
     if isinstance(value, list):
@@ -207,7 +216,7 @@ def _from_python(place: str) -> CheckpointCoordinator:
 
 
 def _attribute(place: str, where: str, default: str = "") -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` stands for."""
+    """Return the object that `FILE.py:NAME` or `package.module:NAME` stands for."""
     module_name, _, name = place.partition(":")
     name = name or default
     if not module_name or not name:
@@ -234,8 +243,10 @@ def _attribute(place: str, where: str, default: str = "") -> Any:
 
 @contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """The code of a job is the user's, and may raise anything: told in one line, with the place
-    that is the user's."""
+    """Turn any error of the user's code in the block into a JobFileError.
+
+    The message is one line, with the place in the user's code.
+    """
     try:
         yield
     except (CheckpointError, StorageError, JobFileError):
@@ -252,7 +263,7 @@ def _failing(what: str) -> Iterator[None]:
 
 
 def _module(name: str) -> Any:
-    """Imported as a program in its folder (or the current one) would."""
+    """Import a module as a program in its folder (or in the current one) would."""
     if not name.endswith(".py"):
         with _on_path(os.getcwd()):
             return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What an operator asks and decides of a job's newest checkpoint.
+"""Questions and decisions of an operator on a job's newest checkpoint.
 
 Rules: docs/protocol.md#the-rules
 """
@@ -38,10 +38,15 @@ def protocol_of(
 def ask(
     protocol: CheckpointProtocol,
 ) -> tuple[CompletedCheckpoint | None, Mapping[Participant, Exception]]:
-    """Ask once what became of each participant of the newest complete checkpoint, which commits
-    what can be. Returns the checkpoint, and an error for each participant that could not answer.
-    Claims no generation, so a driver that runs is not disturbed. Only in the middle of a restore it
-    claims one: that has stopped all drivers, and may have read the records already (R14)."""
+    """Ask once what became of each participant of the newest complete checkpoint.
+
+    This commits what can be committed. Returns the checkpoint, and an error for each participant
+    that could not answer.
+
+    It claims no generation, so a running driver is not disturbed. Only in the middle of a restore
+    does it claim one, because the restore has stopped all drivers, and may have read the records
+    already (R14).
+    """
     protocol.open_sinks()
     claim = protocol.store.follow_newest_claim()
     fence = Fence(protocol.store, claim)
@@ -65,12 +70,13 @@ def ask(
 def accept_loss(
     protocol: CheckpointProtocol, participants: Sequence[Participant], *, who: str, why: str
 ) -> CompletedCheckpoint:
-    """Give up participants of the newest complete checkpoint that are lost or unknown, so that the
-    job goes on without them: a replay record names them, who and why, and no replacement. Those
-    that were held for them are committed. Claims a generation, so a driver of this job that runs
-    stops.
+    """Give up lost or unknown participants of the newest complete checkpoint.
 
-    Raises CheckpointError for participants that are anything else, InDoubtError while somebody
+    The job then continues without them: a replay record names them, who gave them up and why, and
+    no replacement. Participants that were held for them are committed. This claims a generation, so
+    a running driver of this job stops.
+
+    Raises CheckpointError for participants that are anything else, InDoubtError while a participant
     cannot answer (R3), and Superseded if another driver has decided meanwhile.
     """
     protocol.claim_generation()

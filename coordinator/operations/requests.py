@@ -1,12 +1,15 @@
-"""What an operator asks of the driver that runs, by way of checkpoint storage: a savepoint, and
-perhaps to stop there.
+"""Requests of operators to the running driver, through checkpoint storage.
+
+An operator asks for a savepoint, and perhaps for a stop there.
 
 The operator's command puts a request. The driver finds it, does it between two batches and puts the
-answer. A driver that is superseded does nothing, nor does one that finds the request withdrawn or
-too old. Before it does anything the driver puts that it has begun, then looks whether the request
-is still there; who withdraws the request deletes it, then looks whether it was begun. So one of the
-two sees the other. What a driver began before it died is not done again, but for a savepoint alone,
-which does no harm: the query was started again since, and is not meant to stop.
+answer. A superseded driver does nothing, and no driver does a request that is withdrawn or too old.
+Before the driver does anything, it puts that it has begun, and then looks whether the request is
+still there. To withdraw a request, the command deletes it, and then looks whether it was begun. So
+one of the two sees the other.
+
+What a driver began before it died is not done again, because the query was started again since, and
+is not meant to stop. A savepoint without a stop is the exception, because another one does no harm.
 """
 
 from __future__ import annotations
@@ -33,27 +36,38 @@ from sinks._util.progress import progress
 logger = get_logger("coordinator.requests")
 
 WAYS = ("trigger", "stop", "cancel")
-"""What the query does after the savepoint: it goes on, stops there, or stops for good."""
+"""What the query does after the savepoint: it continues, stops there, or stops permanently."""
 HOLDS = 600.0
 LONGEST = 86400.0
-"""Seconds after which a driver that has not begun with a request refuses it, and the most that it
-may ask for."""
+"""Seconds that a request holds for.
+
+A driver refuses a request that it has not begun by then. `HOLDS` is the default, and `LONGEST` the
+most that a request may ask for.
+"""
 
 _OLDEST_MS = 86_400_000
 _SWEEP = 3600.0
-"""What nobody has fetched is deleted when it is so old, in milliseconds; and seconds between two
-looks for that."""
+"""The age at which a note that nobody has fetched is deleted, and the time between two sweeps.
+
+The age is in milliseconds, and the time in seconds.
+"""
 _INSIST = 60.0
-"""Seconds in which a driver tries to put an answer, and in which an operator waits for one of a
-driver that is gone."""
+"""Seconds in which a driver tries to put an answer.
+
+An operator waits as long for the answer of a driver that is gone.
+"""
 _POLL = 0.3
 _LOOK = 3.0
-"""Seconds between two looks of an operator for an answer, and for the driver."""
+"""Seconds between two looks of an operator's command, for an answer and for the driver."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """`how`: one of `WAYS`. `sign`: who asks, and when. `holds`: for so many seconds from then."""
+    """A request of an operator.
+
+    `how` is one of `WAYS`, `sign` says who asks, and when, and the request holds for `holds`
+    seconds from then.
+    """
 
     how: str
     sign: SignOfLife
@@ -73,8 +87,11 @@ class Request:
             return request
 
     def require_fresh(self, now: float | None) -> None:
-        """`now`: by the storage's clock, if it has one; else the operator's clock is compared with
-        this machine's."""
+        """Raise SavepointError if the request no longer holds.
+
+        `now` is the time by the storage's clock, if it has one. Otherwise the operator's clock is
+        compared with this machine's.
+        """
         by_storage = now is not None and self.sign.storage_at is not None
         age = now - self.sign.storage_at if by_storage else time.time() - self.sign.at / 1000  # type: ignore[operator]
         if abs(age) <= self.holds:
@@ -89,7 +106,7 @@ class Request:
 class Requests:
     """The driver's side.
 
-    `take(how, begin)` waits for the batch under way, calls `begin`, which may raise to refuse, and
+    `take(how, begin)` waits for the current batch, calls `begin`, which may raise to refuse, and
     takes the savepoint. `require_newest` raises if this driver is superseded.
     """
 
@@ -104,14 +121,16 @@ class Requests:
         self._take = take
         self._require_newest = require_newest
         self._answers: dict[str, Mapping[str, Any]] = {}
-        """By request that this driver has begun, the answer that is not in storage yet; {} until
-        there is one."""
+        """The answers that are not in storage yet, by the request that this driver has begun.
+
+        An answer is {} until there is one.
+        """
         self._worker = threading.Thread()
         self._ended = False
         self._sweep_at = 0.0
 
     def look(self) -> None:
-        """Begin with the oldest request that can be read, unless one is being done.
+        """Begin with the oldest readable request, unless the driver is busy with a request.
 
         Raises StorageError.
         """
@@ -128,12 +147,14 @@ class Requests:
             )
             self._worker.start()
             atexit.unregister(self._wait)
-            # what stops the query lets the process end before the answer is there
+            # A process whose query is stopped may end before the answer is there.
             atexit.register(self._wait)
 
     def end(self) -> None:
-        """Wait for the request that is being done, unless this is its thread, which closes the
-        storage when it ends."""
+        """Wait for the request that is being done, unless this is the thread that does it.
+
+        That thread closes the storage when it ends.
+        """
         self._ended = True
         self._wait()
         if self._worker is not threading.current_thread():  # else the answer is yet to be put
@@ -144,7 +165,10 @@ class Requests:
             self._worker.join(_INSIST)
 
     def _serve(self, *asked: str) -> None:
-        """The first that can be read: one that cannot must not hold up the others."""
+        """Do the first request that can be read.
+
+        A request that cannot be read must not hold up the others.
+        """
         try:
             for id in asked:
                 try:
@@ -152,9 +176,9 @@ class Requests:
                         self._tell(id, answer)
                     return
                 except (Superseded, StorageBehind, StorageError) as error:
-                    # looked at again, perhaps by a newer driver
+                    # The request is looked at again, perhaps by a newer driver.
                     logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
-                    # begun: its answer comes before the next request
+                    # If it was begun, its answer comes before the next request.
                     if self._ended or id in self._answers:
                         return
         finally:
@@ -239,10 +263,10 @@ _SEE = (
 
 
 def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any]:
-    """Have the driver that runs take a savepoint, and wait for it: its summary.
+    """Have the running driver take a savepoint, wait for it, and return its summary.
 
-    Raises SavepointError if no driver runs, if it refuses, or if it is gone before it has answered:
-    what was not begun is withdrawn then.
+    Raises SavepointError if no driver runs, if the driver refuses, or if it is gone before it has
+    answered. A request that the driver has not begun is withdrawn then.
     """
     driver = look_for_driver(store)
     if not _may_run(driver):
@@ -284,7 +308,7 @@ def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
             driver = look_for_driver(store)
             gone_at = gone_at if gone else now
             gone = "" if _may_run(driver) else of_driver(driver)
-            # what it has stopped, perhaps
+            # A driver that ended, perhaps by this request, may still put its answer.
             settles = driver is not None and driver.state in (State.ENDED, State.NONE)
             patience = max(holds, _INSIST) if settles else _INSIST
         begun = begun or store.journal.read_note("begun", id) is not None

@@ -1,5 +1,4 @@
-"""Restarting a query that fails, from the last complete checkpoint, by one of Flink's
-strategies."""
+"""Restarts of a failed query from the last complete checkpoint, by one of Flink's strategies."""
 
 from __future__ import annotations
 
@@ -42,18 +41,21 @@ FATAL = (
     errors.WorkersNotReady,
     errors.WrongJob,
 )
-"""What a restart cannot fix. After `Superseded` it would fence the driver that has taken over;
-after `TargetChanged` it would accept a change that nobody has looked at. A sink's other errors are
-not among them, as in Flink: a changed table is checked anew, and somebody may fix a row or a right
-meanwhile."""
+"""The errors that a restart cannot fix.
+
+After `Superseded`, a restart would fence the driver that has taken over. After `TargetChanged`, it
+would accept a change that nobody has looked at. A sink's other errors are not among them, as in
+Flink, because a changed table is checked again, and somebody may fix a row or a permission
+meanwhile.
+"""
 _POLL = 0.1
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a job came to its end.
+    """The way in which a job came to its end.
 
-    `stopped_by`: "SIGTERM", "SIGINT" or "stop"; "" if the query ended by itself.
+    `stopped_by` is "SIGTERM", "SIGINT" or "stop"; "" if the query ended by itself.
     """
 
     attempts: tuple[Attempt, ...]
@@ -63,7 +65,7 @@ class RunSummary:
 # ---------------------------------------------------------------------- strategies
 @dataclass(frozen=True)
 class NoRestart:
-    """The first failure ends the job."""
+    """The strategy that never restarts: the first failure ends the job."""
 
     def delay_after(self, failed: Sequence[Attempt]) -> float | None:
         return None
@@ -71,9 +73,9 @@ class NoRestart:
 
 @dataclass(frozen=True)
 class FixedDelay:
-    """`attempts` restarts at most, over all of the run, `delay` after each failure.
+    """The strategy that restarts at most `attempts` times in a run, `delay` after each failure.
 
-    Times of all strategies are `sinks.options.Duration`: seconds, a timedelta, or a text such as
+    Times of all strategies are `sinks.options.Duration`: seconds, a timedelta, or a string such as
     "10 s".
     """
 
@@ -90,9 +92,13 @@ class FixedDelay:
 
 @dataclass(frozen=True)
 class ExponentialDelay:
-    """The delay grows from `initial` to `max` seconds, times `multiplier` with each failure, and by
-    chance up to the share `jitter` shorter or longer. A start that ran for `reset_after` seconds
-    begins anew, also the count of `attempts`; None: restart for ever."""
+    """The strategy whose delay grows with each failure in a row.
+
+    The delay begins with `initial` seconds, is multiplied by `multiplier` with each failure, and is
+    at most `max` seconds. Chance makes it longer or shorter by up to the share `jitter`. After a
+    start that ran for `reset_after` seconds, the delay and the count of `attempts` begin again. If
+    `attempts` is None, the number of restarts has no limit.
+    """
 
     initial: float = 1.0
     max: float = 60.0
@@ -130,8 +136,10 @@ class ExponentialDelay:
 
 @dataclass(frozen=True)
 class FailureRate:
-    """More than `max_failures` failures within `interval` seconds end the job; else a restart
-    `delay` seconds later."""
+    """The strategy that ends the job after more than `max_failures` within `interval` seconds.
+
+    Otherwise it restarts `delay` seconds later.
+    """
 
     max_failures: int = 3
     interval: float = 60.0
@@ -172,16 +180,16 @@ def run(
     coordinator: CheckpointCoordinator | None = None,
     stop: threading.Event | None = None,
 ) -> RunSummary:
-    """Start the query, wait for its end, and start it again if it fails, as long as the strategy
-    allows.
+    """Start the query, and start it again after each failure, as long as the strategy allows.
 
     `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`,
-    so it goes on from the last complete checkpoint. The coordinator knows which errors a restart
-    cannot fix, and is closed at the end. Without it each failure of the query leads to a restart.
+    so the query continues from the last complete checkpoint. The coordinator knows which errors a
+    restart cannot fix, and is closed at the end. Without it, each failure of the query leads to a
+    restart.
 
-    SIGTERM and SIGINT (if called in the main thread), and setting `stop`, stop the job cleanly: a
-    complete checkpoint is committed, an incomplete one aborted. Returns when the query was stopped
-    or has ended. Raises `JobFailed`, from the last error, if it gives up.
+    SIGTERM and SIGINT (if this is called in the main thread), and setting `stop`, stop the job
+    cleanly: a complete checkpoint is committed, an incomplete one aborted. Returns when the query
+    was stopped or has ended. Raises `JobFailed`, from the last error, if it gives up.
     """
     if refusal := refused_start.get():
         raise refusal
@@ -203,7 +211,7 @@ def run(
                         f"{type(error).__name__}: {error}",
                         attempts,
                     ) from error
-                # they keep the batch in memory
+                # The traceback and the other errors would keep the batch in memory.
                 error.__traceback__ = error.__cause__ = error.__context__ = None
                 logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delay)
                 stopping.sleep(delay)
@@ -214,9 +222,10 @@ def run(
 
 
 class _Stopping:
-    """Whether the job is to end, and who asked for it first.
+    """The wish to end the job, and who asked for that first.
 
-    A signal's handler sets no Event: it may interrupt the main thread inside that very Event.
+    A signal's handler sets no Event, because it may interrupt the main thread inside that very
+    Event.
     """
 
     def __init__(self, event: threading.Event | None) -> None:
@@ -245,7 +254,10 @@ class _Stopping:
                 signal.signal(number, handler)
 
     def listen(self) -> None:
-        """Again after each start, since a new SparkContext takes SIGINT for itself."""
+        """Install the handlers of the signals.
+
+        This is called again after each start, since a new SparkContext takes SIGINT for itself.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 handler = signal.signal(number, self._on_signal)
@@ -262,9 +274,9 @@ def _attempt(
     stopping: _Stopping,
     attempts: list[Attempt],
 ) -> tuple[Exception | None, bool]:
-    """One start of the query to its end.
+    """Start the query, and wait for its end.
 
-    Answers what it failed with, and whether a restart cannot fix that.
+    Returns what the query failed with, and whether a restart cannot fix that.
     """
     number = len(attempts) + 1
     started = time.time()
@@ -291,9 +303,9 @@ def _attempt(
     if swallowed:
         error = swallowed
     elif coordinator and coordinator.last_error:
-        error = coordinator.last_error  # of which Spark passes on the text only
+        error = coordinator.last_error  # Spark passes on only its text
     if stopped and (isinstance(error, BatchLeft) or not isinstance(error, CheckpointError)):
-        error = None  # else of Spark's jobs that were cancelled
+        error = None  # otherwise of Spark's jobs that were canceled
     after = _offsets(coordinator)
     attempts.append(
         Attempt(number, started, time.time(), before, after, error, (began, time.monotonic()))
@@ -308,7 +320,7 @@ def _is_fatal(error: Exception, *, refused: bool) -> bool:
     from py4j.protocol import Py4JNetworkError
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
-    # Spark's JVM; it starts once in a process
+    # Spark's JVM is gone, and it starts only once in a process.
     gone = isinstance(error, (Py4JNetworkError, ConnectionRefusedError))
     wrong = isinstance(error, (AnalysisException, IllegalArgumentException, TypeError, ValueError))
     return isinstance(error, FATAL) or gone or (refused and wrong)

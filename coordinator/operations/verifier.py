@@ -1,5 +1,7 @@
-"""The driver compares its row counts, again and again while its query runs: as `coordinator verify
---quick`."""
+"""The row-count check that the driver makes while its query runs.
+
+It is the check of `coordinator verify --quick`, made again and again.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from sinks._util.log import get_logger
 logger = get_logger("coordinator.verifier")
 
 _LAST_LOOK = 2.0
-"""Seconds that the end of a query waits for the look that is under way."""
+"""Seconds that the end of a query waits for a comparison that is under way."""
 
 
 class Verifier:
-    """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that
-    does not answer holds nobody up. No decision depends on what is found."""
+    """Comparison of records and ledgers in a thread of its own.
+
+    It uses copies of the sinks, so a system that does not answer holds nobody up. No decision
+    depends on what is found.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,7 @@ class Verifier:
     def _verify(self, query: Query, ended: threading.Event) -> None:
         while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
-                # the driver's follows its own lineage
+                # The driver's own store follows its own lineage.
                 store = JobStore(self._store.storage, self._store.job)
                 retained = self._config.retained_checkpoints
                 balance = take_balance(

@@ -1,2 +1,4 @@
-"""What the command `coordinator` and the web page share: what is found in storage and in the sinks'
-systems, and how people are told."""
+"""The parts that the command `coordinator` and the web page share.
+
+They find out what is in storage and in the sinks' systems, and say it to people.
+"""

@@ -1,5 +1,4 @@
-"""Row counts that balance: records of visible checkpoints compared with the targets of the
-sinks.
+"""The row-count check: records of visible checkpoints compared with the targets of the sinks.
 
 `balance` is a pure function of facts; `take_balance` reads them. It proves what docs/verify.md
 says, and no more.
@@ -24,7 +23,7 @@ from sinks.transaction import Fingerprint, not_among
 
 History = Sequence[CompletedCheckpoint]
 LOOKED_AT = 100
-"""So many of the newest checkpoints are compared again and again by a driver, and on the page."""
+"""The number of the newest checkpoints that a driver and the page compare repeatedly."""
 _TRIES = 3
 _AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 
@@ -32,7 +31,7 @@ _AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 class Verdict(str, Enum):
     BALANCED = "balanced"
     DIFFERS = "differs"
-    UNKNOWN = "cannot tell"  # there is only the record
+    UNKNOWN = "cannot tell"  # only the record tells
 
 
 COLUMNS = {
@@ -45,19 +44,22 @@ COLUMNS = {
     "ledger": "ledger",
     "present": "present",
 }
-"""Counts of rows, and what people call them. `batch`: what Spark's batch had, `filtered` of it by
-the sink's transform (less than 0: it made rows); `read`: what came to the sink, `dead_lettered`:
-what it refused of that; `pre_committed`: what its transactions acknowledged, `given_up` of it by an
-operator; `ledger`: what the system's own ledger says; `present`: what is there now as it was
-written."""
+"""The counts of rows, and their titles for people.
+
+`batch` counts the rows of Spark's batch, and `filtered` those that the sink's transform removed
+(less than 0 if it made rows). `read` counts the rows that came to the sink, and `dead_lettered`
+those that the sink refused. `pre_committed` counts the rows that the sink's transactions
+acknowledged, and `given_up` those that an operator gave up. `ledger` is the count in the system's
+own ledger, and `present` counts the rows that are there now as they were written.
+"""
 
 Counts = dict[str, int | None]
-"""By the names of `COLUMNS`; None where that cannot be told."""
+"""Counts by the names of `COLUMNS`. None is a count that nobody can tell."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One sink's part of one checkpoint."""
+    """The part of one sink in one checkpoint."""
 
     checkpoint: int
     lineage: str
@@ -75,7 +77,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Balance:
-    """`differences`, `remarks` and `unknown` by sink are of no single checkpoint."""
+    """The result of a row-count check.
+
+    `differences`, `remarks` and `unknown`, by sink, belong to no single checkpoint.
+    """
 
     lines: tuple[Line, ...]
     differences: Mapping[str, tuple[str, ...]]
@@ -92,7 +97,7 @@ class Balance:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Every difference, for a person."""
+        """Return a sentence on every difference, for a person."""
         return (
             *(f"sink {sink}: {text}" for sink, texts in self.differences.items() for text in texts),
             *(
@@ -103,8 +108,7 @@ class Balance:
         )
 
     def by_sink(self) -> dict[str, tuple[int, int]]:
-        """How many differences there are, and how many checkpoints with only the record to go
-        by."""
+        """Count, by sink, the differences, and the checkpoints of which only the record tells."""
         counts = {}
         for sink in dict.fromkeys((*self.differences, *(line.sink for line in self.lines))):
             lines = [line for line in self.lines if line.sink == sink]
@@ -119,7 +123,7 @@ class Balance:
         return counts
 
     def totals(self) -> dict[str, Counts]:
-        """By sink, over all checkpoints; None where a checkpoint has None."""
+        """Sum up the counts by sink, over all checkpoints; None where a checkpoint has None."""
         return {
             sink: {
                 name: _total([line.counts[name] for line in self.lines if line.sink == sink])
@@ -147,8 +151,11 @@ def _total(values: Sequence[int | None]) -> int | None:
 # ---------------------------------------------------------------------- facts
 @dataclass(frozen=True)
 class SinkHoldings:
-    """The answers of one sink: its `holdings` of the checkpoints that it was asked about, by
-    checkpoint, and `why` it was not asked about the others."""
+    """The answers of one sink.
+
+    `holdings` are those on the checkpoints that the sink was asked about, by checkpoint, and `why`
+    says why it was not asked about the others.
+    """
 
     holdings: Mapping[int, Holding]
     why: Mapping[int, str]
@@ -157,7 +164,11 @@ class SinkHoldings:
     """The answer of `TwoPhaseCommitSink.committed_checkpoints`."""
 
     def with_memory_differences(self, sink: str, before: History, after: History) -> SinkHoldings:
-        """With what it has that storage does not know, or lacks of what storage had."""
+        """Add the difference between the memory of the sink and storage.
+
+        `before` and `after` are the checkpoints in storage, read before and after the sink was
+        asked.
+        """
         memory = compare_sink(sink, self.memory, before, after)
         differences = (
             *self.audit.differences,
@@ -174,11 +185,12 @@ def take_balance(
     retained: int | None = None,
     last: int | None = None,
 ) -> Balance:
-    """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile.
+    """Read storage, ask copies of the sinks, and compare.
 
-    A checkpoint that a driver ends at the same time is looked at again. `retained`:
-    `retained_checkpoints` as far as known; what a zombie has put before those is left out. `last`:
-    at most so many of the newest checkpoints. None: all that storage has. Raises `StorageError`,
+    The copies are asked because a driver may use the sinks meanwhile. If a driver ends a checkpoint
+    at the same time, everything is read again. `retained` is `retained_checkpoints` as far as it is
+    known; records before those, which a zombie has put, are left out. `last` limits the number of
+    the newest checkpoints; None means all that storage has. Raises `StorageError` and
     `CorruptRecord`.
     """
     keys = store.record_keys()
@@ -208,9 +220,10 @@ def take_balance(
 
 
 def _oldest_retained(keys: Sequence[RecordKey], retained: int) -> int:
-    """Where the unbroken row of checkpoints begins: the driver may retain more than is known here.
+    """Find the first checkpoint of the unbroken row that ends with the newest one.
 
-    Of a row that is longer by one, retention has freed the first, and a zombie may have put it.
+    The driver may retain more checkpoints than is known here. If the row is longer by one, its
+    first checkpoint is left out, because retention has freed its key, and a zombie may have put it.
     """
     ids = {key.checkpoint_id for key in keys}
     newest = oldest = max(ids, default=0)
@@ -238,7 +251,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> SinkHoldings
                 else:
                     parts[number] = part
             audit = _audited(asked, job, list(parts.values()), quick=quick)
-            if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
+            if _AT_LEAST_ONCE in why.values():  # no record names their writers
                 audit = replace(audit, differences=(), remarks=audit.remarks + audit.differences)
             return SinkHoldings(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
     except Exception as error:
@@ -257,7 +270,11 @@ def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Aud
 
 # ---------------------------------------------------------------------- the books
 def balance(history: History, answers: Mapping[str, SinkHoldings]) -> Balance:
-    """Of each retained checkpoint, oldest first, and each sink that is asked or has rows in it."""
+    """Compare the records with the answers, checkpoint by checkpoint.
+
+    There is a line for each retained checkpoint, oldest first, and each sink that is asked or has
+    rows in it.
+    """
     lines = [
         _line(name, complete, answers.get(name))
         for complete in history

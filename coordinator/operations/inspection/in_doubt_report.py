@@ -1,5 +1,7 @@
-"""The transactions in doubt in the external systems, what is decided about each, and what an
-operator does."""
+"""The transactions in doubt in the external systems.
+
+The report says what is decided about each, and what an operator can do.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,24 @@ from sinks.optional import Diagnosable
 from sinks.transaction import Committable, not_among
 
 _AT_WORK = 1.0
-"""Seconds in which a driver that runs makes some of what is decided visible."""
+"""Seconds within which a running driver makes some decided transactions visible."""
 _PAUSE = 0.1
 
 
 class Decision(str, Enum):
     COMMIT = "commit"  # a complete record names it
     ORPHAN = "orphan"  # no record names it, and none will
-    # no record names it yet: of the newest driver, which runs by its last sign of life
+    # No record names it yet. It belongs to the newest driver, which runs by its last heartbeat.
     OPEN = "open"
-    # as open, but no driver gives signs of life that could still complete its checkpoint
+    # It is like OPEN, but no driver that could still complete its checkpoint gives heartbeats.
     STRANDED = "stranded"
 
 
 @dataclass(frozen=True)
 class InDoubtTransaction:
-    """A transaction in doubt and what is decided about it.
+    """A transaction in doubt, and what is decided about it.
 
-    `committable` is that in the record, if one names it.
+    `committable` is the one in the record, if a record names the transaction.
     """
 
     sink: str
@@ -59,12 +61,17 @@ class InDoubtTransaction:
 
     @property
     def age(self) -> float:
-        """Seconds by the system's clock, 0 if that is not known: the page sorts by it."""
+        """Return the age in seconds by the system's clock.
+
+        It is 0 if the age is not known, because the page sorts by it.
+        """
         return self.about.age or 0.0
 
     def meant_by(self, text: str) -> bool:
-        """Whether an operator's argument is this one's id, or a name that the external system
-        shows."""
+        """Tell whether an operator's argument names this transaction.
+
+        It may be the id of this transaction, or a name that the external system shows.
+        """
         return text == self.id or text in [str(value) for value in self.about.transaction.values()]
 
     def to_json(self) -> dict[str, Any]:
@@ -74,8 +81,11 @@ class InDoubtTransaction:
 
 @dataclass(frozen=True)
 class InDoubtReport:
-    """The transactions in doubt, the errors of sinks that could not be asked, the driver, the
-    newest checkpoint, and a sentence on each sink that remembers other checkpoints than storage."""
+    """The transactions in doubt, and what is known beside them.
+
+    These are the errors of sinks that could not be asked, the driver, the newest checkpoint, and a
+    sentence on each sink that remembers other checkpoints than storage.
+    """
 
     pending: Sequence[InDoubtTransaction]
     errors: Mapping[str, str]
@@ -87,12 +97,12 @@ class InDoubtReport:
 def find_in_doubt(
     store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None = None
 ) -> InDoubtReport:
-    """Open the sinks, and ask each what is in doubt.
+    """Open the sinks, and ask each of them what is in doubt.
 
-    While a driver runs, ask again for up to a second: if some of what is decided is gone then, that
-    driver is at work, and whatever else is decided of the newest checkpoint is left out. `claimed`:
-    the claim of this process; while it is the newest, no driver may complete anything. Raises
-    Superseded if it is not.
+    While a driver runs, the sinks are asked again for up to a second. If some decided transactions
+    are gone then, that driver is at work, and the other decided transactions of the newest
+    checkpoint are left out. `claimed` is the claim of this process. While it is the newest claim,
+    no driver can complete anything. Raises Superseded if it is not the newest.
     """
     seen = _find_once(store, sinks, claimed)
     until = time.monotonic() + _AT_WORK
@@ -122,8 +132,8 @@ def find_in_doubt(
 
 
 def _find_once(store: JobStore, sinks: Mapping[str, Sink], claimed: Claim | None) -> InDoubtReport:
-    # Generation and records are read after the sinks, so that a decision that was made meanwhile is
-    # seen.
+    # Generation and records are read after the sinks were asked, so that a decision that was made
+    # meanwhile is seen.
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     with progress("ask what is in doubt", len(sinks), "sinks") as advance:
@@ -169,12 +179,13 @@ def _judge(
     *,
     fenced: bool,
 ) -> InDoubtTransaction:
-    """`retained`: the newest checkpoint first.
+    """Judge what is decided about a transaction in doubt.
 
-    One before it is in doubt where the system was set back (R16).
+    `retained` has the newest checkpoint first. A transaction of an older checkpoint is in doubt if
+    its system was rolled back (R16).
     """
     undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED
-    if not retained:  # it may be the wrong storage
+    if not retained:  # this may be the wrong storage
         return InDoubtTransaction(sink, about, undecided)
     for complete in retained:
         for named in complete.committables.values():
@@ -198,7 +209,7 @@ def _judge(
 
 @dataclass(frozen=True)
 class Remedy:
-    """For all of one decision: what becomes of them by itself, and the command for at once."""
+    """The fate of all transactions of one decision, and the command that settles them at once."""
 
     decision: Decision
     count: int

@@ -1,5 +1,7 @@
-"""The three memories of a job side by side: storage, Spark's checkpointLocation, each external
-system. Reads only."""
+"""The three memories of a job side by side: storage, Spark's checkpointLocation, the targets.
+
+This only reads.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ SET_BACK = (
 class MemoryComparison:
     """One of the three memories, compared with storage.
 
-    `newest`: its newest checkpoint, -1 if it has none, None if nobody can tell. `ahead`: it has
-    checkpoints that storage does not know.
+    `newest` is its newest checkpoint, -1 if it has none, None if nobody can tell. `ahead` means
+    that it has checkpoints that storage does not know.
     """
 
     name: str
@@ -53,7 +55,7 @@ def compare_memories(
 ) -> Iterator[MemoryComparison]:
     """Compare storage with the checkpointLocation and each sink.
 
-    These are asked between two readings of storage, since a driver may run.
+    Storage is read before and after the others are asked, since a driver may run.
     """
     store.follow_newest_claim()
     before = store.listing().newest_complete
@@ -75,7 +77,7 @@ def compare_memories(
 
 
 def set_back(store: JobStore, sinks: Mapping[str, Sink]) -> list[str]:
-    """Return a sentence on each sink that remembers other checkpoints than storage.
+    """List a sentence on each sink that remembers other checkpoints than storage.
 
     A sink that cannot be asked is left out.
     """
@@ -92,8 +94,11 @@ def compare_sink(
     before: Sequence[CompletedCheckpoint],
     after: Sequence[CompletedCheckpoint],
 ) -> MemoryComparison:
-    """Compare the `memory` of a sink with the retained complete checkpoints, oldest first, as
-    storage had them before and after the sink was asked."""
+    """Compare the `memory` of a sink with the retained complete checkpoints.
+
+    `before` and `after` are these checkpoints, oldest first, as storage had them before and after
+    the sink was asked.
+    """
     ahead = _compare(sink, memory, after)
     if ahead.ahead:
         return ahead
@@ -163,8 +168,8 @@ def _compare(
 def _compare_location(files: Sequence[str], before: int, after: int) -> MemoryComparison:
     """Compare the `files` of the checkpointLocation with storage.
 
-    `before` and `after`: the newest checkpoint in storage, -1 if there is none, before and after
-    `files` were listed.
+    `before` and `after` are the newest checkpoint in storage, -1 if there is none, as it was before
+    and after `files` were listed.
     """
     name = "checkpointLocation"
     if not files:

@@ -1,4 +1,4 @@
-"""What people are told, on the page and by the command: times, durations, counts, the driver."""
+"""Texts for people, on the page and by the command: times, durations, counts, the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coordinator.store.records import CompletedCheckpoint
 
 
 def time_of(milliseconds: int) -> str:
-    """ISO 8601, by the time zone of this machine, with its offset."""
+    """Return a time in ISO 8601, in the time zone of this machine, with its offset."""
     try:
         return (
             datetime.fromtimestamp(milliseconds / 1000)
@@ -23,7 +23,7 @@ def time_of(milliseconds: int) -> str:
 
 
 def ago(milliseconds: int) -> str:
-    """The time, and how long that is by the clock of this machine."""
+    """Return a time, and how long ago it was by the clock of this machine."""
     if not milliseconds:
         return "at an unknown time"
     age = time.time() - milliseconds / 1000
@@ -49,7 +49,10 @@ def duration(seconds: float | None) -> str:
 
 
 def of_driver(driver: DriverStatus | None, others: Sequence[str] = ()) -> str:
-    """`others`: the jobs that storage knows."""
+    """Describe the state of the driver.
+
+    `others` are the jobs that storage knows.
+    """
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
         return (

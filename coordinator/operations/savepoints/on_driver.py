@@ -31,8 +31,11 @@ class DriverSavepoints:
         one_at_a_time: FairLock,
         cancel: Callable[[Query], None],
     ) -> None:
-        """`one_at_a_time` keeps batches out while a savepoint is taken, and `cancel` ends a query
-        permanently."""
+        """Take nothing yet.
+
+        `one_at_a_time` keeps batches out while a savepoint is taken, and `cancel` ends a query
+        permanently.
+        """
         self._protocol = protocol
         self._lifecycle = lifecycle
         self._one_at_a_time = one_at_a_time
@@ -46,11 +49,10 @@ class DriverSavepoints:
         begin: Callable[[], None] = _nothing,
         stops: Query | None = None,
     ) -> Savepoint:
-        """Wait for the end of the current batch, call `begin`, which may raise to refuse, and
-        save.
+        """Wait for the end of the current batch, call `begin`, and save.
 
-        `location` is the checkpointLocation, in place of that of the last batch. `stops` is a query
-        to stop before its next batch.
+        `begin` may raise to refuse. `location` is the checkpointLocation, in place of that of the
+        last batch. `stops` is a query to stop before its next batch.
         """
         with storage_at(target) as storage:
             with self._one_at_a_time:
@@ -72,18 +74,17 @@ class DriverSavepoints:
     def take_and_stop(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there.
 
-        Raise `CheckpointError` if a later run of it is active.
+        Raises `CheckpointError` if a later run of the query is active.
         """
         return self.take(
             target, begin=partial(self._lifecycle.require_no_later_run, query), stops=query
         )
 
     def do_request(self, how: str, begin: Callable[[], None]) -> dict[str, Any]:
-        """Take the savepoint that an operator requests.
+        """Take the savepoint that an operator requests, and return its summary.
 
-        `how` is one of `requests.WAYS`.
-
-        `begin` is called between two batches, and may raise to refuse.
+        `how` is one of `requests.WAYS`. `begin` is called between two batches, and may raise to
+        refuse.
         """
         from pyspark.sql import is_remote
 
@@ -135,7 +136,7 @@ class DriverSavepoints:
                 f"job {protocol.job!r} has no complete checkpoint in {storage.uri} yet"
             )
         decisions.require_visible(newest)
-        # another driver may have written
+        # Another driver may have written to the storage.
         confirm = partial(protocol.fence.require_newest, "take a savepoint")
         confirm()
         return take_savepoint(

@@ -1,4 +1,4 @@
-"""Preparing a start from a savepoint."""
+"""The preparation of a start from a savepoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = get_logger("coordinator.savepoints")
 
 _PIECE = 1 << 20
 _NO_PATH = re.compile(r"(^|/)(\.|/|$)|\\")
-"""Has a part that is empty or hidden, or what another system takes for a '/'."""
+"""Paths with an empty or hidden part, or with what another system treats as a '/'."""
 
 
 @copying()
@@ -50,16 +50,18 @@ def restore_savepoint(
     allow_later_checkpoints: bool = False,
     confirm: Callable[[Savepoint], object] | None = None,
 ) -> Savepoint:
-    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and begin a
-    new lineage of the job in `storage` with its checkpoint. Then start the query there.
+    """Prepare a start from a savepoint, in an empty `checkpoint_location`.
 
-    `job`: another name makes another job. `sinks`: names of the sinks that the job will have, to
-    check them now; else the first start checks them. `allow_non_restored`: accept that the job
-    lacks a sink of the savepoint. `allow_later_checkpoints`: accept that visible rows of later
-    checkpoints are written again. `confirm` is called when all is checked and nothing is changed;
-    it may raise.
+    This copies the savepoint there, and begins a new lineage of the job in `storage` with its
+    checkpoint. Then start the query there.
 
-    A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises
+    Another name as `job` makes another job. `sinks` are the names of the sinks that the job will
+    have, to check them now; otherwise the first start checks them. `allow_non_restored` accepts
+    that the job lacks a sink of the savepoint. `allow_later_checkpoints` accepts that visible rows
+    of later checkpoints are written again. `confirm` is called when everything is checked and
+    nothing is changed yet, and may raise.
+
+    A driver of the earlier lineage stops with `Superseded`. After a crash, call this again. Raises
     SavepointError, UnknownSink and StorageError, with nothing changed, and Superseded if a driver
     or another restore starts meanwhile.
     """
@@ -115,15 +117,15 @@ def restore_savepoint(
 def _base(
     savepoint: Savepoint, job: str, lineage: str, required: Sequence[str], later: bool
 ) -> Record:
-    """The record that the new lineage begins with.
+    """Return the record that the new lineage begins with.
 
-    `required`: the sinks that the job must have. `later`: the sinks may have rows of any lineage
-    and checkpoint.
+    `required` are the sinks that the job must have. With `later`, the sinks may have rows of any
+    lineage and checkpoint.
     """
     record = savepoint.record
     n = record.checkpoint_id
     others = {ANY_LINEAGE: -1} if later or record.predecessors is None else {}
-    # a lineage that ended at this number by chance must not pass for the savepoint's own
+    # A lineage that ended at this number by chance must not pass for the savepoint's own.
     ended = {
         before: at + (at == n and not record.restored_from)
         for before, at in (record.predecessors or {}).items()
@@ -143,8 +145,10 @@ def _base(
 
 
 def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
-    """Raises SavepointError for what is damaged, and for what no savepoint holds: a restore must
-    write below its checkpointLocation, each file once."""
+    """Raise SavepointError if the savepoint is damaged, or holds what no savepoint holds.
+
+    A restore must write below its checkpointLocation only, and each file once.
+    """
     paths = [MARK]
     with progress(f"verify {savepoint.uri}", savepoint.files, "files") as advance:
         for path, _ in _files(storage, savepoint):
@@ -166,7 +170,7 @@ def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
 
 
 def _files(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[tuple[str, IO[bytes]]]:
-    """Paths and contents of the saved files.
+    """Yield the paths and contents of the saved files.
 
     A content can be read until the next file is asked for.
     """
@@ -206,7 +210,7 @@ def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]
 def _required_sinks(
     savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool
 ) -> list[str]:
-    """Names of the savepoint's sinks that the restored job must have."""
+    """List the names of the savepoint's sinks that the restored job must have."""
     if sinks is None:
         return [] if allow_non_restored else sorted(savepoint.sinks)
     missing = sorted(set(savepoint.sinks) - set(sinks))
@@ -220,8 +224,11 @@ def _required_sinks(
 
 
 def _marked(location: CheckpointLocation, savepoint: Savepoint, store: JobStore) -> str:
-    """The lineage of this same restore if it was begun before, "" if the checkpointLocation is
-    empty."""
+    """Return the lineage of this same restore if it was begun before.
+
+    Returns "" if the checkpointLocation is empty, and raises SavepointError if it holds anything
+    else.
+    """
     files = location.files()
     if not files:
         return ""
@@ -237,8 +244,7 @@ def _marked(location: CheckpointLocation, savepoint: Savepoint, store: JobStore)
 
 
 def _refuse_later(savepoint: Savepoint, store: JobStore, restoring: str) -> None:
-    """Raises SavepointError if the storage shows that input after the savepoint was written
-    already."""
+    """Raise SavepointError if storage shows that input after the savepoint was written already."""
     n = savepoint.checkpoint_id
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}

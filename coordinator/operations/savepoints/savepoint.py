@@ -1,9 +1,11 @@
-"""Savepoints: a checkpoint with everything that it takes to go on from it, kept for the user, in
-any storage.
+"""Savepoints, kept for the user in any storage.
 
-SAVEPOINT/NUMBER the content of Spark's checkpointLocation up to that checkpoint: a tar, in chunks
-SAVEPOINT/_metadata the chunks' checksums, and the checkpoint's record. Written last: it makes it a
-savepoint
+A savepoint is a checkpoint with everything that a query needs to continue from it.
+
+* SAVEPOINT/NUMBER: the content of Spark's checkpointLocation up to that checkpoint, as a tar, in
+  chunks
+* SAVEPOINT/_metadata: the chunks' checksums, and the checkpoint's record. It is written last, and
+  only with it is this a savepoint
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from sinks._util.log import get_logger
 logger = get_logger("coordinator.savepoints")
 
 MARK = "_restored"
-"""A file in the checkpointLocation that a restore has begun."""
+"""The file that marks a checkpointLocation in which a restore has begun."""
 _ID = "savepoint-[a-z0-9-]+"
 KEY = re.compile(rf"({_ID})/(_metadata|\d{{10}})")
 _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
@@ -31,12 +33,13 @@ _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
 
 @dataclass(frozen=True)
 class Savepoint:
-    """What a savepoint's `_metadata` says.
+    """The content of a savepoint's `_metadata`.
 
-    `uri`: for `restore_savepoint`; a password in it is left out. `records`: the checkpoint's record
-    and those of its replays; all that they name is visible. `sinks`: class by name. `created_at`:
-    milliseconds since the epoch. `spark`: version of PySpark, and of the offset log with its
-    settings. `files`: how many, of `size` bytes in all. `chunks`: SHA-256 of each.
+    `uri` is for `restore_savepoint`, and leaves a password out. `records` are the checkpoint's
+    record and those of its replays, and everything that they name is visible. `sinks` are class
+    names by sink. `created_at` is in milliseconds since the epoch. `spark` has the version of
+    PySpark, and that of the offset log with its settings. There are `files` files, of `size` bytes
+    in total. `chunks` has the SHA-256 of each chunk.
     """
 
     uri: str
@@ -69,7 +72,7 @@ class Savepoint:
         return self.record.checkpoint_id
 
     def summary(self) -> dict[str, Any]:
-        """JSON values for a user to read."""
+        """Return JSON values for a user to read."""
         own = {
             name: value
             for name, value in vars(self).items()
@@ -115,9 +118,10 @@ def chunk_key(id: str, number: int) -> str:
 
 
 def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) -> list[Savepoint]:
-    """The whole savepoints in a storage, oldest first.
+    """List the complete savepoints in a storage, oldest first.
 
-    Half-written and damaged ones are logged, or `bad` gets a sentence on each.
+    Half-written and damaged savepoints are logged, or, if `bad` is given, it gets a sentence on
+    each.
     """
     savepoints = []
     with storage_at(uri, existing=True) as storage:
@@ -133,18 +137,19 @@ def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) 
 
 
 def describe_savepoint(uri: str) -> Savepoint:
-    """What a savepoint holds.
+    """Return the content of a savepoint's `_metadata`.
 
-    Raises SavepointError if it is half-written or its `_metadata` damaged.
+    Raises SavepointError if the savepoint is half-written or its `_metadata` damaged.
     """
     with savepoint_at(uri) as (storage, id):
         return load(storage, id)
 
 
 def dispose_savepoint(uri: str) -> bool:
-    """Delete a savepoint, also a half-written or damaged one.
+    """Delete a savepoint, even a half-written or damaged one.
 
-    No job needs it: a restore makes a copy. False if nothing of it was there.
+    No job needs the savepoint, because a restore makes a copy. Returns False if nothing of it was
+    there.
     """
     with savepoint_at(uri) as (storage, id):
         was_there = bool(_keys(storage, id))
@@ -173,7 +178,7 @@ def delete(storage: CheckpointStorage, id: str) -> None:
 
 
 def _keys(storage: CheckpointStorage, id: str) -> list[str]:
-    """Of the savepoint.
+    """List the keys of a savepoint.
 
     The records of a job whose name begins with "savepoint" may be in a folder of that form.
     """
@@ -186,9 +191,9 @@ def address_of(storage_uri: str, id: str) -> str:
 
 
 def full_address(address: str, savepoint_dir: str | None) -> str:
-    """The URI of a savepoint that is given by it, or by its id in `savepoint_dir`.
+    """Return the URI of a savepoint, given as this URI or as its id in `savepoint_dir`.
 
-    Raises SavepointError for others.
+    Raises SavepointError for anything else.
     """
     if savepoint_dir and re.fullmatch(_ID, address):
         return address_of(savepoint_dir, address)
@@ -209,7 +214,7 @@ def savepoint_at(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
 
 @contextmanager
 def copying() -> Iterator[None]:
-    """Raises SavepointError for what a file system refuses."""
+    """Turn errors of a file system in the block into SavepointError."""
     try:
         yield
     except OSError as error:
@@ -219,7 +224,7 @@ def copying() -> Iterator[None]:
 
 
 def _parts(uri: str) -> tuple[str, str]:
-    """The URI of the storage, and the id."""
+    """Split the URI of a savepoint into the URI of the storage, and the id."""
     parts = _ADDRESS.fullmatch(uri)
     if not parts:  # repeats nothing: it may hold a password
         raise SavepointError(

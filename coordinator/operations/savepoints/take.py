@@ -1,4 +1,4 @@
-"""Taking a savepoint."""
+"""The taking of a savepoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def take_savepoint(
     storage_uri: str,
     confirm: Callable[[], None],
 ) -> Savepoint:
-    """Save a checkpoint that is all visible, while no batch runs.
+    """Save a checkpoint that is completely visible, while no batch runs.
 
     `confirm` may raise at the last moment.
     """
@@ -96,7 +96,7 @@ def take_savepoint(
 
 @copying()
 def require_own_location(location: CheckpointLocation, record: Record) -> dict[str, Any]:
-    """The header of `offsets/N`.
+    """Return the header of `offsets/N`.
 
     Raises SavepointError if the checkpointLocation is not the one of this checkpoint.
     """
@@ -125,11 +125,11 @@ def _text(location: CheckpointLocation, path: str) -> str:
 
 
 def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[str, int]:
-    """All files of checkpoints up to n; returns their sizes.
+    """Copy all files of checkpoints up to n into the tar, and return their sizes.
 
-    Spark's maintenance may replace old state files by new ones meanwhile, so it is listed again
-    until nothing new is found: then each file of the last listing is saved, and that listing is
-    whole.
+    Spark's maintenance may replace old state files by new ones meanwhile, so the location is listed
+    again until nothing new is found. Then each file of the last listing is saved, and that listing
+    is whole.
     """
     saved: dict[str, int] = {}
     for _ in range(_PASSES):
@@ -146,7 +146,7 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
             f"files in {location.uri} changed all the time while they were saved; try again"
         )
     needed = {"metadata", f"offsets/{n}"}
-    # Spark stands between the callback and it, and will ask for n again
+    # Spark has not written `commits/n` yet, and will ask for n again.
     if n > 0 and f"commits/{n}" not in saved:
         needed |= {f"offsets/{n - 1}", f"commits/{n - 1}"}
     if missing := sorted(needed - set(saved)):
@@ -157,7 +157,10 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
 
 
 def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int | None:
-    """The size of the file, which stands before its content; None if somebody has deleted it."""
+    """Add a file to the tar, and return its size; None if somebody has deleted the file.
+
+    The size stands before the content, so the content is read first.
+    """
     entry = tarfile.TarInfo(path)
     with SpooledTemporaryFile(_IN_MEMORY) as file:
         try:
@@ -172,10 +175,11 @@ def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int |
 
 
 def _belongs(path: str, n: int) -> bool:
-    """Whether a file is of checkpoints up to n: batch n writes version n + 1 of the state.
+    """Tell whether a file is of checkpoints up to n: batch n writes version n + 1 of the state.
 
-    Entries of a source's log that are ahead are kept: Spark writes them before `offsets`, so it
-    finds them after any crash. Other savepoints are not: each would hold all before it.
+    Entries of a source's log that are ahead are kept, because Spark writes them before `offsets`,
+    so it finds them after any crash. Other savepoints are not kept, because each would hold all
+    savepoints before it.
     """
     folder, _, rest = path.partition("/")
     if folder in ("offsets", "commits"):

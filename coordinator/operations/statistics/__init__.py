@@ -1,2 +1,4 @@
-"""What each checkpoint took and did: from the protocol's steps, into the log, storage,
-OpenTelemetry and Prometheus."""
+"""Statistics of each checkpoint, from the protocol's steps.
+
+They go into the log, storage, OpenTelemetry and Prometheus.
+"""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _SCOPE = "coordinator"
 JOB = "job_name"
-"""The label of the job: `job` is Prometheus' own."""
+"""The label of the job, because the label `job` is Prometheus' own."""
 _BUCKETS = {
     "s": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
     "By": tuple(float(10**n) for n in range(3, 12)),
 }
-"""By unit."""
+"""The bounds of histogram buckets, by unit."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _of_balance(balance: Balance, verified_at: int) -> GaugeValues:
 
 
 class MetricsReporter:
-    """Reports to a meter what the tracker tells."""
+    """A reporter that passes to a meter what the tracker tells."""
 
     def __init__(self, tracker: CheckpointStatisticsTracker, meter: metrics.Meter) -> None:
         self._job = {JOB: tracker.job}
@@ -166,7 +166,10 @@ class MetricsReporter:
         tracker.on_storage_call.append(self._storage_called)
 
     def begin_at_zero(self, sinks: Iterable[str]) -> None:
-        """An alert of Prometheus on the first of anything needs the 0 before it."""
+        """Report the counters as 0.
+
+        An alert of Prometheus on the first event of any kind needs the 0 before that event.
+        """
         self._add(COMMIT_RETRIES, 0)
         for status in Status:
             if status is not Status.IN_PROGRESS:
@@ -206,7 +209,10 @@ class MetricsReporter:
         name: str,
         _: metrics.CallbackOptions,
     ) -> list[metrics.Observation]:
-        """Nothing of a coordinator that is gone: its meter stays as long as the process."""
+        """Return the values of a gauge.
+
+        There are none if the coordinator is gone, whose meter stays as long as the process.
+        """
         values = _of_tracker(of).get(name, ()) if (of := tracker()) else ()
         return [metrics.Observation(value, {**self._job, **labels}) for value, labels in values]
 
@@ -221,14 +227,17 @@ class MetricsReporter:
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> None:
-    """Metrics into whichever SDK the process has set up; without one they do nothing."""
+    """Report metrics to whichever SDK the process has set up.
+
+    Without an SDK, the metrics do nothing.
+    """
     MetricsReporter(tracker, metrics.get_meter(_SCOPE))
 
 
 def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
-    """Metrics into a registry of `prometheus-client` (extra `prometheus`).
+    """Report metrics to a registry of `prometheus-client` (extra `prometheus`).
 
-    Raises ValueError if they are there.
+    Raises ValueError if the registry has such metrics already.
     """
     if any(family.name.startswith("checkpointing_") for family in registry.collect()):
         raise ValueError("the registry has the metrics of a job already: take another one")
@@ -247,7 +256,7 @@ def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
 
 
 def registry_of(tracker: CheckpointStatisticsTracker) -> CollectorRegistry:
-    """A registry of its own with all metrics."""
+    """Make a registry with all metrics of the tracker."""
     with needs_extra("prometheus"):
         from prometheus_client import CollectorRegistry
     registry = CollectorRegistry()
@@ -256,8 +265,10 @@ def registry_of(tracker: CheckpointStatisticsTracker) -> CollectorRegistry:
 
 
 def serve(registry: CollectorRegistry, address: str) -> Callable[[], None]:
-    """Let Prometheus read the registry at `address`, by the server of `prometheus-client`; returns
-    what ends it. Raises OSError if the address cannot be had."""
+    """Let Prometheus read the registry at `address`, by the server of `prometheus-client`.
+
+    Returns the function that ends the server. Raises OSError if the address cannot be had.
+    """
     from prometheus_client import start_http_server
 
     host, _, port = address.rpartition(":")

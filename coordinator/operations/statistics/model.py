@@ -1,5 +1,7 @@
-"""The facts of one try of a checkpoint, and those of the last ones in checkpoint storage, where
-they outlive their driver."""
+"""The statistics of one try of a checkpoint, and the history of the last ones.
+
+The history is in checkpoint storage, where it outlives its driver.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint
 
 _TOGETHER = 100
-"""Checkpoints that are kept in one object: the more, the fewer objects, and the more is written
-again by a flush."""
+"""The number of checkpoints in one object.
+
+With a higher number there are fewer objects, and a flush writes more of them again.
+"""
 
 
 class Status(str, Enum):
@@ -30,28 +34,32 @@ class Status(str, Enum):
     COMPLETED = "completed"  # all visible
     FAILED = "failed"  # aborted before it was complete: nothing of it is visible
     RESTORED = "restored"  # the newest complete one, committed again by a start
-    # complete, but not all visible when the query stopped: the next start goes on with it
+    # It is complete, but not all of it was visible when the query stopped. The next start continues
+    # with it.
     HALTED = "halted"
 
 
 PHASES = ("prepare", "validate", "decide", "commit")
-"""Of a checkpoint, in their order; one that is restored has the phase `recover` alone."""
+"""The phases of a checkpoint, in their order. A restored one has the phase `recover` alone."""
 
 
 @dataclass
 class CheckpointStatistics:
-    """One try of a checkpoint, in the words of Flink's checkpoint statistics where it has them.
+    """The statistics of one try of a checkpoint, in Flink's words where Flink has them.
 
-    `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the
-    `phases` seconds. `spans`: by phase (prepare, commit) and sink, its begin and end in seconds
-    from the trigger. `rows`, `bytes` (of the Arrow record batches) and `transactions` count what
-    was pre-committed, by sink; `replayed` are transactions that were lost and written again, by
-    sink; `dead_lettered` rows that a sink has refused, which are `rows` of the sink of its dead
-    letters; `aborted` orphans that sweeps have aborted since the try before, by sink; `unknown`
-    those that are decided, and were not known to be visible when the query stopped, by sink.
-    `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
-    exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and
-    ends with, one JSON text per source; empty if unknown.
+    `triggered_at` and `ended_at` are in milliseconds since the epoch (0: not yet), and `duration`
+    and the `phases` in seconds. `spans` has, by phase (prepare, commit) and sink, its begin and end
+    in seconds from the trigger.
+
+    These counts are by sink. `rows`, `bytes` (of the Arrow record batches) and `transactions` count
+    what was pre-committed. `replayed` counts transactions that were lost and written again.
+    `dead_lettered` counts rows that a sink has refused, which are `rows` of its dead-letter sink.
+    `aborted` counts orphans that sweeps have aborted since the try before. `unknown` counts
+    transactions that are decided, and were not known to be visible when the query stopped.
+
+    `commit_retries` is how often participants had to be asked again. `reasons` say why the job was
+    not exactly-once. `offsets_from` and `offsets_to` are the offsets in Spark's offset log that the
+    checkpoint begins after and ends with, one JSON text per source; they are empty if unknown.
     """
 
     job: str
@@ -88,7 +96,10 @@ class CheckpointStatistics:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CheckpointStatistics:
-        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
+        """Return statistics from their JSON values, without what a newer version has added.
+
+        Raises TypeError, ValueError or KeyError.
+        """
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         texts = {
             name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")
@@ -97,7 +108,7 @@ class CheckpointStatistics:
 
     @property
     def remarks(self) -> str:
-        """The error, and whatever else is out of the ordinary."""
+        """Return the error, and everything else that is out of the ordinary."""
         remarks = [self.error] if self.error else []
         remarks += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
         remarks += ["no row was written again"] if self.status is Status.RESTORED else []
@@ -113,7 +124,7 @@ class CheckpointStatistics:
         return "; ".join(remarks)
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         if self.status is Status.RESTORED:
             parts = [f"checkpoint {self.checkpoint_id}, complete before this start, restored"]
             label = "its rows: "
@@ -133,7 +144,10 @@ class CheckpointStatistics:
 
 
 def summarized(tries: Sequence[CheckpointStatistics]) -> dict[str, Any]:
-    """How many ended how; and of those that completed seconds, rows, bytes and transactions."""
+    """Summarize tries: how many ended in which way, and what the completed ones took.
+
+    That is the spread of their seconds, rows, bytes and transactions.
+    """
     completed = [each for each in tries if each.status is Status.COMPLETED]
     summary: dict[str, Any] = {"status": dict(Counter(each.status.value for each in tries))}
     summary["took"] = _spread([each.duration for each in completed])
@@ -154,11 +168,14 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a driver does now, as its last sign of life tells it: the current checkpoint and what is
-    done for it, if it takes a while; what has been decided, since a time in milliseconds since the
-    epoch, and is not known to be visible, by sink; and the first difference of its row counts. `at`
-    is now, in milliseconds by the driver's clock. `is_past`: the driver is taken for dead, and `at`
-    is the time of that sign."""
+    """The current work of a driver, as its last heartbeat tells it.
+
+    `checkpoint` is the current checkpoint, and `doing` what is done for it, if it takes a while.
+    `in_doubt` counts, by sink, the transactions that have been decided since `in_doubt_since`, in
+    milliseconds since the epoch, and are not known to be visible. `balance` is the first difference
+    of the row counts. `at` is now, in milliseconds by the driver's clock. If `is_past`, the driver
+    counts as dead, and `at` is the time of that heartbeat.
+    """
 
     checkpoint: CheckpointStatistics | None = None
     doing: tuple[str, ...] = ()
@@ -170,9 +187,12 @@ class Activity:
 
     @classmethod
     def of(cls, driver: DriverStatus | None, newest: CompletedCheckpoint | None = None) -> Activity:
-        """Nothing of a driver that has ended, or tells what this version does not understand; nor
-        of a checkpoint that its sign tells of as not decided yet, and that is complete by now:
-        `newest`, or one before."""
+        """Return what the last heartbeat of a driver tells.
+
+        This is nothing if the driver has ended, or if this version does not understand the
+        heartbeat. A checkpoint that the heartbeat does not know as decided yet is left out if it is
+        complete by now: if it is `newest` or an earlier one.
+        """
         if driver and driver.state in (State.RUNNING, State.SILENT):
             with suppress(KeyError, TypeError, ValueError):
                 at = driver.sign.at + (max(driver.age, 0) * 1000 if driver.runs else 0)
@@ -200,7 +220,7 @@ class Activity:
 
     @property
     def sentences(self) -> list[str]:
-        """All of it, for a person."""
+        """Return everything in sentences, for a person."""
         lines = (
             [f"Under way then: {text}" for text in self.doing] if self.is_past else list(self.doing)
         )
@@ -242,7 +262,10 @@ class Activity:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Activity:
-        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
+        """Return an activity from its JSON values, without what a newer version has added.
+
+        Raises TypeError, ValueError or KeyError.
+        """
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         if "checkpoint" in known:
             known["checkpoint"] = CheckpointStatistics.from_json(known["checkpoint"])
@@ -251,8 +274,11 @@ class Activity:
 
 # ---------------------------------------------------------------------- kept in storage
 class CheckpointHistory:
-    """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is
-    lost. `size`: of so many checkpoints, more or less; of none if it is 0."""
+    """The history of checkpoints, kept here until the next `flush` writes it to storage.
+
+    What a killed driver had not flushed is lost. `size` is roughly the number of checkpoints that
+    storage keeps; 0 means none.
+    """
 
     def __init__(self, store: JobStore, size: int) -> None:
         self._store = store
@@ -264,9 +290,9 @@ class CheckpointHistory:
         self._new.append(statistics)
 
     def flush(self) -> None:
-        """Add what is new to the newest object, or begin another.
+        """Add the new tries to the newest object, or begin another object.
 
-        From any thread. Raises `StorageError`; the next flush tries again.
+        This can be called from any thread. Raises `StorageError`, and the next flush tries again.
         """
         with self._flushing:
             new = [self._new.popleft() for _ in range(len(self._new))]
@@ -282,10 +308,10 @@ class CheckpointHistory:
 def load_history(
     store: JobStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
-    """In the order of their ends, whatever clocks said.
+    """Load the tries in the history, in the order of their ends, whatever the clocks said.
 
-    `bad`: gets a sentence on what cannot be read. `known`: what calls before have read, by key,
-    since an object never changes. Raises `StorageError`, `CorruptRecord`.
+    `bad` gets a sentence on each part that cannot be read. `known` has what earlier calls have
+    read, by key, since an object never changes. Raises `StorageError` and `CorruptRecord`.
     """
     before = {} if known is None else known
     read: dict[str, list[CheckpointStatistics]] = {}

@@ -1,4 +1,4 @@
-"""Makes statistics of the protocol's steps, and of nothing else."""
+"""The tracker, which makes statistics of the protocol's steps, and of nothing else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from sinks._util.progress import under_way
 logger = get_logger("coordinator.statistics")
 
 _LONG_OFFSETS = 10_000
-"""Characters of a batch's offsets from which on they are left out: a hundred checkpoints go into
-one object of storage. The record has them."""
+"""The number of characters above which a batch's offsets are left out.
+
+A hundred checkpoints go into one object of storage, and the record has the offsets anyway.
+"""
 _PHASE_ENDED_BY = {
     Step.PRE_COMMITTED: "prepare",
     Step.VALIDATED: "validate",
@@ -31,11 +33,11 @@ _PHASE_ENDED_BY = {
 
 class Reporter(Protocol):
     def report(self, statistics: CheckpointStatistics) -> None:
-        """A try of a checkpoint has ended."""
+        """Report a try of a checkpoint that has ended."""
 
 
 class LogReporter:
-    """One line for each, INFO if all is well.
+    """A reporter that logs one line for each try, at INFO if all is well.
 
     A formatter that writes JSON finds all facts in the record's attribute `checkpoint`.
     """
@@ -53,8 +55,10 @@ class LogReporter:
 
 
 class CheckpointStatisticsTracker(CheckpointListener):
-    """Follows one coordinator, tells the reporters about every try that has ended, and knows what
-    is under way."""
+    """A listener that makes the statistics of one coordinator.
+
+    It passes every try that has ended to the reporters, and knows what is under way.
+    """
 
     def __init__(self, job: str, clock: Clock, sinks: Sequence[str] = ()) -> None:
         self.job = job
@@ -62,28 +66,32 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.sinks = tuple(sinks)
         self.reporters: list[Reporter] = [LogReporter()]
         self.on_storage_call: list[Callable[[str, float], None]] = []
-        """Called from any thread with the name of each call of checkpoint storage (put, get, list,
-        delete), and its seconds."""
+        """Functions to call at each call of checkpoint storage, from any thread.
+
+        They get the name of the call (put, get, list, delete), and its seconds.
+        """
         self.generation = 0
         self.exactly_once: bool | None = None
-        """None as long as it is not known."""
+        """Whether the job is exactly-once; None as long as that is not known."""
         self.weaknesses: tuple[str, ...] = ()
-        """Why it is not."""
+        """The reasons why the job is not exactly-once."""
         self.verified_at = 0
-        """When the driver compared its books last, in milliseconds since the epoch; 0: not yet."""
+        """The time of the last row-count check, in milliseconds since the epoch; 0: not yet."""
         self.balance: Balance | None = None
-        """What it found."""
+        """The result of the last row-count check."""
         self.newest: CheckpointStatistics | None = None
-        """The newest that is all visible."""
+        """The newest checkpoint that is completely visible."""
         self.restored: CheckpointStatistics | None = None
-        """What the last start has committed again; nobody can tell whether all of it was visible
-        before."""
+        """The checkpoint that the last start has committed again.
+
+        Nobody can tell whether all of it was visible before.
+        """
         self.in_doubt: Counter[str] = Counter()
-        """Transactions that are decided and not known to be visible, by sink."""
+        """The number of transactions that are decided and not known to be visible, by sink."""
         self.rows: Counter[str] = Counter()
-        """By sink, of the checkpoints that this driver has seen from pre-commit to visible."""
+        """The rows by sink, of the checkpoints that this driver saw from pre-commit to visible."""
         self.first = -1
-        """The first of them."""
+        """The first of these checkpoints."""
         self._current: CheckpointStatistics | None = None
         self._started = self._step_ended = self._decided = 0.0
         self._is_recovering = False
@@ -93,18 +101,20 @@ class CheckpointStatisticsTracker(CheckpointListener):
 
     @property
     def in_doubt_seconds(self) -> float:
-        """How long what is in doubt has been decided."""
+        """Return how long the transactions in doubt have been decided."""
         return self._clock.monotonic() - self._decided if self.in_doubt else 0.0
 
     @property
     def under_way_seconds(self) -> float:
-        """How long the current checkpoint has been under way; 0 between two."""
+        """Return how long the current checkpoint has been under way; 0 between two checkpoints."""
         return self._clock.monotonic() - self._started if self._current else 0.0
 
     def activity(self, seconds: float) -> dict[str, Any]:
-        """What a sign of life tells beside the tries that have ended: the current one and what is
-        in doubt, each once it has lasted so many seconds, and the first difference of the row
-        counts. JSON values."""
+        """Return what a heartbeat tells beside the tries that have ended, as JSON values.
+
+        This is the current try and what is in doubt, each once it has lasted for `seconds`, and the
+        first difference of the row counts.
+        """
         activity: dict[str, Any] = {}
         current = self._current
         since_when = self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
@@ -128,12 +138,15 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 logger.exception("%r could not report a call of storage", report)
 
     def guaranteed(self, weaknesses: Sequence[str], *, complete: bool = True) -> None:
-        """Why it is not exactly-once; nothing if it is, or if not everything was asked yet."""
+        """Note why the job is not exactly-once.
+
+        There are no `weaknesses` if it is, or if not everything was asked yet (not `complete`).
+        """
         self.exactly_once = not weaknesses if weaknesses or complete else None
         self.weaknesses = tuple(weaknesses)
 
     def verified(self, balance: Balance) -> None:
-        """The books were compared; from any thread."""
+        """Note the result of a row-count check. Called from any thread."""
         if balance.findings and balance.findings != (self.balance and self.balance.findings):
             warning = "job %s: row counts differ: %s. `coordinator verify` shows each checkpoint"
             logger.warning(warning, self.job, "; ".join(balance.findings))
@@ -164,7 +177,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.GUARANTEED:
             self.guaranteed(facts["weaknesses"])
         elif step is Step.TRIGGERED:
-            # of the one before, which was committed again after a failed try
+            # What was in doubt is of the checkpoint before, which was committed again after a
+            # failed try.
             self.in_doubt = Counter()
             self._begin(checkpoint_id, facts["offsets"])
         else:
@@ -174,8 +188,11 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 self._go_on(self._current, step, checkpoint_id, facts)
 
     def _begins_late(self, step: Step) -> bool:
-        """A replay of a checkpoint that an earlier driver completed; or a start that was refused
-        before its claim."""
+        """Tell whether a try begins with this step.
+
+        That is a replay of a checkpoint that an earlier driver completed, or a start that was
+        refused before its claim.
+        """
         return step is Step.REPLAYING or (step is Step.HALTED and not self.generation)
 
     def _decide(self, transactions: Mapping[str, int]) -> None:
@@ -234,7 +251,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._end(Status.COMPLETED)
         elif step in (Step.FAILED, Step.HALTED):
             self._failed_tries += 1
-            # a start has none
+            # A start has no checkpoint id.
             current.checkpoint_id = asked if current.checkpoint_id < 0 else current.checkpoint_id
             current.error = reason(facts["error"])
             self._end(
@@ -279,7 +296,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 logger.exception("%r could not report checkpoint %d", reporter, ended.checkpoint_id)
 
     def totals(self) -> str:
-        """What has been written since this object was made, for a person."""
+        """Describe what has been written since this object was made, for a person."""
         if self.first < 0 or self.newest is None:
             return "wrote no checkpoint"
         text = (

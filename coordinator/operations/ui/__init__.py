@@ -1,4 +1,4 @@
-"""The web page of a job: what the statistics, checkpoint storage and the sinks tell people.
+"""The web page of a job, with what the statistics, checkpoint storage and the sinks tell.
 
-Served by `coordinator ui`, also when no driver runs.
+`coordinator ui` serves it, even when no driver runs.
 """

@@ -1,4 +1,4 @@
-"""What the pages show, from the statistics, checkpoint storage and the sinks.
+"""The content of the pages, from the statistics, checkpoint storage and the sinks.
 
 Nothing here changes anything.
 """
@@ -43,20 +43,25 @@ from sinks.transaction import Committable
 logger = get_logger("coordinator.ui")
 
 _PATIENCE = 5.0
-"""Seconds that a page waits for an answer, from when it was asked for."""
+"""Seconds that a page waits for an answer, from the time of the question."""
 
 
 @dataclass(frozen=True)
 class ReadResult:
-    """The value that was read for a page, and the trouble: why the value is missing or
-    incomplete."""
+    """The value that was read for a page, and the trouble.
+
+    The trouble says why the value is missing or incomplete.
+    """
 
     value: Any = None
     trouble: str = ""
 
 
 class Notice(NamedTuple):
-    """Something that a person should see. `level`: bad or warn; `page`: where there is more."""
+    """A sentence that a person should see.
+
+    `level` is bad or warn, and `page` is where there is more about it.
+    """
 
     level: str
     text: str
@@ -64,7 +69,7 @@ class Notice(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One of a waterfall; `begin` and `width` in thousandths of the whole."""
+    """One bar of a waterfall, with `begin` and `width` in thousandths of the whole."""
 
     phase: str
     sink: str
@@ -74,7 +79,7 @@ class Bar(NamedTuple):
 
 
 def _cached_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., ReadResult]]:
-    """Decorate a method that reads: its `ReadResult` is kept for `seconds`.
+    """Decorate a method that reads, so that its `ReadResult` is kept for `seconds`.
 
     One thread at a time reads, so that many viewers cost no more than one, and a slow answer stops
     no other page: a viewer who would wait too long gets the previous result. The method gets a
@@ -94,7 +99,7 @@ def _cached_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., 
 
 
 class JobView:
-    """Of one job, for one page."""
+    """Everything that the pages show of one job."""
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
         self.job = coordinator.job
@@ -108,7 +113,7 @@ class JobView:
 
     @property
     def store(self) -> JobStore:
-        """Of its own: one in use follows the lineage of what was claimed last."""
+        """Return a new store, because a store in use follows the lineage of its newest claim."""
         return JobStore(self.storage, self.job)
 
     # ------------------------------------------------------------------ results that are kept
@@ -164,7 +169,10 @@ class JobView:
 
     @_cached_for(5)
     def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
-        """Its committables, with the round of each, as long as the record is retained."""
+        """List the committables of a checkpoint, each with its round.
+
+        There are none once the record is no longer retained.
+        """
         complete = self.store.find(checkpoint_id)
         rounds = complete.rounds if complete else ()
         return [
@@ -182,7 +190,7 @@ class JobView:
 
     @_cached_for(30)
     def jobs(self, _: list[str]) -> list[str]:
-        """All that the storage holds."""
+        """List all jobs in the storage."""
         return jobs_in(self.storage)
 
     @_cached_for(30)
@@ -190,7 +198,7 @@ class JobView:
         return [loss for record in self.store.losses(bad) for loss in record.accepted]
 
     def guarantee(self) -> tuple[Guarantee, str]:
-        """The guarantee, and whose word it is."""
+        """Return the guarantee, and a sentence on who computed it."""
         if tries := self.tries().value:
             known = tries[0].exactly_once or bool(tries[0].reasons)
             return Guarantee(
@@ -203,12 +211,14 @@ class JobView:
 
     @_cached_for(30)
     def _guarantee(self, _: list[str]) -> Guarantee:
-        """The guarantee before the first batch, also of a job that requires more than it can
-        have."""
+        """Compute the guarantee before the first batch.
+
+        This works even for a job that requires more than it can have.
+        """
         return compute_guarantee(self.job, replace(self.config, require=None), self.storage, {})
 
     def notices(self) -> list[Notice]:
-        """What is wrong, the worst first."""
+        """List what is wrong, the worst first."""
         said: list[Notice] = []
         tries = self.tries()
         latest = next(iter(tries.value), None)
@@ -246,7 +256,7 @@ class JobView:
         return [Notice("warn", of_driver(driver)), *self._left_behind()]
 
     def _left_behind(self) -> list[Notice]:
-        """By a driver that does not run, in the systems of the sinks."""
+        """List what a driver that no longer runs has left behind in the sinks' systems."""
         answer = self.in_doubt()
         if answer.trouble:
             return [
@@ -277,16 +287,16 @@ class JobView:
 
     @_cached_for(30)
     def balance(self, _: list[str]) -> Balance:
-        """Records beside the systems' own ledgers: no table and no topic is read."""
+        """Compare the records with the systems' own ledgers. No table and no topic is read."""
         with self._asked() as sinks:
             retained = self.config.retained_checkpoints
             return take_balance(self.store, sinks, quick=True, retained=retained, last=LOOKED_AT)
 
     @contextmanager
     def _asked(self) -> Iterator[dict[str, Sink]]:
-        """Copies of the sinks, since two pages may ask at once.
+        """Yield copies of the sinks, since two pages may ask at once.
 
-        Their systems have some seconds to answer, from now.
+        From then on, the sinks' systems have some seconds to answer.
         """
         copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
         try:
@@ -300,7 +310,7 @@ class JobView:
 
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[tuple[str, str, bool]]:
-        """Name, value, and whether it is the default."""
+        """List the settings: name, value, and whether the value is the default."""
         settings = []
         for each in fields(CheckpointConfig):
             value = self.storage.uri if each.name == "storage" else getattr(self.config, each.name)
@@ -312,7 +322,10 @@ class JobView:
         return settings
 
     def how_sinks_write(self) -> dict[str, str]:
-        """Of those that tell, by the transactions of the newest checkpoint."""
+        """Describe how each sink writes, by the transactions of the newest checkpoint.
+
+        Sinks that do not tell are left out.
+        """
         newest: CompletedCheckpoint | None = self.newest().value
         written = (
             {each.sink: each.transaction for each in newest.committables.values()} if newest else {}
@@ -327,14 +340,16 @@ class JobView:
 
 # ---------------------------------------------------------------------- of one or several tries
 def key_of(statistics: CheckpointStatistics) -> str:
-    """Its place in addresses."""
+    """Return the part of a page's address that names a try."""
     attempt = f"{statistics.checkpoint_id}.{statistics.attempt}"
     return f"{statistics.generation}.{attempt}.{statistics.triggered_at}"
 
 
 def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
-    """Of the completed ones of `tries`, newest first, of the newest driver: rows a second, and
-    seconds from one's end to the next's."""
+    """Return the rows per second, and the seconds from one checkpoint's end to the next.
+
+    Only the completed ones of `tries` (newest first) of the newest driver count.
+    """
     completed = [
         each
         for each in tries
@@ -348,7 +363,7 @@ def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
 
 
 def waterfall(statistics: CheckpointStatistics) -> list[Bar]:
-    """Its phases, one after another; of several sinks each one's part."""
+    """Return a bar for each phase, one after another, and one for each of several sinks in it."""
     whole = max(statistics.duration, sum(statistics.phases.values()), 1e-9)
     bars = []
     at = 0.0

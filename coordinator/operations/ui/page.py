@@ -1,6 +1,6 @@
-"""The page itself: a Flask application, each address a template over `JobView`.
+"""The web page itself: a Flask application, where each address is a template over `JobView`.
 
-Nothing can be done by it.
+Nothing can be changed by it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ TABS = {
     "configuration": "Configuration",
     "jobs": "All jobs",
 }
-"""By path."""
+"""The titles of the tabs, by path."""
 
 _HOSTS = ["127.0.0.1", "localhost"]
-"""What browsers may call this machine: a name that somebody else has led here (DNS rebinding) is
-refused."""
+"""The names by which browsers may call this machine.
+
+A name that somebody else has led here (DNS rebinding) is refused.
+"""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
@@ -66,7 +68,10 @@ _ON_A_PAGE = 50
 
 
 def page_of(view: JobView, job_file: str = "FILE") -> Flask:
-    """`job_file` is what commands name the job by."""
+    """Make the application for one job.
+
+    `job_file` is the name of the job in commands.
+    """
     app = Flask("coordinator.operations.ui")
     app.config["TRUSTED_HOSTS"] = _HOSTS
     app.jinja_env.undefined = StrictUndefined
@@ -125,7 +130,7 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
 
 
 def _paged(view: JobView, query: Mapping[str, str]) -> dict[str, Any]:
-    """What of the history is on the page that is asked for."""
+    """Return the part of the history that is on the requested page."""
     wanted = query.get("status", "")
     tries = [each for each in view.tries().value if wanted in ("", each.status.value)]
     pages = max(1, -(-len(tries) // _ON_A_PAGE))
@@ -150,7 +155,7 @@ def _rate(rows: float) -> str:
 
 
 def _pretty(text: str) -> str:
-    """JSON over several lines; what is none, as it is."""
+    """Format JSON over several lines, and return any other text as it is."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
