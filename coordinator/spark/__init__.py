@@ -1,1 +1,1 @@
-"""What knows Spark: its batches, classic and Connect, and its checkpointLocation."""
+"""The part that knows Spark: its batches, classic and Connect, and its checkpointLocation."""

@@ -1,5 +1,7 @@
-"""One micro-batch as Spark hands it to foreachBatch in a classic session, and how sinks are run
-over its rows."""
+"""One micro-batch as Spark hands it to foreachBatch in a classic session.
+
+This module runs the sinks over the rows of the batch.
+"""
 
 from __future__ import annotations
 
@@ -47,29 +49,34 @@ if TYPE_CHECKING:
 MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = "2147483647"
-"""With this limit, and no other, Spark does not sum up the size of the record batch before each
-row, which takes longer than all else on the way into Python
-(`BatchedPythonArrowInput.writeSizedBatch`, 4.0 to 4.3)."""
+"""The limit that stands for no limit.
+
+Only with this value does Spark not sum up the size of the record batch before each row, which takes
+longer than everything else on the way into Python (`BatchedPythonArrowInput.writeSizedBatch`, 4.0
+to 4.3).
+"""
 SMALL_BATCH = 16 * 2**20
-"""Spark's limit is lifted if a record batch of its largest number of rows has at most so many
-bytes: a quarter of the limit, since rows may grow."""
+"""The size in bytes up to which a record batch counts as small.
+
+Spark's limit is lifted if a record batch of its largest number of rows is small. This is a quarter
+of the limit, since rows may grow.
+"""
 FEW_ROWS = 10_000
-"""After a batch of fewer rows the limit stays: to lift it would cost more than it saves."""
+"""The number of rows up to which the limit stays: lifting it would cost more than it saves."""
 
 _DESCRIPTION = "spark.job.description"
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
 _NO_ID = "A" * 22
-"""What Kafka answers for a topic without an id."""
+"""The id that Kafka answers for a topic without an id."""
 
 
 def filter_py4j_log() -> None:
     """Keep the stacks of this library's errors out of the logger `py4j.clientserver`.
 
-    To call it again changes nothing.
-
     Py4J logs the stack of everything that leaves foreachBatch, even if that only tells Spark of a
     clean stop. Errors of this library stop the query with their text, which Spark logs and raises.
-    The coordinator calls this with the first batch, and no import does it.
+    The coordinator calls this with the first batch, and no import does it. Calling it again changes
+    nothing.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
 
@@ -79,15 +86,19 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class RowTransfer:
-    """The way of one query's rows into Python: without Spark's limit of bytes where the batch
-    before had small rows."""
+    """The transfer of one query's rows into Python.
+
+    It lifts Spark's limit of bytes if the batch before had small rows.
+    """
 
     def __init__(self) -> None:
         self.execution: StreamExecution | None = None
-        """That of the batch before, in a classic session."""
+        """The StreamExecution of the batch before, in a classic session."""
         self.row_size: float | None = None
-        """Bytes of a row of the batch before, on average, in the sink with the largest; None if it
-        had few rows, or failed."""
+        """The average size of a row of the batch before, in bytes, in the sink with the largest.
+
+        None if that batch had few rows, or failed.
+        """
 
     @contextmanager
     def limited(self, session: SparkSession, may_lift: Callable[[], bool]) -> Iterator[None]:
@@ -100,7 +111,7 @@ class RowTransfer:
             yield
 
     def note(self, acks: Sequence[Ack]) -> None:
-        """What its tasks have written."""
+        """Note the size of the rows that the batch's tasks have written."""
         written = Acks(acks)
         bytes = written.bytes
         rows = written.rows
@@ -109,7 +120,10 @@ class RowTransfer:
 
 
 def _are_small(session: SparkSession, row_size: float) -> bool:
-    """Whether a record batch stays small without the limit. Never where users have set it."""
+    """Tell whether a record batch stays small without the limit.
+
+    This is never so where users have set the limit.
+    """
     records = int(session.conf.get(MAX_RECORDS) or 0)
     return (
         records > 0
@@ -119,13 +133,11 @@ def _are_small(session: SparkSession, row_size: float) -> bool:
 
 
 class SparkBatch(MicroBatch):
-    """A batch of a streaming query.
+    """A batch of a streaming query in a classic session.
 
-    A sink is run over its DataFrame by `map_in_arrow`.
-
-    The query is found through the local properties that Spark's stream execution sets on its
-    thread; offsets are read from its offset log in the checkpointLocation, where Spark has written
-    them before it calls foreachBatch.
+    A sink is run over its DataFrame by `map_in_arrow`. The query is found through the local
+    properties that Spark's stream execution sets on its thread. Offsets are read from its offset
+    log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
     """
 
     row_hash = ROW_HASH
@@ -134,16 +146,19 @@ class SparkBatch(MicroBatch):
     def __init__(
         self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False
     ) -> None:
-        """`shared`: several sinks write the batch, so its rows are cached, in a replay, too: a
-        cache can change the number of partitions. `transfer`: the same object for all batches of
-        the run."""
+        """Find the query that calls, and read the facts of the batch.
+
+        `shared` means that several sinks write the batch, so its rows are cached. They are cached
+        in a replay, too, because a cache can change the number of partitions. `transfer` is the
+        same object for all batches of the run.
+        """
         self._df = df
         self._transfer = transfer
         self._shared = shared
         self._find_query(batch_id)
 
     def _find_query(self, batch_id: int) -> None:
-        """Sets `facts`, `run_id` and `location`."""
+        """Set `facts`, `run_id` and `location`."""
         execution = StreamExecution.calling(self._df.sparkSession, self._transfer.execution)
         if execution is None:
             raise CheckpointError(
@@ -164,7 +179,7 @@ class SparkBatch(MicroBatch):
             if self.active:
                 raise
             self.raise_stopped()
-        # a rename without overwrite may not be atomic
+        # Two drivers may write the same file, where a rename without overwrite is not atomic.
         if self.facts.planned_at not in (0, execution.planned_at):
             raise Superseded(
                 f"offsets/{batch_id} in {self.location} is of another driver, which has planned "
@@ -207,7 +222,8 @@ class SparkBatch(MicroBatch):
                 return self._side_by_side(
                     [partial(_collect, self._df, task, ended) for task in tasks.values()]
                 )
-            # otherwise two executors may compute a partition, each for a sink, with other rows
+            # This fills the cache. Otherwise two executors may compute a partition, each for
+            # another sink, and get different rows.
             if len(tasks) > 1:
                 self.rows = self._df.count()
             hashed = {
@@ -240,8 +256,10 @@ class SparkBatch(MicroBatch):
         return _persisted(self._df) if self._shared else nullcontext()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        """Whether nobody else's rows go into Python in these jobs, in record batches under the same
-        limit (ArrowEvalPython, MapInPandas, FlatMapGroupsInPandas, TransformWithStateInPySpark, …).
+        """Tell whether only the sinks' tasks get rows in record batches in these jobs.
+
+        The same limit would hold for the user's Python functions (ArrowEvalPython, MapInPandas,
+        FlatMapGroupsInPandas, TransformWithStateInPySpark, …).
         """
         if self._execution.runs_python is None:
             plans = [self._execution.executed_plan]
@@ -257,14 +275,17 @@ class SparkBatch(MicroBatch):
         ]
 
     def _thread(self, **options: Any) -> Thread:
-        """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
+        """Make a thread whose Spark jobs are canceled with those of the thread that starts it."""
         from pyspark import InheritableThread
 
         return InheritableThread(**options)
 
     @contextmanager
     def _tagged(self, doing: str) -> Iterator[None]:
-        """`cancel` reaches the Spark jobs that this thread begins. `doing`: for Spark's UI."""
+        """Tag the Spark jobs that this thread begins in the block, so that `cancel` reaches them.
+
+        `doing` is what Spark's UI shows of them.
+        """
         context = self._df.sparkSession.sparkContext
         of_batch = context.getLocalProperty(_DESCRIPTION) or ""
         context.addJobTag(self._job_tag)
@@ -297,7 +318,7 @@ class SparkBatch(MicroBatch):
             return all(
                 self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES
             )
-        except Exception:  # this Spark does not know them
+        except Exception:  # this Spark has no such settings
             return False
 
     def topic_ids(self) -> TopicIds:
@@ -309,7 +330,7 @@ class SparkBatch(MicroBatch):
         ]
 
     def _ids(self, source: int, offsets: str) -> dict[str, str]:
-        # Spark's second format, since 4.2, has the source's name before it
+        # In Spark's second format, since 4.2, the source's name stands before the JSON.
         _, brace, topics = offsets.partition("{")
         ids = self._execution.topic_ids(source, json.loads(brace + topics or "{}"))
         if _NO_ID in ids.values():
@@ -318,7 +339,7 @@ class SparkBatch(MicroBatch):
 
 
 def runs_python(plan: str) -> bool:
-    """Whether a physical plan hands rows to Python in record batches."""
+    """Tell whether a physical plan hands rows to Python in record batches."""
     return re.search(r"Arrow|Pandas|PySpark", plan) is not None
 
 
@@ -337,7 +358,10 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
 
 @cache
 def _ack_schema() -> StructType:
-    """Made once: a schema as text would cost three calls into the JVM each time."""
+    """Return the schema of acks.
+
+    It is made once, because a schema as text would cost three calls into the JVM each time.
+    """
     from pyspark.sql.types import StringType, StructType
 
     return StructType().add("ack", StringType())
@@ -345,10 +369,13 @@ def _ack_schema() -> StructType:
 
 @contextmanager
 def _persisted(df: DataFrame) -> Iterator[None]:
-    """In the block `df` is cached, and read from the cache as rows: Spark 4.2.0 was reported to
-    hang where a Python UDF reads columns from there."""
+    """Cache `df` in the block.
+
+    It is read from the cache as rows, because Spark 4.2.0 was reported to hang where a Python UDF
+    reads columns from there.
+    """
     with setting(df.sparkSession, _COLUMNAR, "false"):
-        # by the user, who may want to read it afterwards
+        # The user has cached it, and may want to read it afterwards.
         if df.storageLevel.useMemory or df.storageLevel.useDisk:
             yield
             return
@@ -361,10 +388,10 @@ def _persisted(df: DataFrame) -> Iterator[None]:
 
 @contextmanager
 def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
-    """`value` in the block, then what was there before.
+    """Set `value` in the block, and restore the earlier value after it.
 
-    The session keeps that too: with Spark Connect (up to 4.2) it is the user's own, and outlives a
-    worker that is killed in the block.
+    The session keeps the earlier value too, because with Spark Connect (up to 4.2) the session is
+    the user's own, and outlives a worker that is killed in the block.
     """
     conf = session.conf
     saved = f"spark.coordinator.before.{key}"

@@ -1,5 +1,7 @@
-"""Spark's checkpointLocation, file by file: in a local directory, or in any file system that Hadoop
-knows."""
+"""Spark's checkpointLocation, file by file.
+
+It is in a local directory, or in any file system that Hadoop knows.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ _PIECE = 1 << 20
 
 
 def open_location(uri: str) -> CheckpointLocation:
-    """A path or `file:` URI is read and written here, any other through the JVM of the Spark
-    session. As in Spark, nothing in a URI is escaped: `%20` is no space."""
+    """Open a checkpointLocation.
+
+    A path or `file:` URI is read and written here, any other URI through the JVM of the Spark
+    session. As in Spark, nothing in a URI is escaped: `%20` is no space.
+    """
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", uri)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
         return _HadoopDirectory(uri)
@@ -29,10 +34,11 @@ def open_location(uri: str) -> CheckpointLocation:
 
 
 class _Directory:
-    """Paths are relative to it, with '/' between their parts.
+    """A checkpointLocation in a local directory.
 
-    What is hidden (a dot before the name: temporary files, the checksums of Hadoop's local file
-    system, folders of other programs) is passed over.
+    Paths are relative to it, with '/' between their parts. Hidden files and folders (a dot before
+    the name: temporary files, the checksums of Hadoop's local file system, folders of other
+    programs) are passed over.
     """
 
     def __init__(self, root: Path) -> None:
@@ -40,9 +46,9 @@ class _Directory:
         self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
-        """The paths of all files, sorted; none if there is no such directory.
+        """List the paths of all files, sorted; none if there is no such directory.
 
-        May miss what vanishes meanwhile.
+        The list may lack files that vanish meanwhile.
         """
         paths = []
         for folder, inner, names in os.walk(self._root, onerror=_require_listed):
@@ -55,15 +61,15 @@ class _Directory:
         return (self._root / path).exists()
 
     def read(self, path: str) -> Iterator[bytes]:
-        """The content of a file, in pieces. Raises FileNotFoundError."""
+        """Yield the content of a file, in pieces. Raises FileNotFoundError."""
         with (self._root / path).open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Put a file there, durably and as a whole, in place of one of that name.
+        """Put a file there, durably and as a whole, in place of a file of that name.
 
-        One writer at a time; what it leaves when it is killed goes with the next write.
+        Only one writer may run at a time. What a killed writer leaves is removed by the next write.
         """
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +97,7 @@ class _Directory:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Makes OSErrors of the JVM's exceptions."""
+    """Turn the JVM's exceptions in the block into OSErrors."""
     from py4j.protocol import Py4JJavaError
 
     try:
@@ -107,13 +113,17 @@ def _os_errors() -> Iterator[None]:
 
 
 def _require_listed(error: OSError) -> None:
-    """What is gone meanwhile has nothing to save, nor what a file system has at its root."""
+    """Raise the error of a folder that cannot be listed, unless there is nothing to save in it.
+
+    There is nothing in a folder that is gone meanwhile, nor in `lost+found`, which a file system
+    has at its root.
+    """
     if not isinstance(error, FileNotFoundError) and Path(error.filename).name != "lost+found":
         raise error
 
 
 class _HadoopDirectory:
-    """The same in a file system of Hadoop."""
+    """A checkpointLocation in a file system of Hadoop."""
 
     def __init__(self, uri: str) -> None:
         from pyspark.errors import PySparkException
@@ -172,15 +182,19 @@ CheckpointLocation: TypeAlias = _Directory | _HadoopDirectory
 
 
 def newest_commit(files: Iterable[str]) -> int:
-    """The newest batch that Spark takes for done, -1 if there is none, by the `files` of a
-    checkpointLocation."""
+    """Return the newest batch that Spark considers finished, -1 if there is none.
+
+    `files` are those of a checkpointLocation.
+    """
     commits = (file.removeprefix("commits/") for file in files)
     return max((int(number) for number in commits if number.isdecimal()), default=-1)
 
 
 def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
-    """From a file of Spark's offset log: its version, the batch's time and settings, and the
-    sources' offsets, a line each."""
+    """Parse a file of Spark's offset log.
+
+    Its lines are its version, the batch's time and settings, and the offsets of each source.
+    """
     _, settings, *offsets = log.split("\n")
     planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0)
     return BatchFacts(batch_id, query_id, tuple(offsets), planned_at)

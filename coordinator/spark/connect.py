@@ -1,4 +1,4 @@
-"""Spark Connect: the coordinator travels to the server, and there finds out about its batches.
+"""Spark Connect, where the coordinator travels to the server, and learns about its batches there.
 
 The server starts a Python worker for each start of a query, unpickles the coordinator in it, and
 calls it there. The worker has a Connect session to its own server, and no JVM, no SparkContext, no
@@ -34,16 +34,18 @@ Coordinator = TypeVar("Coordinator")
 
 
 _home: SparkSession | None = None
-"""In the server's worker: the session that started the query. Since Spark 4.3 batches belong to a
-copy of it, which knows of no query."""
+"""The session that started the query, in the server's worker.
+
+Since Spark 4.3, batches belong to a copy of this session, which knows of no query.
+"""
 
 
 def batch_of(
     df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool
 ) -> SparkBatch:
-    """The batch, in the kind of session that this process has.
+    """Return the batch, in the kind of session that this process has.
 
-    `location`: the query's checkpointLocation.
+    `location` is the query's checkpointLocation.
     """
     from pyspark.sql import is_remote
 
@@ -53,12 +55,12 @@ def batch_of(
 
 
 class ConnectBatch(SparkBatch):
-    """A batch of a streaming query of a Spark Connect session, in the server's worker for
-    foreachBatch.
+    """A batch of a streaming query of a Spark Connect session.
 
-    The query is the one whose id is in the checkpointLocation's `metadata`; offsets are read from
-    its offset log, where Spark has written them before it calls foreachBatch. Spark reads both, so
-    any file system of the server will do. Its jobs carry the query's run id as a tag.
+    It lives in the server's worker for foreachBatch. The query is the one whose id is in the
+    checkpointLocation's `metadata`. Offsets are read from its offset log, where Spark has written
+    them before it calls foreachBatch. Spark reads both, so any file system of the server will do.
+    Its jobs carry the query's run id as a tag.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class ConnectBatch(SparkBatch):
 
         try:
             return bool(_read(self._df.sparkSession, self.location, f"commits/{checkpoint_id}"))
-        except AnalysisException:  # there is no such file
+        except AnalysisException:  # no such file exists
             return False
 
     @property
@@ -140,7 +142,7 @@ class ConnectBatch(SparkBatch):
         return ()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
+        # Before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it.
         return False
 
     @contextmanager
@@ -166,8 +168,10 @@ _NOT_THE_LOCATION = (
 
 
 def _read(session: SparkSession, location: str, *files: str) -> list[str]:
-    """The texts of files in a folder that the server can reach; its name may hold what Spark takes
-    for a pattern."""
+    """Read files of a folder that the server can reach, as text.
+
+    The folder's name may hold characters that Spark treats as a pattern, so they are escaped.
+    """
     folder = re.sub(r"([\\*?\[\]{}])", r"\\\1", location.rstrip("/"))
     paths = [f"{folder}/{file}" for file in files]
     rows = session.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
@@ -182,9 +186,10 @@ def _single_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 # ---------------------------------------------------------------------- the way to the server
 def reduced(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments.
+    """Return what a coordinator's `__reduce__` answers, so that it is recreated from its arguments.
 
-    Transforms travel beside their sinks, whose own pickle leaves them out, since tasks do without.
+    Transforms travel beside their sinks, whose own pickle leaves transforms out, since tasks do not
+    need them.
     """
     return _rebuilt, (kind, arguments, [sink.transform for sink in arguments[1]])
 

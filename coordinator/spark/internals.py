@@ -1,10 +1,10 @@
-"""What is used of Spark without being its public API, all of it here, with the versions it was read
-in.
+"""All parts of Spark that are used without being its public API.
 
-Where Spark has changed it, `UnsupportedSpark` says what, in place of an AttributeError.
-`tests/spark/test_internals.py` asks each version of `make test-matrix` for every part, and sees
-that no other module uses such a part: but for `sinks.testing`, which sends jobs to processes by
-`pyspark.cloudpickle`, a copy of the package of that name.
+`READ_IN` has the versions of Spark in which they were read. If Spark has changed a part,
+`UnsupportedSpark` says which one, in place of an AttributeError. `tests/spark/test_internals.py`
+asks each version of `make test-matrix` for every part, and checks that no other module uses such a
+part. The exception is `sinks.testing`, which sends jobs to processes by `pyspark.cloudpickle`, a
+copy of the package of that name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 READ_IN = "4.0.5, 4.1.4, 4.2.0, 4.2.1 and 4.3.0"
-"""Unless a function says otherwise."""
+"""The versions in which all parts were read, unless a function says otherwise."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function that uses `what` of Spark."""
+    """Decorate a function that uses `what` of Spark."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -55,9 +55,9 @@ def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _says_gone(error: Exception) -> bool:
-    """Python, or Py4J for the JVM, knows no such name, or no such parameter.
+    """Tell whether Python, or Py4J for the JVM, knows no such name, or no such parameter.
 
-    A package of Py4J's is whatever is no class: calling it is a TypeError.
+    Py4J treats every name that is no class as a package, and calling a package is a TypeError.
     """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
@@ -72,9 +72,9 @@ def _says_gone(error: Exception) -> bool:
 # --------------------------------------------------------------------- the JVM of a classic session
 @_internal("SparkContext._gateway")
 def gateway(session: SparkSession) -> Any:
-    """Py4J's gateway into the JVM.
+    """Return Py4J's gateway into the JVM.
 
-    Raises PySparkException if the session has none, as with Spark Connect.
+    Raises PySparkException if the session has no gateway, as with Spark Connect.
     """
     java = session.sparkContext._gateway
     if java is None:
@@ -84,13 +84,13 @@ def gateway(session: SparkSession) -> Any:
 
 @_internal("SparkSession._jsparkSession.sessionState().newHadoopConf()")
 def hadoop_conf(session: SparkSession) -> Any:
-    """Hadoop's Configuration with the settings of the session."""
+    """Return Hadoop's Configuration with the settings of the session."""
     return session._jsparkSession.sessionState().newHadoopConf()
 
 
 # --------------------------------------------------------- the streaming query of a classic session
 QUERY_ID = "sql.streaming.queryId"
-"""A local property that StreamExecution sets on the thread that calls foreachBatch."""
+"""The local property that StreamExecution sets on the thread that calls foreachBatch."""
 
 
 class StreamExecution:
@@ -107,10 +107,10 @@ class StreamExecution:
     def calling(
         cls, session: SparkSession, last: StreamExecution | None = None
     ) -> StreamExecution | None:
-        """The one that calls on this thread; None if there is none.
+        """Return the StreamExecution that calls on this thread; None if there is none.
 
-        `last`: the one of the batch before, which is answered again as long as it runs: a query has
-        one run at a time.
+        `last` is that of the batch before. It is returned again as long as it runs, because a query
+        has one run at a time.
         """
         query_id = session.sparkContext.getLocalProperty(QUERY_ID)
         if not query_id:
@@ -146,19 +146,19 @@ class StreamExecution:
     @property
     @_internal("StreamExecution.lastExecution().executedPlan()")
     def executed_plan(self) -> str:
-        """The physical plan of the batch under way, as foreachBatch gets it."""
+        """Return the physical plan of the current batch, as foreachBatch gets it."""
         return str(self._execution.lastExecution().executedPlan().toString())
 
     @property
     @_internal("StreamExecution.lastExecution().offsetSeqMetadata().batchTimestampMs()")
     def planned_at(self) -> int:
-        """When this driver has planned the batch under way, in milliseconds since the epoch."""
+        """Return when this driver planned the current batch, in milliseconds since the epoch."""
         return int(self._execution.lastExecution().offsetSeqMetadata().batchTimestampMs())
 
     @cached_property
     @_internal("StreamExecution.sources()")
     def sources(self) -> list[tuple[str, str]]:
-        """The class of each, without its package, and what it says of itself."""
+        """Return the class of each source, without its package, and its own description."""
         sources = self._execution.sources()
         streams = [sources.apply(i) for i in range(sources.size())]
         return [
@@ -167,10 +167,10 @@ class StreamExecution:
 
     @_internal("KafkaMicroBatchStream.kafkaOffsetReader().admin()")
     def topic_ids(self, source: int, topics: Collection[str]) -> dict[str, str]:
-        """As the brokers of a Kafka source, by its place among all, tell them.
+        """Ask the brokers of a Kafka source for the ids of topics.
 
-        Raises Py4JJavaError as Kafka does, as late as for any question of Spark's
-        (`kafka.default.api.timeout.ms`). Read in 4.2.0.
+        `source` is its place among all sources. Raises Py4JJavaError as Kafka does, as late as for
+        any question of Spark's (`kafka.default.api.timeout.ms`). Read in 4.2.0.
         """
         admin = self._execution.sources().apply(source).kafkaOffsetReader().admin()
         descriptions = admin.describeTopics(list(topics)).allTopicNames().get()
@@ -181,7 +181,10 @@ class StreamExecution:
         "deterministic()"
     )
     def is_deterministic(self, df: DataFrame) -> bool:
-        """The query's own plan, and what foreachBatch made of the batch: `df`."""
+        """Tell whether the plans are deterministic.
+
+        These are the query's own plan, and that of `df`, which foreachBatch made of the batch.
+        """
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         return all(bool(plan.deterministic()) for plan in plans)
 
@@ -190,8 +193,11 @@ class StreamExecution:
         "Aggregate.aggregateExpressions()"
     )
     def order_dependent(self, df: DataFrame) -> list[str]:
-        """What takes the rows that come first, in the query's own plan and in what foreachBatch
-        made of the batch."""
+        """List the functions whose result depends on which rows come first.
+
+        They are searched for in the query's own plan and in that of `df`, which foreachBatch made
+        of the batch.
+        """
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         nodes = [node for plan in plans for node in _nodes(plan)]
         functions = set()
@@ -209,7 +215,7 @@ _BY_ORDER = re.compile(r"(?<![\w.])(first|last|any_value|collect_list|collect_se
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """A logical plan's, from the top."""
+    """Yield the nodes of a logical plan, from the top."""
     yield plan
     children = plan.children()
     for i in range(children.size()):
@@ -220,9 +226,11 @@ INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
     "java.lang.InterruptedException: the query is being stopped"
 )
-"""Spark knows by its text that an error of foreachBatch comes of a stop, with a regular expression
-that overflows the stack on a long one, such as a stack trace of the JVM
-(StreamExecution.isInterruptionException, PROXY_ERROR)."""
+"""The text by which Spark knows that an error of foreachBatch comes from a stop.
+
+Spark uses a regular expression that overflows the stack on a long text, such as a stack trace of
+the JVM (StreamExecution.isInterruptionException, PROXY_ERROR).
+"""
 
 
 # ---------------------------------------------------------------------- Python packages
@@ -230,7 +238,10 @@ that overflows the stack on a long one, such as a stack trace of the JVM
     "pyspark.sql.pandas.utils.require_minimum_pandas_version, or require_minimum_pyarrow_version"
 )
 def minimum_versions() -> dict[str, Callable[[], None]]:
-    """By package, what raises ImportError where it is missing, or too old for this Spark."""
+    """Return functions that raise ImportError if a package is missing or too old for this Spark.
+
+    They are by the name of the package.
+    """
     from pyspark.sql.pandas import utils
 
     return {
@@ -241,7 +252,7 @@ def minimum_versions() -> dict[str, Callable[[], None]]:
 
 @_internal("pyspark.cloudpickle")
 def pickler() -> Callable[[object], bytes]:
-    """What Spark sends functions to its Python workers by."""
+    """Return the function by which Spark pickles functions for its Python workers."""
     from pyspark import cloudpickle
 
     return cloudpickle.dumps
@@ -250,23 +261,26 @@ def pickler() -> Callable[[object], bytes]:
 # ---------------------------------------------------------------------- DataFrames
 @_internal("DataFrame._jdf.queryExecution().toRdd()")
 def partition_count(df: DataFrame) -> int:
-    """Of the plan that is made now, so that it sees what is persisted. Classic sessions only."""
+    """Return the number of partitions of a plan, in a classic session.
+
+    The plan is made now, so that it sees what is persisted.
+    """
     return int(df.select("*")._jdf.queryExecution().toRdd().getNumPartitions())
 
 
 @_internal("DataFrame._jdf.queryExecution().executedPlan()")
 def executed_plan(df: DataFrame) -> str:
-    """As it would run now. Classic sessions only."""
+    """Return the physical plan of a DataFrame as it would run now, in a classic session."""
     return str(df._jdf.queryExecution().executedPlan().toString())
 
 
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
 def arrow_schema(df: DataFrame) -> pa.Schema:
-    """Of the record batches that a Python worker gets of `df`."""
+    """Return the schema of the record batches that a Python worker gets of `df`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options: Any = {}
-    # read in 4.2.0, 4.2.1 and 4.3.0
+    # This parameter was read in 4.2.0, 4.2.1 and 4.3.0.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         options["timezone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
     return to_arrow_schema(df.schema, **options)

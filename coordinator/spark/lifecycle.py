@@ -20,25 +20,31 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WORKER_GRACE_PERIOD = 2.0
-"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still
-pre-commit."""
+"""Seconds for Python workers to end after Spark has canceled their tasks.
+
+Until then a worker may still pre-commit.
+"""
 _BATCH_GRACE_PERIOD = 5.0
-"""Seconds that a stop waits for the end of the batch under way."""
+"""Seconds that a stop waits for the end of the current batch."""
 _IDLE_LOOKS = 3
-"""A stop goes ahead when it has seen no batch so many times in a row: once may be the gap between
-two batches."""
+"""The number of looks in a row that have to see no batch before a stop continues.
+
+A single look may hit the gap between two batches.
+"""
 
 
 @dataclass
 class _Calls:
-    """Those for one batch. The first one tells which rows it has."""
+    """The calls made for one batch; the first fixes its rows."""
 
     batch: MicroBatch
     failed: Exception | None
-    """Of the last call with these rows. Unless the calling function catches it, Spark fails the
-    query with it, and no other call comes."""
+    """The error of the last call with these rows.
+
+    Unless the calling function catches it, Spark fails the query with it, and no other call comes.
+    """
     refused: Exception | None = None
-    """Of a call with other rows."""
+    """The error of a call with other rows."""
 
     @property
     def error(self) -> Exception | None:
@@ -52,18 +58,24 @@ class _Calls:
 
 
 _CALLS: dict[tuple[str, str], _Calls] = {}
-"""By job and storage, the calls for the newest batch that have ended, of whichever coordinator of
-this process: a function may make another one for each part of a batch."""
+"""The calls for the newest batch that have ended, by job and storage.
+
+They may be of several coordinators of this process, because a function may make another coordinator
+for each part of a batch.
+"""
 
 
 class FairLock:
-    """Goes to the thread that has waited longest: what is asked for during a batch comes before the
-    next one, however soon that follows. A thread that has it may take it again."""
+    """A lock that goes to the thread that has waited longest.
+
+    So a request that comes during a batch is served before the next batch, however soon that
+    follows. A thread that has the lock may take it again.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[int] = deque()
-        """Ids of the threads that want the lock; the first has it."""
+        """The ids of the threads that want the lock. The first one has it."""
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -88,26 +100,29 @@ class FairLock:
 
 
 class QueryLifecycle:
-    """Stops and starts of one query at a time.
+    """The starts and stops of one query at a time.
 
-    A stop holds the next batch back, and waits for the one under way.
+    A stop holds the next batch back, and waits for the current one.
     """
 
     def __init__(self, job: str, storage_uri: str, clock: Clock, min_pause: float) -> None:
-        """`min_pause`: seconds from the end of a batch to the begin of the next."""
+        """Serve no query yet.
+
+        `min_pause` is the number of seconds from the end of a batch to the beginning of the next.
+        """
         self.started: StreamingQuery | None = None
-        """The query that `write_stream` started last, also if it has had no batch."""
+        """The query that `write_stream` started last, even if it has had no batch."""
         self.calling: Query | None = None
         """The query that last called the coordinator, whoever started it."""
         self.run_id: str | None = None
-        """Spark's id of its run: each batch brings another object for the query."""
+        """Spark's id of the query's run, because each batch brings another object for the query."""
         self.location: str | None = None
         self._job = job
         self._clock = clock
         self._min_pause = min_pause
         self._key = job, storage_uri
         self._thread: threading.Thread | None = None
-        """That of the last batch. Spark has one for each run of a query."""
+        """The thread of the last batch. Spark has one thread for each run of a query."""
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._idle = False
         self._query_id = ""
@@ -126,7 +141,7 @@ class QueryLifecycle:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the query runs, and its last batch was processed to its end."""
+        """Tell whether the query runs, and its last batch was processed to its end."""
         return self._idle and self.calling is not None and self.calling.isActive
 
     def notice_start_of(self, writer: DataStreamWriter) -> None:
@@ -153,8 +168,10 @@ class QueryLifecycle:
             self._clock.sleep(min(left, 0.2))
 
     def admit(self, batch: MicroBatch) -> None:
-        """Returns when the batch may begin; raises what counts as a clean stop if its query is
-        being stopped."""
+        """Return when the batch may begin.
+
+        If its query is being stopped, this raises what counts as a clean stop.
+        """
         self.calling = batch.query
         self.run_id = batch.run_id
         self.location = batch.location
@@ -175,7 +192,10 @@ class QueryLifecycle:
         self._ended(batch, None)
 
     def failed(self, batch: MicroBatch, error: Exception) -> None:
-        """The batch ended with an error; a stop of its query cuts it off in this way, too."""
+        """Note that the batch ended with an error.
+
+        A stop of its query cuts a batch off in this way, too.
+        """
         self._cut_off_at = self._clock.monotonic()
         calls = _CALLS.get(self._key)
         if not batch.active:
@@ -196,8 +216,10 @@ class QueryLifecycle:
 
     # ------------------------------------------------------ the function that calls the coordinator
     def require_one_query(self, batch: MicroBatch) -> None:
-        """Raise if another query runs that this object serves: the two would end each other's signs
-        of life."""
+        """Raise if this object serves another running query.
+
+        The two queries would end each other's heartbeat.
+        """
         if self.calling and self._query_id != batch.facts.query_id and self.calling.isActive:
             raise CheckpointError(
                 f"the coordinator of job {self._job!r} serves query {self._query_id}, which runs, "
@@ -206,13 +228,16 @@ class QueryLifecycle:
             )
 
     def _require_called_once(self, batch: MicroBatch) -> None:
-        """A second call for a batch does no harm if it has the same rows: it finds the checkpoint
-        complete, or tries again. Of other rows, either they or those of the first call would be
-        missing."""
+        """Raise if this is a second call for a batch, with other rows.
+
+        A second call does no harm if it has the same rows, because it finds the checkpoint
+        complete, or tries again. With other rows, either these rows or those of the first call
+        would be missing.
+        """
         calls = _CALLS.get(self._key)
         n = batch.facts.checkpoint_id
         if not calls or not calls.are_for(batch):
-            # the DataFrame would keep Spark from freeing what it was computed from
+            # The DataFrame would keep Spark from freeing what it was computed from.
             _CALLS.pop(self._key, None)
         elif not batch.same_rows(calls.batch):
             twice = (
@@ -232,8 +257,10 @@ class QueryLifecycle:
             )
 
     def close(self) -> None:
-        """Forget the calls of the last batch, unless its query runs: the function around may call
-        another object."""
+        """Forget the calls of the last batch, unless its query runs.
+
+        If the query runs, the function that calls the coordinator may call another object.
+        """
         with suppress(Exception):  # Spark is gone
             if self.calling and self.calling.isActive:
                 return
@@ -241,8 +268,10 @@ class QueryLifecycle:
             _CALLS.pop(self._key, None)
 
     def require_errors_passed_on(self, batch: MicroBatch) -> None:
-        """Raise if a call failed, and Spark goes on to another batch in the same run: somebody
-        caught the error."""
+        """Raise if a call failed, and Spark continues with another batch in the same run.
+
+        This means that somebody caught the error.
+        """
         calls = _CALLS.get(self._key)
         if (
             calls
@@ -254,7 +283,7 @@ class QueryLifecycle:
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """The error of the last batch, if the query ended as if there had been none."""
+        """Return the error of the last batch, if the query ended as if there had been none."""
         calls = _CALLS.get(self._key)
         if calls and calls.error and not calls.batch.query.exception():
             return self._swallowed(calls.batch, calls.error)
@@ -273,7 +302,7 @@ class QueryLifecycle:
 
     # ------------------------------------------------------------------ a stop
     def require_no_later_run(self, query: Query) -> None:
-        """Raise if `query` has ended, and was started again: to stop it would stop nothing."""
+        """Raise if `query` has ended and was started again, because a stop would stop nothing."""
         if not query.isActive and any(other.isActive for other in self.queries):
             raise CheckpointError(
                 f"this query of job {self._job!r} has ended, and another run of it is active, "
@@ -285,7 +314,7 @@ class QueryLifecycle:
         self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
 
     def hold(self) -> None:
-        """No further batch begins until `stop` has ended."""
+        """Keep further batches from beginning until `stop` has ended."""
         self._stopping = True
 
     def stop(self, query: Query) -> None:
@@ -307,7 +336,7 @@ class QueryLifecycle:
             self._stopping = False
 
     def _is_busy(self, query: Query) -> bool:
-        """Whether a batch is under way that is not held back here."""
+        """Tell whether a batch is under way that is not held back here."""
         if not self.queries or self._held_back or not query.isActive:
             return False
         return bool(query.status["isTriggerActive"])

@@ -1,5 +1,4 @@
-"""What has to be there before a query starts: Spark's packages on the driver, the sinks in its
-Python workers."""
+"""The checks before a query starts: Spark's packages on the driver, the sinks in its workers."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ UNIX_SOCKETS_SINCE = (4, 1)
 
 
 def package_problems() -> Iterator[tuple[str, str]]:
-    """What is wrong with the packages that Spark needs in this process, and what fixes it.
+    """Yield what is wrong with the packages that Spark needs in this process, and what fixes it.
 
-    Which versions of pandas and pyarrow a Spark takes, it knows itself.
+    Spark itself knows which versions of pandas and pyarrow it takes.
     """
     try:
         from pyspark import __version__ as spark
@@ -48,7 +47,7 @@ def package_problems() -> Iterator[tuple[str, str]]:
     for package, wanted in (("pandas", "pandas>=2.2,<3"), ("pyarrow", "pyarrow>=18")):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a pandas newer than this Spark knows
+                warnings.simplefilter("ignore")  # about a pandas newer than this Spark knows
                 minimum[package]()
         except ImportError as error:
             yield (
@@ -62,9 +61,9 @@ def _release(spark: str) -> tuple[int, ...]:
 
 
 def advice_on_sockets() -> str:
-    """What makes checkpoints shorter, if this Spark can; it is read when the first session is made.
+    """Return a sentence on a setting that shortens checkpoints; "" if this Spark lacks it.
 
-    Else "".
+    Spark reads the setting when the first session is made.
     """
     from pyspark import __version__
 
@@ -77,7 +76,7 @@ def advice_on_sockets() -> str:
 
 
 def require_packages() -> None:
-    """Raises ImportError with all that is missing or too old."""
+    """Raise ImportError with everything that is missing or too old."""
     if problems := list(package_problems()):
         raise ImportError("; ".join(f"{what} ({fix})" for what, fix in problems))
 
@@ -107,7 +106,7 @@ def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
 
 
 def _loading(task: bytes) -> Callable[[object], str]:
-    # nested, so that it travels by value, also to workers without this library
+    # The function is nested, so that it travels by value, even to workers without this library.
     def load(_: object) -> str:
         import pickle
         import sys
