@@ -35,16 +35,17 @@ class ExternalizedCheckpointCleanup(str, Enum):
 
 
 class StateBackend(str, Enum):
-    """Spark's state store: `hashmap` keeps state on the heap (HDFS-backed), `rocksdb` on disk, with
-    changelog."""
+    """Spark's state store.
+
+    `hashmap` keeps state on the heap (HDFS-backed), `rocksdb` on disk, with changelog.
+    """
 
     HASHMAP = "hashmap"
     ROCKSDB = "rocksdb"
 
 
 class Replay(str, Enum):
-    """Where rows come from that the external system has lost after their checkpoint was
-    complete."""
+    """The origin of rows that the external system has lost after their checkpoint was complete."""
 
     RECOMPUTE = "recompute"
     SPOOL = "spool"
@@ -62,40 +63,53 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How checkpoints are taken.
+    """The settings of checkpoints.
 
-    Each time is a `sinks.options.Duration`: seconds, a timedelta, or a text such as "10 s", "5
-    min". Raises ValueError on a value out of range, TypeError on one of another type.
+    Each time is a `sinks.options.Duration`: seconds, a timedelta, or a string such as "10 s", "5
+    min". Raises ValueError on a value out of range, TypeError on a value of another type.
 
-    interval: Spark begins a batch at every multiple of this time; None: as soon as the one before
-    is done. mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
-    timeout: a checkpoint that is not complete by then fails: it is cancelled in Spark and aborted
-    in every sink. tolerable_failed_checkpoints: how often in a row a batch may fail before it is
-    complete, and is tried again. min_pause: least time from the end of one checkpoint to the begin
-    of the next. retained_checkpoints: complete checkpoints kept in storage; at least 2.
-    externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
-    storage: where complete checkpoints are recorded; the same as the coordinator's argument.
-    savepoint_dir: where savepoints go if the call names no storage. Operators can ask for
-    savepoints only there. checkpoint_location: Spark's checkpointLocation, which `write_stream`
-    then sets; required with Spark Connect. state_backend: where Spark keeps the state of
-    aggregations and joins; None leaves the session's setting. max_concurrent_checkpoints: only 1. A
-    replay needs the batch, so foreachBatch returns when all of it is visible. unaligned: only
-    False. A micro-batch ends at one barrier for all partitions, so it is always aligned. require:
-    "exactly-once" stops the query before its first checkpoint if its `Guarantee` is weaker.
-    commit_timeout: time that a complete checkpoint may take to become visible, then the query stops
-    (`InDoubtError`). sweep_interval: time between sweeps for orphaned transactions while the query
-    runs. heartbeat_interval: time between two signs of life that the driver writes to storage, for
-    operators. request_poll_interval: how often the driver looks in storage for requests of
-    operators, and writes there what it does; 0: it does not look, and writes only with each
-    heartbeat. verify_interval: how often the driver compares its row counts (docs/verify.md); 0:
-    never. history_size: how many checkpoints `coordinator history` has in storage; 0: none.
-    metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT
-    (extra `prometheus`); None: nowhere. replay: if a decided transaction is lost, RECOMPUTE lets
-    Spark compute its rows again, and stops if they differ. SPOOL keeps the rows of each checkpoint
-    until it is visible, for queries that give other rows each time. spool_dir: the storage where
-    SPOOL keeps rows; default: checkpoint storage. adopt: take over a query that ran without this
-    coordinator, at its next batch. Also accepts source topics of Kafka that were deleted and
-    created again, at the old offsets, for the first batch of a start.
+    * `interval`: Spark begins a batch at every multiple of this time; None: as soon as the batch
+      before is done.
+    * `mode`: AT_LEAST_ONCE lets every task commit by itself; a crash then duplicates rows.
+    * `timeout`: a checkpoint that is not complete by then fails: it is canceled in Spark and
+      aborted in every sink.
+    * `tolerable_failed_checkpoints`: how many times in a row to retry a batch that fails before it
+      is complete.
+    * `min_pause`: the least time from the end of one checkpoint to the beginning of the next.
+    * `retained_checkpoints`: how many complete checkpoints are kept in storage; at least 2.
+    * `externalized_cleanup`: what `CheckpointCoordinator.cancel` does with the checkpoints in
+      storage.
+    * `storage`: where complete checkpoints are recorded; the same as the coordinator's argument.
+    * `savepoint_dir`: where savepoints go if the call names no storage. Operators can ask for
+      savepoints only there.
+    * `checkpoint_location`: Spark's checkpointLocation, which `write_stream` then sets; required
+      with Spark Connect.
+    * `state_backend`: where Spark keeps the state of aggregations and joins; None leaves the
+      session's setting.
+    * `max_concurrent_checkpoints`: must be 1. A replay needs the batch, so foreachBatch returns
+      only when all of the batch is visible.
+    * `unaligned`: must be False. A micro-batch ends at one barrier for all partitions, so it is
+      always aligned.
+    * `require`: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is
+      weaker.
+    * `commit_timeout`: the time that a complete checkpoint may take to become visible; then the
+      query stops (`InDoubtError`).
+    * `sweep_interval`: the time between sweeps for orphaned transactions while the query runs.
+    * `heartbeat_interval`: the time between two heartbeats that the driver writes to storage, for
+      operators.
+    * `request_poll_interval`: how often the driver looks in storage for requests of operators, and
+      writes there what it does; 0: it does not look, and writes only with each heartbeat.
+    * `verify_interval`: how often the driver compares its row counts (docs/verify.md); 0: never.
+    * `history_size`: how many checkpoints `coordinator history` has in storage; 0: none.
+    * `metrics_address`: where Prometheus reads the metrics of the driver, PORT of loopback or
+      HOST:PORT (extra `prometheus`); None: nowhere.
+    * `replay`: if a decided transaction is lost, RECOMPUTE lets Spark compute its rows again, and
+      stops if they differ. SPOOL keeps the rows of each checkpoint until it is visible, for queries
+      that give other rows each time.
+    * `spool_dir`: the storage where SPOOL keeps rows; default: checkpoint storage.
+    * `adopt`: take over a query that ran without this coordinator, at its next batch. This also
+      accepts source topics of Kafka that were deleted and created again, at the old offsets, for
+      the first batch of a start.
     """
 
     interval: float | None = None
@@ -175,10 +189,10 @@ class CheckpointConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CheckpointConfig:
-        """From a mapping, such as a section of a TOML file.
+        """Make a config from a mapping, such as a section of a TOML file.
 
         Keys are the names above, also with dashes, and Flink's: `execution.checkpointing.NAME` or
-        `NAME` alone. Raises ValueError on a key that is none of these.
+        `NAME` alone. Raises ValueError on any other key.
         """
         settings: dict[str, Any] = {}
         for key, value in values.items():
@@ -192,7 +206,10 @@ class CheckpointConfig:
 
     @classmethod
     def from_toml(cls, file: str | Path, section: str = "checkpointing") -> CheckpointConfig:
-        """From `[section]` of a TOML file; the defaults if there is no such section."""
+        """Make a config from `[section]` of a TOML file.
+
+        Without such a section, the config has the defaults.
+        """
         with Path(file).open("rb") as stream:
             values = tomllib.load(stream).get(section, {})
         if not isinstance(values, dict):
@@ -201,8 +218,10 @@ class CheckpointConfig:
 
     @classmethod
     def from_spark(cls, spark: SparkSession) -> CheckpointConfig:
-        """From the session's settings `spark.checkpointing.NAME`, e.g. `--conf
-        spark.checkpointing.interval=10s`."""
+        """Make a config from the session's settings `spark.checkpointing.NAME`.
+
+        An example is `--conf spark.checkpointing.interval=10s`.
+        """
         conf = spark.conf.getAll
         return cls.from_dict(
             {key[len(SPARK_PREFIX) :]: conf[key] for key in conf if key.startswith(SPARK_PREFIX)}
@@ -214,7 +233,7 @@ class CheckpointConfig:
 
     @property
     def spark_conf(self) -> dict[str, str]:
-        """The settings of Spark's session that the state backend stands for."""
+        """Return the settings of Spark's session that the state backend stands for."""
         if self.state_backend is None:
             return {}
         provider = "RocksDB" if self.state_backend is StateBackend.ROCKSDB else "HDFSBacked"

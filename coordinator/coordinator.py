@@ -54,14 +54,18 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
-"""The error that `write_stream` and `run` raise while a job file is imported, so that looking at it
-starts no second driver."""
+"""The error that `write_stream` and `run` raise while a job file is imported.
+
+So a look at a job file starts no second driver.
+"""
 
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """Turn exceptions such as SystemExit into errors: Py4J does not pass them on to Spark, which
-    would wait forever."""
+    """Turn exceptions such as SystemExit into errors.
+
+    Py4J does not pass such exceptions on to Spark, which would wait forever.
+    """
     try:
         yield
     except BaseException as error:
@@ -77,12 +81,12 @@ class CheckpointCoordinator:
     carry it. `storage` is where complete checkpoints are recorded: `file:///…`, `s3://…`, a
     SQLAlchemy URL, … (default: `config.storage`). It is not Spark's checkpointLocation, and has to
     be outside of it. `clock` is for tests. One object serves one query at a time, over any number
-    of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or doubles a
-    row.
+    of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or
+    duplicates a row.
 
     The constructor only checks its arguments. The storage is opened when it is needed first: by
-    `write_stream`, by the first batch, or by a method that reads it. Sinks are opened by the first
-    two.
+    `write_stream`, by the first batch, or by a method that reads it. Sinks are opened by
+    `write_stream` or by the first batch.
     """
 
     def __init__(
@@ -95,10 +99,10 @@ class CheckpointCoordinator:
         *,
         clock: Clock | None = None,
     ) -> None:
-        if "pyspark" in sys.modules:  # the command `coordinator` does without
+        if "pyspark" in sys.modules:  # the command `coordinator` needs no Spark
             require_packages()
         self._arguments = (job, sinks, storage, config, listeners)
-        """The arguments, by which Spark Connect's server makes this object anew (`__reduce__`)."""
+        """The arguments, from which Spark Connect's server recreates this object (`__reduce__`)."""
         if not job:
             raise ValueError(
                 "a job needs a name: it is how a restarted driver finds its checkpoints again"
@@ -111,8 +115,7 @@ class CheckpointCoordinator:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = sinks_by_name(sinks)
         self._shared = len(sinks) > 1
-        """True if several jobs of Spark read a batch. Sinks of dead letters have no job of their
-        own."""
+        """True if several jobs of Spark read a batch. A dead-letter sink has no job of its own."""
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
@@ -132,7 +135,7 @@ class CheckpointCoordinator:
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Statistics of this driver's checkpoints."""
         self.storage = deferred_storage(storage)
-        """Where complete checkpoints are recorded."""
+        """The storage where complete checkpoints are recorded."""
         store = JobStore(self.storage, job, on_call=self.statistics.storage_called)
         self._protocol = CheckpointProtocol(
             job,
@@ -143,7 +146,7 @@ class CheckpointCoordinator:
             self._clock,
             _spool(job, storage, config),
         )
-        """Not for several threads: only one that has `_one_at_a_time` may use it."""
+        """The protocol, which only the thread that has `_one_at_a_time` may use."""
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self.storage.uri, self._clock, config.min_pause)
@@ -166,7 +169,7 @@ class CheckpointCoordinator:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Whether the job is exactly-once, as far as it is known.
+        """Tell whether the job is exactly-once, as far as it is known.
 
         Before `write_stream` and the first batch, only the config and the storage are asked. Raises
         `StorageError`, and `NotExactlyOnce` if exactly-once is required.
@@ -175,14 +178,17 @@ class CheckpointCoordinator:
 
     @property
     def history(self) -> CheckpointHistory:
-        """The history of checkpoints in storage, which the web page and `coordinator history`
-        show."""
+        """Return the history of checkpoints in storage.
+
+        The web page and `coordinator history` show it.
+        """
         return self._attendants.history
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """Return `df.writeStream.foreachBatch(self)`, with the trigger, state backend and
-        checkpointLocation of the config. If the config has no checkpointLocation, set that option.
-        Then start the query.
+        """Return `df.writeStream.foreachBatch(self)`, with the settings of the config.
+
+        These are the trigger, the state backend and the checkpointLocation. If the config has no
+        checkpointLocation, set that option. Then start the query.
 
         Setup problems are raised here and not in the first batch: `WorkersNotReady`,
         `StorageError`, and one `ConfigurationError` for all sinks without a `transform` (in a
@@ -214,7 +220,7 @@ class CheckpointCoordinator:
             except ConfigurationError as problem:
                 problems.append(problem)
             if problems:
-                # the code of none of them is that of all
+                # No single problem's code stands for all of them.
                 together = "\n".join([*map(str, problems), "[EO-CONFIG]"])
                 raise problems[0] if len(problems) == 1 else ConfigurationError(together)
             with self._one_at_a_time:
@@ -279,14 +285,19 @@ class CheckpointCoordinator:
 
     @property
     def swallowed_error(self) -> CheckpointError | None:
-        """The error of the last batch of a query that has ended, if the function that calls this
-        object caught it, so that Spark does not know."""
+        """Return the error of the last batch of an ended query, if Spark does not know of it.
+
+        This is so if the function that calls this object caught the error.
+        """
         return self._lifecycle.swallowed_error
 
     def _preflight(self, df: DataFrame) -> None:
-        """Look once, before anything is written, for what a batch would fail on, deep in Spark's
-        stacks: packages and workers. With Connect only the client looks, because the library is
-        there where its server recreated this object."""
+        """Look once, before anything is written, for problems that would fail a batch.
+
+        These are missing packages, and workers that are not ready. In a batch, they would show up
+        deep in Spark's stacks. With Connect only the client looks, because the library is there
+        where its server recreated this object.
+        """
         if not self._preflight_done:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
@@ -295,8 +306,8 @@ class CheckpointCoordinator:
     def _sweep_while_quiet(self) -> None:
         """Sweep between batches, as long as the query runs.
 
-        A transaction that a task pre-commits late keeps its locks, and keeps readers of Kafka
-        waiting, until a sweep; and in a quiet stream the next batch may be far away.
+        Until a sweep, a transaction that a task pre-commits late keeps its locks, and keeps readers
+        of Kafka waiting. In a quiet stream the next batch, which would sweep, may be far away.
         """
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
@@ -313,8 +324,8 @@ class CheckpointCoordinator:
     def process(self, batch: MicroBatch) -> None:
         """Call `CheckpointProtocol.process`, for one batch at a time.
 
-        Waits for the pause between two batches before, claims a generation for a new run, and
-        begins its heartbeat.
+        Before the call, this waits for the pause between two batches, claims a generation for a new
+        run, and begins its heartbeat.
         """
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
@@ -322,12 +333,12 @@ class CheckpointCoordinator:
             try:
                 self._lifecycle.admit(batch)
                 if starts := batch.run_id != self._protocol.run_id:
-                    # raises before the claim, which would stop a driver that works well
+                    # This raises before the claim, which would stop a driver that works well.
                     known = self.guarantee
                     self.statistics.guaranteed(known.weaknesses, complete=known.complete)
                     self._attendants.begin(batch.query)
                     self._protocol.claim_generation(self.config.heartbeat_interval, batch)
-                # after an error that the calling function caught
+                # An earlier error, which the calling function caught, may have ended the heartbeat.
                 if starts or not self._attendants.gives_heartbeats:
                     self._attendants.claimed(self._protocol.fence.generation, batch.query)
                 self._protocol.process(batch)
@@ -343,16 +354,19 @@ class CheckpointCoordinator:
             self._lifecycle.finished(batch)
 
     def recover(self) -> None:
-        """Settle the job without starting its query: commit the newest complete checkpoint again,
-        and abort transactions that no record names. A query's first batch does the same. If storage
-        has no checkpoint nothing is aborted, because it may be the wrong storage."""
+        """Settle the job without starting its query.
+
+        This commits the newest complete checkpoint again, and aborts transactions that no record
+        names. A query's first batch does the same. If storage has no checkpoint, nothing is
+        aborted, because it may be the wrong storage.
+        """
         with self._one_at_a_time:
             self._protocol.recover_without_query()
 
     # ------------------------------------------------------------------ savepoints
     @property
     def query(self) -> Query:
-        """The query that last called this coordinator.
+        """Return the query that last called this coordinator.
 
         Raises `SavepointError` before its first batch.
         """
@@ -363,8 +377,8 @@ class CheckpointCoordinator:
     ) -> Savepoint:
         """Save the newest checkpoint in `target`, a storage.
 
-        Call it from any thread: it waits for the current batch, and the next one waits for it. If
-        no query runs, or before its first batch, pass its `checkpoint_location`. Raises
+        Call this from any thread: it waits for the current batch, and the next batch waits for it.
+        If no query runs, or before its first batch, pass its `checkpoint_location`. Raises
         `SavepointError`, `InDoubtError`, `StorageError`.
         """
         return self._savepoints.take(target, location=checkpoint_location)
@@ -383,13 +397,18 @@ class CheckpointCoordinator:
         return savepoint
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Add the metrics of `coordinator.operations.statistics.metrics` to a registry of
-        `prometheus-client`. `CheckpointConfig.metrics_address` serves them without that."""
+        """Add the metrics of this job to a registry of `prometheus-client`.
+
+        They are those of `coordinator.operations.statistics.metrics`.
+        `CheckpointConfig.metrics_address` serves them without this call.
+        """
         prometheus(self.statistics, registry)
 
     def newest_checkpoint(self) -> dict[str, Any]:
-        """Return the newest complete checkpoint in storage as JSON values, without committables; {}
-        if there is none."""
+        """Return the newest complete checkpoint in storage as JSON values, without committables.
+
+        Returns {} if there is none.
+        """
         newest = JobStore(self.storage, self.job).load_newest()
         if newest is None:
             return {}
@@ -399,22 +418,27 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ the end of a query
     def stop(self, query: Query) -> None:
-        """Stop the query between two batches, or in the middle of one that takes more than five
-        seconds longer. Spark's own `query.stop()` does not wait: it interrupts Spark wherever it
-        is, and Hadoop logs a stack if that was writing."""
+        """Stop the query between two batches.
+
+        A batch that takes more than five seconds longer is cut off. Spark's own `query.stop()` does
+        not wait: it interrupts Spark wherever it is, and Hadoop logs a stack if Spark was writing.
+        """
         self._lifecycle.stop(query)
 
     def cancel(self, query: Query) -> None:
-        """Stop the query for good: what is complete is committed, the rest aborted, and this object
-        closed. With `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that
-        its checkpointLocation cannot be used again. Raises `InDoubtError`, with nothing deleted, if
-        a complete checkpoint could not be made visible, `Superseded` if another driver has taken
-        the job over, and `CheckpointError` if a later run of the query is active."""
+        """Stop the query permanently, and settle the job.
+
+        What is complete is committed, everything else is aborted, and this object is closed. With
+        `DELETE_ON_CANCELLATION` the job's checkpoints are then deleted from storage, so that its
+        checkpointLocation cannot be used again. Raises `InDoubtError`, with nothing deleted, if a
+        complete checkpoint could not be made visible, `Superseded` if another driver has taken the
+        job over, and `CheckpointError` if a later run of the query is active.
+        """
         self._lifecycle.require_no_later_run(query)
         self.stop(query)
-        # of a query that this object has served
+        # This object has served a query.
         if self._protocol.run_id and self._protocol.fence.generation:
-            # to recover would stop a newer driver
+            # A recovery would stop a newer driver.
             self._protocol.fence.require_newest("cancel the job")
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
@@ -422,14 +446,19 @@ class CheckpointCoordinator:
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
-        """Return the source offsets up to which all is complete, one JSON text per source; ()
-        before the first checkpoint."""
+        """Return the source offsets up to which everything is complete, one JSON text per source.
+
+        Returns () before the first checkpoint.
+        """
         return tuple(self.newest_checkpoint().get("offsets", ()))
 
     def close(self) -> None:
-        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held
-        on the driver. Waits for the batch under way. Sweeps nothing where storage may be the wrong
-        one, or where the record of the last batch may yet land in it."""
+        """Sweep a last time, and release what is held on the driver.
+
+        After the sweep, a clean stop leaves nothing in doubt. This waits for the current batch. It
+        sweeps nothing where storage may be the wrong one, or where the record of the last batch may
+        yet land in it.
+        """
         self._closed.set()
         self._attendants.close()
         with self._one_at_a_time:
@@ -467,9 +496,10 @@ class CheckpointCoordinator:
     ) -> None:
         """Stop the query, then `close`.
 
-        Raises what the query failed with, also if the block has caught that, and what the function
-        around this object kept from Spark. An error that leaves the block goes before both. Spark's
-        own, which passes on the text of what stopped the query, gives way to that error itself.
+        This raises what the query failed with, even if the block has caught it, and an error that
+        the function around this object kept from Spark. An error that leaves the block goes before
+        both. Spark's own exception, which passes on only the text of what stopped the query, gives
+        way to the error itself.
         """
         failed = swallowed = None
         try:

@@ -43,15 +43,19 @@ class QueryNotAdopted(CheckpointError):
 
 
 class StorageBehind(CheckpointError):
-    """The driver or a target remembers later checkpoints than storage has: it was set back, emptied
-    or moved."""
+    """The driver or a target remembers later checkpoints than storage has.
+
+    Storage was restored to an older state, emptied or moved.
+    """
 
     code = "EO-STORAGE-BEHIND"
 
 
 class SourceReplaced(CheckpointError):
-    """A topic that the query reads was deleted and created again: Spark would skip its first
-    records."""
+    """A topic that the query reads was deleted and created again.
+
+    Spark would skip its first records.
+    """
 
     code = "EO-SOURCE-REPLACED"
 
@@ -81,8 +85,10 @@ class Superseded(CheckpointError):
 
 
 class WorkersNotReady(CheckpointError):
-    """Spark's Python workers lack this library, a sink's driver, or the driver's version of
-    Python."""
+    """Spark's Python workers cannot load the sinks.
+
+    They lack this library, a sink's driver, or the driver's version of Python.
+    """
 
     code = "EO-WORKERS"
 
@@ -106,15 +112,19 @@ class NotExactlyOnce(CheckpointError):
 
 
 class CheckpointFailed(CheckpointError):
-    """The checkpoint was aborted before it was complete, or the write of its record failed, which
-    may have landed. Nothing of it is visible."""
+    """The checkpoint was aborted before it was complete, or the write of its record failed.
+
+    Nothing of it is visible. A record whose write failed may still have landed.
+    """
 
     code = "EO-FAILED"
 
 
 class CheckpointExpired(CheckpointError):
-    """The checkpoint was not complete within `CheckpointConfig.timeout`; the cause of a
-    CheckpointFailed."""
+    """The checkpoint was not complete within `CheckpointConfig.timeout`.
+
+    This is the cause of a CheckpointFailed.
+    """
 
     code = "EO-TIMEOUT"
 
@@ -133,7 +143,7 @@ class InDoubtError(CheckpointError):
 
 
 class ExternalSystemBehind(InDoubtError):
-    """A target was set back: it lacks checkpoints that were visible."""
+    """A target was restored to an older state: it lacks checkpoints that were visible."""
 
     code = "EO-TARGET-BEHIND"
 
@@ -149,9 +159,9 @@ class Attempt:
     """One start of the query.
 
     Times are seconds since the epoch. Offsets are of the newest complete checkpoint, one JSON text
-    per source; () if there is none or they could not be read. `error` is None for a good end.
-    `span` has begin and end by the monotonic clock, which strategies use because the wall clock may
-    be changed.
+    per source; () if there is none or they could not be read. `error` is None if the query ended
+    without an error. `span` has the beginning and the end by the monotonic clock, which strategies
+    use because the wall clock may be changed.
     """
 
     number: int
@@ -164,7 +174,7 @@ class Attempt:
 
 
 class JobFailed(CheckpointError):
-    """`run` has given up. Raised from the error of the last of its `attempts`."""
+    """`run` has given up. This is raised from the error of the last of its `attempts`."""
 
     code = "EO-JOB-FAILED"
 
@@ -179,8 +189,11 @@ _RAISED_IN_A_WORKER = re.compile(
 
 
 def reason(error: BaseException) -> str:
-    """Type and message of an error in a line; of one from a Python worker, which Spark buries in
-    the stacks of both sides, what the worker raised."""
+    """Return the type and message of an error in one line.
+
+    Spark buries an error of a Python worker in the stacks of both sides. Of such an error, this
+    returns what the worker raised.
+    """
     name = type(error).__name__
     text = printable(str(error))
     raised = _RAISED_IN_A_WORKER.findall(text)

@@ -1,5 +1,7 @@
-"""Raises ImportError unless `sinks` lies beside `coordinator`: other packages, and users' folders,
-have these names."""
+"""The check that `sinks` lies beside `coordinator`, which raises ImportError otherwise.
+
+Other packages, and users' folders, have these names, too.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The import path of `load_job` up to version 0.2; since then it is `coordinator.load_job`."""
+"""The import path of `load_job` up to version 0.2. Since then it is `coordinator.load_job`."""
 
 from coordinator.operations.jobfile import JobFileError, load_job
 

@@ -12,8 +12,11 @@ logger = get_logger(__name__)
 
 
 class Step(str, Enum):
-    """Each is told when its text is true: first those of an undisturbed checkpoint, in order, then
-    those of another."""
+    """The steps of a checkpoint, each of which listeners are told of when its text is true.
+
+    First come the steps of an undisturbed checkpoint, in order, then those of a disturbed one. The
+    comment beside or above each step names its facts.
+    """
 
     GENERATION_CLAIMED = "generation claimed"  # generation
     # checkpoint (-1: none), rounds; rows, dead_lettered: by sink
@@ -40,21 +43,25 @@ class Step(str, Enum):
 
 
 class CheckpointListener:
-    """Subclass and override `on_step`.
+    """The base of listeners: subclass it and override `on_step`.
 
-    It is called on the driver in the query's thread, and for sweeps between two batches (`SWEPT`)
-    in another one, never in both at once. An exception is only logged.
+    That method is called on the driver, in the query's thread, and for sweeps between two batches
+    (`SWEPT`) in another thread, never in both at once. An exception is only logged.
     """
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        """`checkpoint_id` is -1 if no checkpoint is in progress.
+        """Take notice of a step. By default nothing is done.
 
-        The comment of each step names its `facts`.
+        `checkpoint_id` is -1 if no checkpoint is in progress. The comment of each step names its
+        `facts`.
         """
 
 
 class Listeners:
-    """The listeners of one job. One that fails changes nothing for the job or for the others."""
+    """The listeners of one job.
+
+    If a listener fails, nothing changes for the job or for the other listeners.
+    """
 
     def __init__(self, job: str, listeners: Sequence[CheckpointListener] = ()) -> None:
         self._job = job

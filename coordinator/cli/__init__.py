@@ -1,6 +1,6 @@
-"""The command `coordinator`: what operators see and settle of a job.
+"""The command `coordinator`, by which operators see and settle a job.
 
-Needs the extra `cli`, and no Spark.
+It needs the extra `cli`, and no Spark.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from sinks.errors import printable
 
 def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # closed; and the next file or connection would get its number
+        # A stream that is closed is replaced, because the next file or connection would get its
+        # number.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    # with escapes for what a terminal of another encoding lacks
+    # A terminal of another encoding gets escapes for the characters that it lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The application of Typer that has all commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer(
     name="coordinator",
     help="See and settle the checkpoints of an exactly-once Spark job.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # they show values raw, and locals, which hold passwords
+    pretty_exceptions_enable=False,  # they show raw values, and locals, which hold passwords
     epilog="Exit codes: 0 nothing wrong; 1 a finding or a failure; 2 wrong usage or job file; "
     "3 not confirmed, so not done; 4 the sink cannot tell.",
 )

@@ -1,5 +1,7 @@
-"""`coordinator doctor`: whether storage and sinks can keep the promise, and what fixes what is
-wrong."""
+"""`coordinator doctor`, which tells whether storage and sinks can keep the promise.
+
+It also says how to fix what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ _DRIVERS = (
     "deltalake",
     "pyiceberg",
 )
-"""Those that are here are named: a job whose sinks need others cannot be loaded."""
+"""The packages whose versions are shown if they are installed.
+
+A job whose sinks need others cannot be loaded.
+"""
 
 
 def doctor(
@@ -82,7 +87,7 @@ def doctor(
 
 
 def _print(subject: str, finding: Finding) -> None:
-    """In lines of 100 columns, which fold no word."""
+    """Print a finding in lines of 100 columns, which fold no word."""
     folded = partial(
         fill, width=100, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
     )
@@ -163,14 +168,17 @@ def _packages() -> Iterable[Finding]:
 
 
 def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
-    """Races of put-if-absent, what the others see, and the clock; what it writes it deletes."""
+    """Diagnose checkpoint storage: races of put-if-absent, what others see, and the clock.
+
+    What this writes, it deletes again.
+    """
     if isinstance(storage, MissingStorage):
         yield Finding.warning(
             f"{storage.why.reason}; the first start of the job makes it",
             "nothing, before that start; after it: fix `storage` of the job, or restore it",
         )
         return
-    # one folder: storages in files keep it
+    # All runs use one folder, because storages in files keep an empty folder.
     folder = "doctor"
     own = secrets.token_hex(8)
     keys = [f"{folder}/{own}.{at}" for at in range(_RACES)]

@@ -1,4 +1,4 @@
-"""`coordinator explain`: what the code of an error means, and what to do."""
+"""`coordinator explain`, which says what the code of an error means, and what to do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""`coordinator in-doubt` and `resolve`: transactions that are pre-committed and neither committed
-nor aborted, and lost ones, which keep the newest checkpoint from becoming visible as a whole."""
+"""`coordinator in-doubt` and `resolve`, for transactions that are neither committed nor aborted.
+
+These are pre-committed transactions, and lost ones, which keep the newest checkpoint from becoming
+visible as a whole.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ from sinks.transaction import (
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
 _NAMED = 3
-"""Participants that a command is spelled out for."""
+"""The number of participants up to which a command names each of them."""
 app = typer.Typer(
     help="Show and settle pre-committed transactions that are not resolved yet.",
     no_args_is_help=True,
@@ -190,7 +193,7 @@ def abort(
             for each in (wanted if chosen else seen.pending)
             if each.decision is not Decision.COMMIT
         ]
-        # more may be in doubt by then
+        # With --fence, more transactions may be in doubt when they are looked for again.
         if asks := bool(seen.set_back and (unnamed or (all_orphans and fence))):
             it = _names(unnamed) or "what is in doubt by then"
             confirm(
@@ -233,14 +236,17 @@ def abort(
 
 
 def _undecided(pending: Sequence[InDoubtTransaction]) -> list[InDoubtTransaction]:
-    """Those that a driver may be about to decide."""
+    """List the transactions that a driver may be about to decide."""
     return [each for each in pending if each.decision in (Decision.OPEN, Decision.STRANDED)]
 
 
 def _choose(
     seen: InDoubtReport, chosen: list[str] | None, otherwise: Decision
 ) -> list[InDoubtTransaction]:
-    """Those that were named, else all of one kind, which takes that each sink can tell."""
+    """List the transactions that were named, or otherwise all of one kind.
+
+    For all of one kind, each sink has to answer.
+    """
     _say_errors(seen)
     if not chosen:
         if seen.errors:
@@ -258,8 +264,11 @@ def _choose(
 def _require_no_twins(
     coordinator: CheckpointCoordinator, chosen: Sequence[InDoubtTransaction]
 ) -> None:
-    """Several tries of a participant may be in doubt, such as a speculative one, with the same rows
-    or, killed amid them, a part."""
+    """Fail if several tries of one participant would be committed.
+
+    Several tries may be in doubt, such as a speculative one, with the same rows or, if they were
+    killed while writing, with a part of them.
+    """
     named = Counter(_participant(each) for each in chosen if each.about.subtask is not None)
     visible = set[Any]()
     placed = {_participant(pending)[:3] for pending in chosen if None not in _participant(pending)}
@@ -293,8 +302,11 @@ def _participant(pending: InDoubtTransaction) -> tuple[Any, ...]:
 def _commit(
     coordinator: CheckpointCoordinator, store: JobStore, pending: Sequence[InDoubtTransaction]
 ) -> Iterator[tuple[InDoubtTransaction, str]]:
-    """Those of one checkpoint and sink together: a table takes the last change of a key from all of
-    them."""
+    """Commit transactions, those of one checkpoint and sink together.
+
+    A table takes the last change of a key from all transactions of a checkpoint. Yields each
+    transaction with its result.
+    """
     for part in dict.fromkeys(_participant(each)[:3] for each in pending):
         name, lineage, checkpoint = part
         together = [each for each in pending if _participant(each)[:3] == part]
@@ -350,7 +362,7 @@ _TRANSACTIONS: output.Columns = {
 def _tell_remedies(
     coordinator: CheckpointCoordinator, seen: InDoubtReport, as_json: bool, before: str = ""
 ) -> None:
-    """What becomes of each kind, and the command for it."""
+    """Tell what becomes of each kind of transaction, and the command that settles it."""
     wrong = ""
     if not seen.newest:
         wrong = (
@@ -518,7 +530,7 @@ def _fail_without_checkpoint(store: JobStore) -> NoReturn:
 
 
 def _login() -> str:
-    """The user's number where it has no name, as in many containers."""
+    """Return the name of the user, or the number where it has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -528,7 +540,10 @@ def _login() -> str:
 def _about(
     complete: CompletedCheckpoint, errors: Mapping[Participant, Exception]
 ) -> dict[str, Any]:
-    """JSON of the checkpoint. `participants`: those that are not visible."""
+    """Return the JSON values of the checkpoint.
+
+    `participants` has those that are not visible.
+    """
 
     def about(participant: Participant) -> dict[str, Any]:
         committable = complete.committables[participant]
@@ -557,7 +572,7 @@ def _unanswered(
     complete: CompletedCheckpoint,
     errors: Mapping[Participant, Exception],
 ) -> str:
-    """Whose answer is missing, and that nothing follows from it."""
+    """Return a sentence on the missing answers, and that nothing follows from them."""
     systems = {name: coordinator.sinks[name].system for name, _ in errors}
     asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
     return (
@@ -569,7 +584,7 @@ def _unanswered(
 
 
 def _missing(complete: CompletedCheckpoint) -> dict[str, Participant]:
-    """Those that are lost or unknown, by what an operator calls them."""
+    """Return the lost and unknown participants, by the names that an operator uses."""
     outcomes = complete.outcomes.items()
     return {
         f"{sink}/{subtask}": (sink, subtask)

@@ -1,5 +1,7 @@
-"""`coordinator new-sink`: a sink to start from, and the test that tells whether it keeps the
-contract."""
+"""`coordinator new-sink`, which writes a sink to start from.
+
+It also writes the test that tells whether the sink keeps the contract.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _SKELETON = Path(__file__).parent / "skeleton"
 
 
 class Also(str, Enum):
-    """Of `sinks.optional`, what the skeleton has for those who ask."""
+    """The classes of `sinks.optional` that the skeleton implements on request."""
 
     VALIDATING = "Validating"
     AUDITABLE = "Auditable"
@@ -76,7 +78,10 @@ def new_sink(
 
 
 def _with(text: str, also: Sequence[Also]) -> str:
-    """Without the sections of other optional classes, and what only these import."""
+    """Return the skeleton without the sections of other optional classes.
+
+    What only these sections import is left out, too.
+    """
     for other in set(Also).difference(also):
         text = re.sub(rf"    # -+ {other.value}\n.*?(?=    # -+ )", "", text, flags=re.S)
         text = re.sub(rf"\b{other.value}\[TextIO\], ", "", text)

@@ -1,4 +1,4 @@
-"""What all commands share: the job, how results are shown, how errors end, and how to ask."""
+"""Functions that all commands share: the job, how results are shown, how errors end, how to ask."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ FINDING = 1
 USAGE = 2
 UNCONFIRMED = 3
 UNKNOWN = 4
-"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was
-not given; what was asked for cannot be told."""
+"""The exit codes beside 0.
+
+They mean, in this order, that something was found or failed, wrong usage or a wrong job file, a
+confirmation that was not given, and that nobody can tell what was asked for.
+"""
 
 Job = Annotated[
     str,
@@ -48,24 +51,26 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirm
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _FOLDED = 24
-"""A word in a table that is longer, such as an address, may be folded."""
+"""The length above which a word in a table, such as an address, may be folded."""
 _PATIENCE = 8.0
-"""Seconds in which a command has to reach a sink's system."""
+"""Seconds within which a command has to reach a sink's system."""
 
 
 def tell(text: str, as_json: bool = False) -> None:
-    """Part of the result; beside one that is JSON, on standard error."""
+    """Print a part of the result, on standard error if the result is JSON."""
     Console(stderr=as_json, highlight=False, soft_wrap=True).print(printable(text), markup=False)
 
 
 def say(text: str) -> None:
-    """For the person, beside the result, such as progress, warnings and failures: on standard
-    error."""
+    """Print what is not part of the result, on standard error.
+
+    This is for the person: progress, warnings and failures.
+    """
     tell(text, True)
 
 
 def say_bad(sentences: Iterable[str]) -> None:
-    """On what could not be read, beside the rest."""
+    """Print a sentence on everything that could not be read."""
     for text in sentences:
         say(f"Left out: {text}")
 
@@ -77,9 +82,11 @@ def fail(text: str, code: int = FINDING) -> NoReturn:
 
 @contextmanager
 def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
-    """The job's coordinator, on storage as it is found: a storage that is missing ends the command,
-    or stays a `MissingStorage`. Errors of the coordinator end the command with their message and
-    exit code."""
+    """Yield the job's coordinator, on storage as it is found.
+
+    A missing storage ends the command, or, with `missing_storage`, stays a `MissingStorage`. Errors
+    of the coordinator end the command with their message and exit code.
+    """
     _place.set(place)
     try:
         with existing_storages():
@@ -107,7 +114,10 @@ def store_of(coordinator: CheckpointCoordinator) -> JobStore:
 
 
 def runnable(command: str) -> str:
-    """A command for the person to paste: it names the job, unless that is found without."""
+    """Return a command for the person to paste.
+
+    It names the job, unless the job is found without its name.
+    """
     place = _place.get()
     return (
         command
@@ -117,7 +127,7 @@ def runnable(command: str) -> str:
 
 
 def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
-    """ "" if storage is there."""
+    """Describe a storage that is missing; "" if storage is there."""
     storage = open_storage(coordinator.storage)
     if not isinstance(storage, MissingStorage):
         return ""
@@ -130,14 +140,17 @@ def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
-"""Of a table, by title: a key of each entry, or what is shown of it."""
+"""The columns of a table, by title: a key of each entry, or a function that returns the cell."""
 
 
 def show(
     about: Any, as_json: bool, *, facts: Mapping[str, Any] | None = None, **tables: Columns
 ) -> None:
-    """The result of a command: as JSON, or the `facts` of it, one in a line, and each of its lists
-    that `tables` names; `self` is the list that is all of it."""
+    """Print the result of a command.
+
+    With `as_json`, this is JSON. Otherwise it is the `facts`, one per line, and each of the
+    result's lists that `tables` names. The name `self` stands for a result that is itself the list.
+    """
     if as_json:
         typer.echo(json.dumps(about, indent=2, default=str))
         return
@@ -151,9 +164,9 @@ def show(
 
 
 def _print(rows: Iterable[Any], columns: Columns) -> None:
-    """Nothing of an empty table.
+    """Print a table, or nothing if it has no rows.
 
-    One that is too wide for the terminal has each row by itself, a cell in a line.
+    If the table is too wide for the terminal, each row is printed by itself, one cell per line.
     """
     lines = [
         [
@@ -162,7 +175,7 @@ def _print(rows: Iterable[Any], columns: Columns) -> None:
         ]
         for row in rows
     ]
-    # unfolded where nobody looks
+    # Nothing is folded if standard output is no terminal.
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     if sum(map(_needed, zip(columns, *lines, strict=True))) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -183,7 +196,7 @@ def _print(rows: Iterable[Any], columns: Columns) -> None:
 
 
 def _print_facts(console: Console, facts: Mapping[str, Text]) -> None:
-    """One in a line, which is not folded, so that it can be copied."""
+    """Print one fact per line, which is not folded, so that it can be copied."""
     wide = max(map(len, facts)) + 2
     for title, text in facts.items():
         console.print(Text(title.ljust(wide)).append_text(text), soft_wrap=True)
@@ -194,8 +207,10 @@ def _text(cell: Any) -> Text:
 
 
 def _needed(column: Sequence[str | Text]) -> int:
-    """Columns of the terminal, with the space behind: for the longest word, unless that may be
-    folded."""
+    """Return the width that a column needs in the terminal, with the space behind it.
+
+    It fits the longest word, unless that word may be folded.
+    """
     return 2 + min(
         _FOLDED, max(len(word) for cell in column for word in (str(cell).split() or [""]))
     )
@@ -214,9 +229,9 @@ def _fact(name: str, value: Any) -> str:
 
 
 def confirm(consequence: str, word: str, *, given: bool) -> None:
-    """Ends the command unless a person types `word`, or the option for it was given.
+    """End the command unless a person types `word`, or the option for it was given.
 
-    A fence may have been claimed.
+    A fence may have been claimed by then.
     """
     say(consequence)
     if given:

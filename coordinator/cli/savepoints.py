@@ -1,4 +1,4 @@
-"""`coordinator savepoint`: take, look at, delete and restore savepoints."""
+"""`coordinator savepoint`, to take, look at, delete and restore savepoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`coordinator status`, `history` and `checkpoints show`: what checkpoint storage holds of a job.
 
-Reads only.
+These commands only read.
 """
 
 from __future__ import annotations
@@ -212,7 +212,10 @@ def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def state_of(driver: DriverStatus | None, newest: CompletedCheckpoint | None) -> dict[str, Any]:
-    """JSON of the driver and of the newest checkpoint, which are None if there is none."""
+    """Return the JSON values of the driver and of the newest checkpoint.
+
+    Each is None if there is none.
+    """
     about: dict[str, Any] = {"driver": None, "newest_checkpoint": None}
     if driver:
         about["driver"] = {

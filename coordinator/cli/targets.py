@@ -1,6 +1,6 @@
 """`coordinator verify`, `dead-letters show` and `schema diff`: what the sinks' systems hold.
 
-Reads only.
+These commands only read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STYLES = {
     Verdict.UNKNOWN.value: "yellow",
 }
 _NAMED = 10
-"""Checkpoints that a sentence names."""
+"""The number of checkpoints up to which a sentence names all of them."""
 _CODES = {Verdict.DIFFERS: FINDING, Verdict.UNKNOWN: UNKNOWN}
 
 
@@ -127,7 +127,7 @@ def _differences(balance: Balance) -> Iterable[str]:
 
 @contextmanager
 def _reading(sink: Sink) -> Iterator[None]:
-    """An error of its system ends the command."""
+    """End the command if the sink's system raises an error in the block."""
     try:
         yield
     except (CheckpointError, StorageError, SinkError):
@@ -277,9 +277,10 @@ _DDL = re.compile(
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Of a Parquet file, of a file with the JSON of a Spark schema, or of DDL without nested types.
+    """Return the schema in a file or in DDL.
 
-    Raises ValueError, OSError, and pyarrow's errors.
+    The file is a Parquet file, or a file with the JSON of a Spark schema. DDL must not have nested
+    types. Raises ValueError, OSError, and pyarrow's errors.
     """
     if text.endswith(".json"):
         return schema_of_json(json.loads(Path(text).read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""`coordinator ui`: the web page of a job, from checkpoint storage and the sinks."""
+"""`coordinator ui`, the web page of a job, from checkpoint storage and the sinks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ui(
             place = socket.create_server(("127.0.0.1", port))
         except OSError as error:
             fail(f"Cannot listen at 127.0.0.1, port {port}: {error}", USAGE)
-        # Ctrl-C does not reach it in the background
+        # Ctrl-C does not reach a process in the background, so SIGTERM ends it in the same way.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with place:
             typer.echo(f"http://127.0.0.1:{place.getsockname()[1]}/")

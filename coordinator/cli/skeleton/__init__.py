@@ -1,1 +1,4 @@
-"""What `coordinator new-sink` writes, as modules that are linted, type-checked and tested here."""
+"""The modules that `coordinator new-sink` writes.
+
+They are linted, type-checked and tested here.
+"""

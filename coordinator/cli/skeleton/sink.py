@@ -28,7 +28,7 @@ OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "com
 class SkeletonSink(
     DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]
 ):
-    """`folder` is reached by the driver and all executors.
+    """A sink that writes into `folder`, which the driver and all executors reach.
 
     The handle of a transaction is its open file.
     """
@@ -37,7 +37,7 @@ class SkeletonSink(
 
     def __init__(self, folder: str | Path, name: str = "skeleton") -> None:
         super().__init__(name=name)
-        # the sink is pickled: addresses belong here, connections in the handle
+        # The sink is pickled, so addresses belong here, and connections into the handle.
         self.folder = Path(folder)
 
     # ------------------------------------------------------------------ in both
@@ -64,7 +64,7 @@ class SkeletonSink(
             (self.folder / state / Path(transaction.name).name).unlink(missing_ok=True)
 
     def commit_directly(self, transaction: TextIO) -> None:
-        """At-least-once mode. `committed_checkpoints` ignores a file with this name."""
+        """Commit in at-least-once mode. `committed_checkpoints` ignores a file with this name."""
         name = self._seal(transaction)
         if not self._move(name, OPEN, COMMITTED, f"direct-{name}"):
             raise SinkError(f"{name} is no longer open in {self.folder}; was it deleted?")
@@ -130,9 +130,9 @@ class SkeletonSink(
         return Path(transaction.name).name
 
     def _move(self, name: str, before: str, after: str, new_name: str = "") -> bool:
-        """Whether the file was there.
+        """Move a file to another state, and tell whether the file was there.
 
-        Durable when this returns, also if another process has just moved it.
+        The move is durable when this returns, even if another process has just made it.
         """
         try:
             os.rename(self.folder / before / name, self.folder / after / (new_name or name))
@@ -149,7 +149,7 @@ class SkeletonSink(
         return (self.folder / state / name).exists()
 
     def _names(self, state: str, job: str, lineage: str | None = None) -> dict[str, TransactionId]:
-        """Names of this sink's transactions of a job (or lineage) in a state, with their parts."""
+        """Return this sink's transactions of a job (or lineage) in a state: the parts, by name."""
         files = (self.folder / state).glob(TransactionId.prefix(job, lineage) + "*")
         names = {file.name: TransactionId.parse(file.name) for file in files}
         return {name: id for name, id in names.items() if id.sink == token(self.name)}
