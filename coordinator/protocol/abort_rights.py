@@ -30,8 +30,10 @@ class AbortRights:
 
     @contextmanager
     def suspend_while_pre_committed(self) -> Iterator[None]:
-        """Suspend the right in the block, because the batch is pre-committed, and its record is yet
-        to come."""
+        """Suspend the right in the block.
+
+        The batch is pre-committed, and its record is yet to come.
+        """
         before = self._undecided
         self._undecided = True
         try:
@@ -41,8 +43,10 @@ class AbortRights:
 
     @contextmanager
     def suspend_until_decided(self) -> Iterator[None]:
-        """Suspend the right while the block puts a record, and for good if the block fails: the put
-        may still land."""
+        """Suspend the right while the block puts a record.
+
+        If the block fails, the right stays suspended permanently, because the put may still land.
+        """
         self._undecided = True
         yield
         self._undecided = False

@@ -37,7 +37,8 @@ class Action(Enum):
     WRITE = auto()  # the next checkpoint: run the protocol
     FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
     SKIP = auto()  # it and a later one are complete, so it is visible
-    # what was loaded is older than what Spark knows, or not all visible: read the newest again
+    # What was loaded is older than what Spark knows, or not all of it is visible, so the newest
+    # checkpoint is read again.
     RELOAD = auto()
 
 
@@ -46,7 +47,7 @@ def action_for(
 ) -> Action:
     """Decide what to do with a batch that Spark hands over.
 
-    `reloaded`: the newest checkpoint was read after this call came in.
+    `reloaded` means that the newest checkpoint was read after this call came in.
     """
     n = batch.checkpoint_id
     if newest is None:
@@ -98,7 +99,8 @@ def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
 def require_none_lost(newest: CompletedCheckpoint) -> None:
     """Raise `InDoubtError` if the newest checkpoint has lost transactions.
 
-    Called when Spark asks for the next batch, so that the checkpoint cannot be replayed any more.
+    This is called when Spark asks for the next batch, so that the checkpoint cannot be replayed any
+    more.
     """
     if lost := newest.lost_participants():
         n = newest.checkpoint_id
@@ -119,10 +121,12 @@ def hand_over_again(n: int) -> str:
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
-    """Raise `CheckpointLocationMismatch` unless the record is of this very batch: only then the
-    batch counts as done (R12). A batch that Spark has planned again is another one even with the
-    same offsets, because a file source only counts its batches, and the time fires timers of
-    stateful queries."""
+    """Raise `CheckpointLocationMismatch` unless the record is of this very batch.
+
+    Only then the batch counts as done (R12). A batch that Spark has planned again is another one
+    even with the same offsets, because a file source only counts its batches, and the time fires
+    timers of stateful queries.
+    """
     if record is None:
         known = "is no longer retained, so its input cannot be compared"
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
@@ -140,8 +144,10 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
 
 
 def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
-    """Raise `SourceReplaced` unless batch `n` goes on in the topics that the batch before was read
-    from (R19). A topic that is new does no harm, because Spark reads it from its beginning."""
+    """Raise `SourceReplaced` unless batch `n` continues in the topics of the batch before (R19).
+
+    A new topic does no harm, because Spark reads it from its beginning.
+    """
     pairs = zip(before, now, strict=False)
     replaced = sorted(
         {topic for then, ids in pairs for topic in then.keys() & ids if then[topic] != ids[topic]}
@@ -156,8 +162,10 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
 
 
 def expired_as_visible(complete: CompletedCheckpoint) -> dict[Participant, CommitOutcome]:
-    """Return as committed the participants of which the target's retention has removed rows and
-    proof. Called when Spark asks for a later batch, so that all of this checkpoint was visible."""
+    """Return as committed the participants whose rows and proof the target's retention has removed.
+
+    This is called when Spark asks for a later batch, so that all of this checkpoint was visible.
+    """
     outcomes = complete.outcomes.items()
     return {
         participant: CommitOutcome.COMMITTED for participant, outcome in outcomes if outcome.expired
@@ -165,8 +173,10 @@ def expired_as_visible(complete: CompletedCheckpoint) -> dict[Participant, Commi
 
 
 def require_known(complete: CompletedCheckpoint) -> None:
-    """Raise `InDoubtError` if, after all sinks have answered, an outcome is unknown, or is HELD and
-    none is lost."""
+    """Raise `InDoubtError` if the outcomes that the sinks have answered settle nothing.
+
+    This is so if an outcome is unknown, or if an outcome is HELD and none is lost.
+    """
     named = complete.committables
     outcomes = complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
@@ -205,8 +215,10 @@ def still_in_doubt_error(
 def require_same_layout(
     record: Record, partitions: Mapping[str, int], lost: Iterable[Participant]
 ) -> None:
-    """Raise `ReplayMismatch` unless the batch has the partition layout that the lost partitions
-    were written with: only under that they can be written again (R13)."""
+    """Raise `ReplayMismatch` unless the batch has the recorded partition layout.
+
+    Only in the layout in which they were written can the lost partitions be written again (R13).
+    """
     for sink in sorted({sink for sink, _ in lost}):
         then = record.partitions.get(sink)
         now = partitions.get(sink)
@@ -222,8 +234,10 @@ def require_same_layout(
 
 
 def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Committable]) -> None:
-    """Raise `ReplayMismatch` if the rows were hashed in another way, because a replay must be able
-    to tell whether it writes the same rows."""
+    """Raise `ReplayMismatch` if the rows were hashed in another way.
+
+    A replay must be able to tell whether it writes the same rows.
+    """
     if record.row_hash != known:
         raise _in_doubt(
             "lost transactions cannot be replayed, because another version of this library hashed "
@@ -257,8 +271,10 @@ def require_same_rows(
 
 
 def refused_again_error(checkpoint: int, error: Exception) -> Exception:
-    """Explain a row that a replay cannot write: it was good when its checkpoint was decided, or is
-    a different row."""
+    """Explain a row that a replay cannot write.
+
+    Either the row was good when its checkpoint was decided, or it is a different row.
+    """
     if not isinstance(error, BadValue):
         return error
     return BadValue(
@@ -273,7 +289,7 @@ def accept(
 ) -> tuple[Acceptance, ...]:
     """Give up participants whose transactions are lost or unknown.
 
-    Raises `CheckpointError` for any other.
+    Raises `CheckpointError` for any other participant.
     """
     accepted = []
     for participant in chosen:
@@ -297,9 +313,11 @@ def accept(
 
 
 def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> None:
-    """Raise `UnknownSink` if a sink of the newest checkpoint is missing, also if no rows came to
-    it: its target would lack what the other sinks get from here on, and what it has left in doubt
-    would stay."""
+    """Raise `UnknownSink` if a sink of the newest checkpoint is missing.
+
+    This is so even if no rows came to the sink. Its target would lack what the other sinks get from
+    here on, and what it has left in doubt would stay.
+    """
     if newest and (unknown := sorted(set(newest.record.partitions) - set(sinks))):
         raise UnknownSink(
             f"checkpoint {newest.checkpoint_id} was written by sink(s) {unknown}, which this "
@@ -310,8 +328,11 @@ def require_sinks(newest: CompletedCheckpoint | None, sinks: Iterable[str]) -> N
 
 
 def require_own_transactions(complete: CompletedCheckpoint, sinks: Mapping[str, Sink]) -> None:
-    """Raise `CorruptRecord` if a record names what is no transaction of this library, job and sink:
-    a commit by name would end somebody else's transaction."""
+    """Raise `CorruptRecord` if a record names a transaction that is not this job's.
+
+    It must be one of this library, job and sink, because a commit by name would end somebody else's
+    transaction.
+    """
     for participant, committable in complete.committables.items():
         sink = sinks.get(committable.sink)
         if sink and not sink.owns(complete.record.job, committable.transaction):
@@ -328,7 +349,7 @@ def require_few_dead_letters(
 ) -> None:
     """Raise `TooManyDeadLetters` if a sink refused more rows than it may.
 
-    `rows`: the number of rows of checkpoint `n`, by sink.
+    `rows` is the number of rows of checkpoint `n`, by sink.
     """
     for name, sink in sinks.items():
         if not (isinstance(sink, DeadLettering) and sink.dead_letters):
@@ -354,10 +375,11 @@ RETRIES_WHEN_BLOCKED = 2
 
 
 def may_try_again(errors: Sequence[Exception], *, tolerable: int) -> bool:
-    """Tell whether to write the batch again, under new names, when a try to pre-commit has failed.
+    """Tell whether to write the batch again, under new names, after a failed try to pre-commit.
 
-    `errors`: of all tries so far. A task that was blocked is tried again, since an orphan may hold
-    its lock (R8: read the newest again, sweep, then try again); other errors of a sink are not.
+    `errors` are those of all tries so far. A task that was blocked is tried again, since an orphan
+    may hold its lock (R8: read the newest again, sweep, then try again). Other errors of a sink are
+    not tried again.
     """
     *earlier, error = errors
     blocked = sum(isinstance(each, SinkError) for each in earlier)
@@ -377,8 +399,7 @@ def failed_error(
 
 
 def require_visible(complete: CompletedCheckpoint) -> None:
-    """Raise `InDoubtError` unless every participant of a complete checkpoint is known to be
-    committed."""
+    """Raise `InDoubtError` unless all participants of a checkpoint are known to be committed."""
     if hidden := complete.hidden_participants():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
@@ -402,7 +423,7 @@ def _in_doubt(
 ) -> InDoubtError:
     """Make an error that lists participants.
 
-    `lines`: the committable of each, and what to say of it.
+    `lines` has the committable of each, and what to say of it.
     """
     described = [
         f"  - {describe(participant, named)}{what}" for participant, (named, what) in lines.items()

@@ -32,28 +32,35 @@ class CommitPermit:
 class Fence:
     """A driver's claim of a generation, which newer claims shut out.
 
-    Generation 0: no claim has been made.
+    In generation 0, no claim has been made.
     """
 
     store: JobStore
     claim: Claim = field(default_factory=Claim)
     displaced: bool = False
-    """True once this driver was told that another driver, or another state of storage or of a
-    target, is in place of its own. It stays so, whatever storage shows later: records that tell
-    what is decided may be elsewhere (R16)."""
+    """True once this driver was told that something is in place of its own.
+
+    This is another driver, or another state of storage or of a target. It stays True, whatever
+    storage shows later, because records that tell what is decided may be elsewhere (R16).
+    """
     has_namesake: bool = False
-    """True once another driver of the same number and lineage was seen: its transactions may have
-    the same names."""
+    """True once another driver of the same number and lineage was seen.
+
+    The transactions of that driver may have the same names.
+    """
 
     @property
     def generation(self) -> int:
         return self.claim.generation
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
-        """Raise `Superseded` if a newer generation is in the listing (default: one made now), or if
-        another driver has claimed the same generation in a storage that was emptied or set back;
-        raise `StorageBehind` if the claim is gone. `what`: what this driver is about to do, as an
-        infinitive."""
+        """Raise `Superseded` or `StorageBehind` unless this driver is the newest.
+
+        `Superseded` means that a newer generation is in the listing (default: one made now), or
+        that another driver has claimed the same generation in a storage that was emptied or
+        restored to an older state. `StorageBehind` means that the claim is gone. `what` is what
+        this driver is about to do, as an infinitive.
+        """
         listing = listing or self.store.listing("generation/")
         if listing.newest_generation > self.generation:
             self.displaced = True
@@ -86,7 +93,10 @@ class Fence:
         )
 
     def permit(self, complete: CompletedCheckpoint, listing: Listing | None = None) -> CommitPermit:
-        """Give the right to commit if this driver is the newest (R14: fence after the put or the
-        load, before the first commit). `listing` was made after the put or the load."""
+        """Give the right to commit if this driver is the newest.
+
+        R14: fence after the put or the load, before the first commit. `listing` was made after the
+        put or the load.
+        """
         self.require_newest("commit", listing)
         return CommitPermit(complete)

@@ -18,9 +18,11 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of
-    two-phase commit. Before the first batch not everything was asked, so nothing is promised, and
-    `complete` is false."""
+    """The guarantee of a job, which is exactly-once unless there are `weaknesses`.
+
+    They say why rows may be lost or duplicated in spite of two-phase commit. Before the first
+    batch, not everything was asked, so nothing is promised, and `complete` is false.
+    """
 
     weaknesses: tuple[str, ...] = ()
     complete: bool = True
@@ -44,7 +46,7 @@ def compute_guarantee(
 ) -> Guarantee:
     """Compute the guarantee of a job.
 
-    `sinks`: those that are open, so that they can be asked. The guarantee is complete with all
+    `sinks` are those that are open, so that they can be asked. The guarantee is complete with all
     sinks and the query's first `batch`. Raises `NotExactlyOnce` if the job requires more than it
     can have, and `StorageError` if the storage cannot be opened.
     """
@@ -94,8 +96,11 @@ CHECKED_SHUFFLES = tuple(
     f"spark.sql.shuffle.orderIndependentChecksum.{name}"
     for name in ("enabled", "enableFullRetryOnMismatch")
 )
-"""Settings, on by default since Spark 4.2, by which Spark compares shuffle files that it computes
-again with the lost ones, and fails a job that has used both."""
+"""The settings by which Spark checks shuffle files that it computes again.
+
+Spark compares them with the lost files, and fails a job that has used both. The settings are on by
+default since Spark 4.2.
+"""
 
 
 def shuffle_weaknesses(*, checked: bool, deterministic: bool) -> list[str]:
@@ -108,8 +113,10 @@ def shuffle_weaknesses(*, checked: bool, deterministic: bool) -> list[str]:
 
 
 def order_weaknesses(functions: Sequence[str]) -> list[str]:
-    """Return a weakness for each of the `functions` in the query whose result depends on which rows
-    happen to come first, such as `first()`."""
+    """Return a weakness for each of the query's `functions` that depends on the order of rows.
+
+    An example is `first()`, which takes the row that happens to come first.
+    """
     return [
         f"the query has {what}, whose result depends on the order of rows, which Spark does not "
         "fix: a transaction that is lost can then not be written again, and the query stops until "

@@ -1,11 +1,9 @@
-"""R15: storage, Spark and the targets remember the same.
-
-Pure functions of what was read, as in `decisions`.
+"""The rule R15: storage, Spark and the targets remember the same.
 
 Storage, Spark's checkpointLocation and each external system remember the job by themselves, and
 each can be restored to an older state by itself: by a backup, a lagging replica, or a deleted
 folder. `decisions.action_for` compares the first two; the functions of this module compare storage
-with the external systems.
+with the external systems. As in `decisions`, they are pure functions of what was read.
 """
 
 from __future__ import annotations
@@ -19,8 +17,10 @@ from sinks.diagnosis import InDoubt
 from sinks.transaction import Identity, not_among
 
 Memories = Mapping[str, Mapping[str, int] | None]
-"""The answer of each sink's `TwoPhaseCommitSink.committed_checkpoints`, given before the records
-were read."""
+"""The answers of `TwoPhaseCommitSink.committed_checkpoints`, by sink.
+
+They were given before the records were read.
+"""
 
 
 def require_none_later(
@@ -30,9 +30,11 @@ def require_none_later(
     lineage: str,
     storage: str,
 ) -> None:
-    """Raise `StorageBehind` if a sink has committed a later checkpoint than `known`, by lineage,
-    has. A record is always put before anything of it is committed, so storage has lost the record
-    of that checkpoint."""
+    """Raise `StorageBehind` if a sink has committed a later checkpoint than is `known`.
+
+    `known` has the newest checkpoint of each lineage. A record is always put before anything of its
+    checkpoint is committed, so storage has lost the record.
+    """
     if (later := find_later_checkpoint(memory, known)) is None:
         return
     other, newest = later
@@ -60,7 +62,7 @@ def replayed_already_error(
 ) -> StorageBehind:
     """Say that another driver has replayed the checkpoint.
 
-    `unexpected`: transactions of it that the sink has committed, and no record names.
+    `unexpected` are transactions of it that the sink has committed, and no record names.
     """
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost_participants() if name == sink]
     return StorageBehind(
@@ -74,9 +76,10 @@ def replayed_already_error(
 def predecessors(
     memories: Memories, newest: CompletedCheckpoint | None, lineage: str
 ) -> Mapping[str, int]:
-    """Return the lineages before this one, and the newest checkpoint that the external systems may
-    have of each: as the newest record has them, or, if nobody has looked yet, as the sinks remember
-    them."""
+    """Return the lineages before this one, each with the newest checkpoint that targets may have.
+
+    They are as in the newest record, or, if nobody has looked yet, as the sinks remember them.
+    """
     known = newest.record.predecessors if newest else None
     if known is not None and ANY_LINEAGE not in known:
         return known
@@ -89,8 +92,10 @@ def predecessors(
 
 
 def require_restored(memories: Memories, base: Record, storage: str) -> None:
-    """Raise `ExternalSystemBehind` if `base`, the oldest record, is of a savepoint, and a sink
-    lacks earlier rows."""
+    """Raise `ExternalSystemBehind` if a sink lacks rows from before a restored savepoint.
+
+    This can only be so if `base`, the oldest record, is of a savepoint.
+    """
     for sink, memory in memories.items():
         if lacking := lacking_before_savepoint(sink, memory, base):
             lineage, newest = lacking
@@ -105,8 +110,11 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 def lacking_before_savepoint(
     sink: str, memory: Mapping[str, int] | None, base: Record
 ) -> tuple[str, int] | None:
-    """Return the lineage that the savepoint of `base` was taken of, and the newest checkpoint that
-    the sink remembers of it, if the sink lacks rows from before the savepoint; otherwise None."""
+    """Return what a sink remembers of an earlier lineage, if it lacks rows from before a savepoint.
+
+    This is the lineage that the savepoint of `base` was taken of, and the newest checkpoint that
+    the sink remembers of it. Returns None if no rows are lacking.
+    """
     if not base.restored_from:
         return None
     wanted = base.newest_rows.get(sink, -1)
@@ -122,8 +130,11 @@ def lacking_before_savepoint(
 def record_filter(
     memories: Memories, in_doubt: Iterable[Identity], lineage: str
 ) -> Callable[[int], bool]:
-    """Return a filter of retained checkpoints by their id: a checkpoint before the newest has to be
-    read only if a sink may lack it or have it in doubt. Of thousands these are a few."""
+    """Return a filter of retained checkpoints by their id.
+
+    A checkpoint before the newest has to be read only if a sink may lack it or have it in doubt. Of
+    thousands these are a few.
+    """
     ids = {InDoubt.parsed(transaction).checkpoint for transaction in in_doubt}
     if None in ids:  # the name of a transaction does not tell its checkpoint
         return lambda _: True
@@ -139,9 +150,12 @@ def find_in_doubt_again(
     in_doubt: Mapping[str, Sequence[Identity]],
     older: Iterable[CompletedCheckpoint],
 ) -> list[tuple[str, CompletedCheckpoint]]:
-    """Find each sink's part of the retained checkpoints `older` that is in doubt, oldest first: a
-    system that was set back has it again, and it is decided. Raises `ExternalSystemBehind` for a
-    part that is neither committed nor in doubt, because nobody has its rows any more."""
+    """Find the parts of older checkpoints that are in doubt again, oldest first.
+
+    These are parts, by sink, of the retained checkpoints `older`. A system that was restored to an
+    older state has them in doubt again, though they are decided. Raises `ExternalSystemBehind` for
+    a part that is neither committed nor in doubt, because nobody has its rows any more.
+    """
     parts = []
     for complete in older:
         for sink, memory in memories.items():
@@ -156,8 +170,7 @@ def find_in_doubt_again(
 
 
 def newest_rows(visible: CompletedCheckpoint | None) -> Mapping[str, int]:
-    """Return the field `newest_rows` of the next `Record`, after the checkpoint that is
-    `visible`."""
+    """Return the field `newest_rows` of the next `Record`, after the `visible` checkpoint."""
     return visible.newest_rows if visible and not visible.record.restored_from else {}
 
 
@@ -175,10 +188,10 @@ def require_records(
 def external_system_behind_error(
     sink: str, newest: int, lost: CompletedCheckpoint | int
 ) -> ExternalSystemBehind:
-    """Say that the target was set back.
+    """Say that the target was restored to an older state.
 
-    `newest`: the checkpoint that the target ends with; `lost`: the sink's part of a later
-    checkpoint, or that checkpoint's id alone.
+    `newest` is the checkpoint that the target ends with, and `lost` is the sink's part of a later
+    checkpoint, or only that checkpoint's id.
     """
     id, named = (
         (lost, [])
@@ -217,6 +230,8 @@ def lacks_part(memory: Mapping[str, int], part: CompletedCheckpoint) -> bool:
 
 
 def newest_committed(memory: Mapping[str, int] | None, complete: CompletedCheckpoint) -> int:
-    """Return the newest checkpoint that a sink remembers of the lineage of `complete`, -1 if there
-    is none."""
+    """Return the newest checkpoint that a sink remembers of the lineage of `complete`.
+
+    Returns -1 if there is none.
+    """
     return (memory or {}).get(complete.record.lineage, -1)

@@ -1,4 +1,4 @@
-"""Sinks, sources and storage that do not answer, for the log."""
+"""Outages of sinks, sources and storage, for the log."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Outage:
 
 
 class Outages:
-    """Logs an outage when it begins, at growing intervals, and when it is over.
+    """A log of outages: each when it begins, at growing intervals, and when it is over.
 
-    Each sink, source or storage has one at a time, of what failed first (`doing`); it is over when
-    that has succeeded.
+    Each sink, source or storage has at most one outage at a time, of what failed first (`doing`).
+    The outage is over when that has succeeded.
     """
 
     def __init__(self, job: str, clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Outages:
     def record_failure(self, who: str, doing: str, error: BaseException) -> None:
         """Log that `who` failed, unless that was logged just now.
 
-        `doing`: what failed, as an infinitive.
+        `doing` is what failed, as an infinitive.
         """
         logger.debug("job %s: %s failed to %s", self._job, who, doing, exc_info=error)
         text = printable(" ".join(str(error).split()))

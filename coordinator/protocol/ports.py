@@ -1,8 +1,7 @@
-"""The interface between the protocol and Spark: micro-batches and queries, in any kind of session,
-and the tasks' acks.
+"""The interface between the protocol and Spark, in any kind of session.
 
-The helpers for sinks of dead letters are here, too, because protocol, operations and Spark's part
-share them.
+It has micro-batches and queries, and the tasks' acks. The helpers for dead-letter sinks are here,
+too, because protocol, operations and Spark's part share them.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ from sinks.optional import Related
 from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
-"""The ids of the Kafka topics that each source reads, by name, in the order of
-`BatchFacts.offsets`; {} for a source of another kind."""
+"""The ids of the Kafka topics that each source reads, by name.
+
+Sources are in the order of `BatchFacts.offsets`. A source of another kind has {}.
+"""
 
 
 @dataclass(frozen=True)
 class BatchFacts:
     """The facts that Spark tells of a micro-batch.
 
-    `offsets`: one JSON text per source; `planned_at`: when Spark chose them, in milliseconds since
-    the epoch (0: unknown).
+    `offsets` are one JSON text per source, and `planned_at` is when Spark chose them, in
+    milliseconds since the epoch (0: unknown).
     """
 
     checkpoint_id: int
@@ -41,8 +42,10 @@ class BatchFacts:
 
 
 class BatchLeft(CheckpointError):
-    """Raised to leave a batch to the next start, since its query is being stopped; it counts as a
-    clean stop."""
+    """The batch is left to the next start, because its query is being stopped.
+
+    This counts as a clean stop.
+    """
 
     code = "EO-STOPPED"
 
@@ -54,8 +57,10 @@ class Query(Protocol):
     def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
     @property
     def status(self) -> Mapping[str, Any]:
-        """A mapping in which `isTriggerActive` tells whether the query plans, runs or finishes a
-        batch just now."""
+        """Return Spark's status of the query.
+
+        `isTriggerActive` in it tells whether the query plans, runs or finishes a batch just now.
+        """
 
     def exception(self) -> Exception | None:
         """Return the error that the query failed with; None if it runs, or was stopped."""
@@ -79,12 +84,17 @@ class MicroBatch(Protocol):
 
     @property
     def row_hash(self) -> str:
-        """The name of the way in which the batch hashes its rows; another way has another name."""
+        """Return the name of the way in which the batch hashes its rows.
+
+        Another way has another name.
+        """
 
     @property
     def rows(self) -> int | None:
-        """The number of its rows, before the sinks' transforms; None before `run`, or if `run` does
-        not count them."""
+        """Return the number of its rows, before the sinks' transforms.
+
+        Returns None before `run`, or if `run` does not count them.
+        """
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         """Return the facts of an earlier batch, from Spark's log."""
@@ -99,46 +109,61 @@ class MicroBatch(Protocol):
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        """Run each task over the batch, side by side, and return the acks of all partitions that
-        ran. Replays of spooled rows bring their rows themselves, whatever the batch's layout is.
-        `ended` is called with the name of each sink whose task is done, from any thread."""
+        """Run each task over the batch, side by side, and return the acks.
+
+        They are of all partitions that ran. Replays of spooled rows bring their rows themselves,
+        whatever the batch's layout is. `ended` is called with the name of each sink whose task is
+        done, from any thread.
+        """
 
     def cancel(self) -> None:
         """Make `run` fail soon.
 
-        Called from another thread, again and again until `run` has failed.
+        This is called from another thread, again and again until `run` has failed.
         """
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
-        """Return why the source or the query's settings may lose or duplicate rows, for the job's
-        `Guarantee`. `recomputed`: rows that are lost are computed again."""
+        """Return why the source or the query's settings may lose or duplicate rows.
+
+        This is for the job's `Guarantee`. `recomputed` means that lost rows are computed again.
+        """
 
     @property
     def active(self) -> bool:
-        """False once the query is being stopped."""
+        """Tell whether the query runs and is not being stopped."""
 
     def raise_stopped(self) -> NoReturn:
-        """Raise the error that Spark takes for a clean stop, so that the next start hands this
-        batch over again. Called for the batch, still unprocessed, of a query that is being stopped.
+        """Raise the error that Spark treats as a clean stop.
+
+        The next start then hands this batch over again. This is called for the batch, still
+        unprocessed, of a query that is being stopped.
         """
 
     def topic_ids(self) -> TopicIds:
-        """Ask Kafka's brokers for the ids of the topics now; () if the sources of the query cannot
-        be seen. Raises the error that keeps the brokers from answering."""
+        """Ask Kafka's brokers for the ids of the topics now.
+
+        Returns () if the sources of the query cannot be seen. Raises the error that keeps the
+        brokers from answering.
+        """
 
     def drain(self) -> None:
         """Compute the batch without writing it."""
 
     def same_rows(self, other: Any) -> bool:
-        """Tell whether `other`, another call for this batch in the same run, came with the same
-        DataFrame."""
+        """Tell whether `other` came with the same DataFrame.
+
+        `other` is another call for this batch in the same run.
+        """
 
 
 @dataclass(frozen=True)
 class Acks:
-    """The answers of the tasks: in a first write one ack for each sink and partition, also without
-    rows; in a replay one for each lost participant. `ended`: when the last ack of each sink had
-    come, by the coordinator's clock."""
+    """The answers of the tasks.
+
+    In a first write, there is one ack for each sink and partition, even without rows; in a replay,
+    one for each lost participant. `ended` is the time when the last ack of each sink had come, by
+    the coordinator's clock.
+    """
 
     all: Sequence[Ack] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
@@ -152,7 +177,7 @@ class Acks:
 
     @property
     def errors(self) -> list[SinkError]:
-        """The errors of the tasks; those that another try cannot fix come first."""
+        """Return the errors of the tasks. Those that another try cannot fix come first."""
         return sorted(
             (ack.error for ack in self.all if ack.error), key=lambda error: error.retryable
         )
@@ -163,7 +188,7 @@ class Acks:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """The size of each sink's record batches."""
+        """Return the size of each sink's record batches."""
         return _sum_by_sink((ack.sink, ack.bytes) for ack in self.all)
 
     @property
@@ -180,7 +205,7 @@ def _sum_by_sink(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 # ---------------------------------------------------------------------- sinks of dead letters
 def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
-    """Return all sinks of a job by name, those of dead letters last.
+    """Return all sinks of a job by name, with dead-letter sinks last.
 
     Raises ValueError if a sink has two roles, or two sinks have one name.
     """
@@ -203,13 +228,18 @@ def sinks_by_name(sinks: Sequence[Sink]) -> dict[str, Sink]:
 
 
 def check_together(sinks: Collection[Sink]) -> None:
-    """Raise ConfigurationError if the sinks, each of which was checked, have something against each
-    other's targets."""
+    """Raise ConfigurationError if the sinks have something against each other's targets.
+
+    Each of them was checked before.
+    """
     for sink in sinks:
         if isinstance(sink, Related):
             sink.check_with([other for other in sinks if other is not sink])
 
 
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
-    """Return, for each sink of dead letters, the sink whose tasks write it; both by name."""
+    """Return the writers of dead-letter sinks: the sinks whose tasks write into them.
+
+    They are names, by the name of the dead-letter sink.
+    """
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}

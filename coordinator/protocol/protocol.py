@@ -83,7 +83,7 @@ STOP_GRACE_PERIOD = 5.0
 class CheckpointProtocol:
     """The driver's side of the protocol.
 
-    Not for several threads: `CheckpointCoordinator` lets one in at a time.
+    It is not for several threads: `CheckpointCoordinator` lets one in at a time.
     """
 
     def __init__(
@@ -106,35 +106,38 @@ class CheckpointProtocol:
         self._guarantee: Guarantee | None = None
         self.fence = Fence(store)
         self.newest: CompletedCheckpoint | None = None
-        """The newest complete checkpoint, as far as this driver has read or written it; None if
-        there is none."""
+        """The newest complete checkpoint that this driver knows; None if there is none."""
         self._spool = spool
         self.run_id: str | None = None
         """Spark's id of the run that this driver serves; None before its first batch."""
         self._predecessors: Mapping[str, int] | None = None
-        """The lineages before this one, for the next record: `Record.predecessors`."""
+        """The lineages before this one, for the field `Record.predecessors` of the next record."""
         self._topic_ids: TopicIds = ()
-        """The ids of the source's Kafka topics, which have to be the same at the next checkpoint
-        (R19)."""
+        """The ids of the source's Kafka topics.
+
+        They must be the same at the next checkpoint (R19).
+        """
         self._abort_rights = AbortRights()
-        """The right to abort orphans, of this generation, as `fence` is."""
+        """The right to abort orphans. Like `fence`, it belongs to this generation."""
         self._checked_schemas: dict[str, pa.Schema] = {}
         """The schema that each sink's `check` was called with last."""
         self._evolved_schemas: dict[str, pa.Schema] = {}
         """The schema that each sink's `evolve` was called with last."""
         self._commit_times: dict[str, tuple[float, float]] = {}
-        """The times of each sink: when `commit` asked it first about the newest checkpoint, and
-        when its last answer came."""
+        """The times of the first question and the last answer, by sink.
+
+        They are of the `commit` of the newest checkpoint.
+        """
         self._outages = Outages(job, clock)
         self._dead_letter_writers = dead_letter_writers(sinks)
-        """The sink whose tasks write a sink of dead letters, by the name of the latter."""
+        """The sinks whose tasks write dead letters, by the name of the dead-letter sink."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once.
 
-        For the first one of a run, claim a generation before: this is a new driver from there on,
-        also in the same object.
+        For the first batch of a run, claim a generation before. From there on, this is a new
+        driver, even in the same object.
         """
         try:
             starts = batch.run_id != self.run_id
@@ -147,7 +150,7 @@ class CheckpointProtocol:
                 self._topic_ids = self._topic_ids_now(batch)
                 record = self._pre_commit(batch)  # 4.-5. phase one
                 permit = self.decide(record)  # 6.-7. THE COMMIT POINT
-                # R12: if it was adopted
+                # R12: the record may be adopted from another driver
                 decisions.require_same_offsets(batch.facts, permit.complete.record)
                 committed = self.commit(permit, batch)  # 8. phase two
                 self._purge(self._replay_lost(committed, batch))
@@ -163,9 +166,11 @@ class CheckpointProtocol:
             raise
 
     def _purge(self, visible: CompletedCheckpoint) -> None:
-        """Delete what nobody needs once a checkpoint is visible: older proofs, and its spooled
-        rows. A sink without rows in it is not asked: its newest proof may be all by which it
-        remembers the job (R15)."""
+        """Delete what nobody needs once a checkpoint is visible.
+
+        These are older proofs, and its spooled rows. A sink without rows in the checkpoint is not
+        asked, because its newest proof may be all by which it remembers the job (R15).
+        """
         for name in dict.fromkeys(sink for sink, _ in visible.committables):
             try:
                 self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
@@ -177,9 +182,10 @@ class CheckpointProtocol:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
-        """Raise `Superseded` or `StorageBehind` in place of `error` if another driver may have
-        caused it: to a driver that was suspended meanwhile, what another one does looks like any
-        failure."""
+        """Raise `Superseded` or `StorageBehind` if another driver may have caused `error`.
+
+        To a driver that was suspended meanwhile, what another driver does looks like any failure.
+        """
         if (
             batch.active
             and self.fence.generation
@@ -201,9 +207,10 @@ class CheckpointProtocol:
     def claim_generation(self, next_sign: float = 0.0, batch: MicroBatch | None = None) -> None:
         """Become the newest driver, so that older ones stop.
 
-        `next_sign`: seconds until the first sign of life of this driver is due; 0 if it will run no
-        query. `batch`: the first of a run, if there is one. A batch that is refused in any case is
-        refused before the claim, which would stop a driver that works well.
+        `next_sign` is the number of seconds until the first heartbeat of this driver is due; 0 if
+        it will run no query. `batch` is the first of a run, if there is one. If the batch is
+        refused in any case, it is refused before the claim, because the claim would stop a driver
+        that works well.
         """
         self.fence = Fence(self.store)
         self.open_sinks()
@@ -222,8 +229,8 @@ class CheckpointProtocol:
         If no driver runs, this does nothing: the claim stops nobody then, and lets `coordinator
         status` show the refusal.
         """
-        # All this is read once more after the claim (R14), since a driver that runs may change it
-        # meanwhile.
+        # All of this is read once more after the claim (R14), because a running driver may change
+        # it meanwhile.
         claim = self.store.follow_newest_claim()
         if not claim.generation or self._has_ended(claim):
             return
@@ -236,13 +243,13 @@ class CheckpointProtocol:
             remembered = self._memories(batch)
             newest = self.load()
             retained = self.store.record_keys() if newest else []
-            self._compare_memories(remembered, newest, retained, batch)  # it may know the cause
+            self._compare_memories(remembered, newest, retained, batch)  # this may find the cause
             raise
 
     def _has_ended(self, claim: Claim) -> bool:
         """Tell whether the driver of a claim says that it has ended.
 
-        A driver whose sign cannot be read may run.
+        A driver whose last heartbeat cannot be read may run.
         """
         try:
             return bool(self.store.journal.last_sign(claim).ended)
@@ -266,7 +273,7 @@ class CheckpointProtocol:
     def recover_without_query(self) -> None:
         """Commit the newest checkpoint again, and sweep.
 
-        Without a checkpoint nothing is swept: it may be the wrong storage.
+        Without a checkpoint nothing is swept, because it may be the wrong storage.
         """
         self.claim_generation()
         self.recover_newest()
@@ -276,8 +283,8 @@ class CheckpointProtocol:
     def claim_and_commit_newest(self) -> CompletedCheckpoint | None:
         """Return the newest complete checkpoint, committed as far as it can be.
 
-        Claims a generation only if this driver knows no checkpoint, and reads again if storage has
-        another one.
+        This claims a generation only if this driver knows no checkpoint, and reads again if storage
+        has another one.
         """
         if self.newest is None:
             self.claim_generation()
@@ -288,7 +295,8 @@ class CheckpointProtocol:
     def delete_checkpoints(self) -> None:
         """Delete all records.
 
-        Raises `InDoubtError`, with nothing deleted, while one is complete and not yet visible.
+        Raises `InDoubtError`, with nothing deleted, while a checkpoint is complete and not yet
+        visible.
         """
         if self.newest:
             decisions.require_visible(self.newest)
@@ -312,7 +320,7 @@ class CheckpointProtocol:
         self._topic_ids = (
             self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         )
-        self._check_batch(action, batch)  # it may create what the sinks are asked about
+        self._check_batch(action, batch)  # this may create what the sinks are asked about
         self.compute_guarantee(self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
@@ -332,7 +340,7 @@ class CheckpointProtocol:
     def compute_guarantee(
         self, sinks: Mapping[str, Sink], batch: MicroBatch | None = None
     ) -> Guarantee:
-        """Compute `guarantee` anew.
+        """Compute `guarantee` again.
 
         Raises `NotExactlyOnce` if the job requires more than it can have, and `StorageError` if the
         storage cannot be opened.
@@ -344,8 +352,10 @@ class CheckpointProtocol:
         return computed
 
     def recover_newest(self, batch: MicroBatch | None = None) -> Action:
-        """Read the newest complete checkpoint, see that all memories fit together (R15), and commit
-        it again. Returns what to do with the batch; without a batch SKIP, which then means nothing.
+        """Read the newest complete checkpoint, and commit it again.
+
+        Before the commit, all memories are checked to fit together (R15). Returns what to do with
+        the batch. Without a batch, this is SKIP, which then means nothing.
         """
         remembered = self._memories(batch)
         newest = self.load()
@@ -379,8 +389,8 @@ class CheckpointProtocol:
 
     def _memories(self, batch: MicroBatch | None) -> memories.Memories:
         """Ask each sink what it remembers of the job."""
-        # Records are read after this, so that each checkpoint that is committed by now has a
-        # record.
+        # Records are read after the sinks are asked, so that each checkpoint that is committed by
+        # then has a record.
         if not self.config.exactly_once:
             return {}
         return self._ask_sinks(
@@ -391,16 +401,16 @@ class CheckpointProtocol:
         """Return what to do with the batch, by what was read after Spark's call.
 
         Raises if its checkpointLocation and storage do not fit together (R12), and `Superseded` if
-        another driver has gone on in it.
+        another driver has continued there.
         """
         checkpoint_id = batch.facts.checkpoint_id
         if newest and newest.checkpoint_id >= checkpoint_id:
-            # Spark deletes old ones
+            # Spark deletes old entries of `commits`, so the newest possible ones are looked for.
             for done in sorted({checkpoint_id, max(checkpoint_id, newest.checkpoint_id - 1)}):
                 if batch.is_done(done):
                     raise decisions.overtaken_error(self.job, checkpoint_id, done, batch.location)
         action = decisions.action_for(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
-        if newest and action is Action.WRITE:  # R12: of this history, not only of this query
+        if newest and action is Action.WRITE:  # R12: its history is the same, not only its query
             decisions.require_same_offsets(batch.facts_of(newest.checkpoint_id), newest.record)
         if action is Action.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(checkpoint_id, 0))
@@ -413,7 +423,10 @@ class CheckpointProtocol:
         retained: Sequence[RecordKey],
         batch: MicroBatch | None,
     ) -> None:
-        """Raise if storage or a sink was set back (R15). `retained`: the records in storage."""
+        """Raise if storage or a sink was restored to an older state (R15).
+
+        `retained` are the records in storage.
+        """
         adopt = self.config.adopt
         if self.config.exactly_once:
             self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
@@ -433,15 +446,19 @@ class CheckpointProtocol:
                     self._require_none_later(name, memory, {})
 
     def _known_up_to(self, checkpoint_id: float) -> Mapping[str, float]:
-        """Return the newest checkpoint that a sink may have of each lineage: `checkpoint_id` of
-        this lineage, and those of the lineages before."""
+        """Return the newest checkpoint that a sink may have of each lineage.
+
+        This is `checkpoint_id` for this lineage, and what is known of the lineages before.
+        """
         return {**(self._predecessors or {}), self.store.lineage: checkpoint_id}
 
     def _require_none_later(
         self, sink: str, remembered: Mapping[str, int] | None, known: Mapping[str, float]
     ) -> None:
-        """Raise `StorageBehind` if a sink has committed a checkpoint after those `known` by
-        lineage, or one of another lineage (R15)."""
+        """Raise `StorageBehind` if a sink has committed an unknown checkpoint (R15).
+
+        This is a checkpoint after those `known` by lineage, or one of another lineage.
+        """
         try:
             memories.require_none_later(
                 sink, remembered, known, self.store.lineage, self.store.storage.uri
@@ -457,9 +474,12 @@ class CheckpointProtocol:
         newest_rows: Mapping[str, int],
         batch: MicroBatch | None,
     ) -> None:
-        """Commit again what was visible, and is in doubt because its system was set back to before
-        the commit. `visible`: records in storage; `newest_rows`: as in `Record`, up to the last of
-        them. Raises `ExternalSystemBehind` for what is gone."""
+        """Commit again what was visible, and is in doubt again.
+
+        This happens if the sink's system was restored to a state before the commit. `visible` are
+        records in storage, and `newest_rows` is as in `Record`, up to the last of them. Raises
+        `ExternalSystemBehind` if rows are gone.
+        """
         memories.require_records(remembered, newest_rows, self.store.lineage, visible)
         if not visible:
             return
@@ -484,8 +504,8 @@ class CheckpointProtocol:
     ) -> dict[str, T]:
         """Ask each sink, and return the answers by its name.
 
-        A sink that has something to commit, and does not answer, is asked again within the commit
-        timeout; other failures are raised. `doing`: the question in words, for the log.
+        If a sink that has something to commit does not answer, it is asked again within the commit
+        timeout. Other failures are raised. `doing` is the question in words, for the log.
         """
         answers: dict[str, T] = {}
         started = self.clock.monotonic()
@@ -502,7 +522,7 @@ class CheckpointProtocol:
                     pending = newest.for_sink(name) if newest else None
                     if pending is None or not pending.committables:
                         if batch:
-                            # tells what is wrong with the set-up, if it is that
+                            # If the setup is wrong, this raises an error that says so.
                             self._check_schemas(batch)
                         raise
                     tries += 1
@@ -523,7 +543,7 @@ class CheckpointProtocol:
         action = decisions.action_for(
             batch.facts, self.newest, adopt=self.config.adopt, reloaded=False
         )
-        if action is Action.RELOAD:  # R9: it may be old
+        if action is Action.RELOAD:  # R9: what this driver knows may be old
             action = self.recover_newest(batch)
         self._check_batch(action, batch)
         return action
@@ -555,10 +575,10 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 3. sweep
     @property
     def may_sweep(self) -> bool:
-        """True if the records tell of each transaction in doubt what is decided (R16).
+        """Tell whether the records say of each transaction in doubt what is decided (R16).
 
         Once this driver was told that another storage, driver or target is in place of its own, the
-        records may not tell, and never will again.
+        records may not say so, and never will again.
         """
         return self._abort_rights.held and not self.fence.displaced
 
@@ -570,8 +590,8 @@ class CheckpointProtocol:
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
         """Abort the driver's `own` transactions, except those to `keep`.
 
-        What fails is left to the next sweep, and so are all if another driver may have given its
-        own the same names (R4).
+        What cannot be aborted is left to the next sweep. All of them are left to it if another
+        driver may have given its own transactions the same names (R4).
         """
         if self.fence.has_namesake:
             return
@@ -599,8 +619,8 @@ class CheckpointProtocol:
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))  # 4.
                     self._check_before_decision(batch, acks)  # 5.
-                # No topic gets the id of an earlier one: with the same id before and after, the
-                # tasks read this topic.
+                # No topic gets the id of an earlier one. If the id is the same before and after,
+                # the tasks have read this very topic.
                 self._topic_ids = self._topic_ids_now(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
@@ -618,7 +638,7 @@ class CheckpointProtocol:
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         """Get ready for another try of the batch, or raise what stops the query.
 
-        `errors`: of all its tries so far.
+        `errors` are those of all its tries so far.
         """
         checkpoint_id = batch.facts.checkpoint_id
         error = errors[-1]
@@ -642,9 +662,9 @@ class CheckpointProtocol:
     def _evolve(self, batch: MicroBatch) -> None:
         """Let sinks alter their tables for the columns of this batch.
 
-        Called after the commits and the sweep, because pre-committed transactions lock their
-        tables. If a lock wait times out, the checkpoint fails as by any error of a task, and is
-        tried again (R8).
+        This is called after the commits and the sweep, because pre-committed transactions lock
+        their tables. If a lock wait times out, the checkpoint fails as by any error of a task, and
+        is tried again (R8).
         """
         for name, sink in self.sinks.items():
             if not isinstance(sink, SchemaEvolving) or not sink.evolves:
@@ -662,8 +682,10 @@ class CheckpointProtocol:
         round: int = 0,
         lost_rows: Mapping[str, LostRows] | None = None,
     ) -> Acks:
-        """Run the tasks of the whole batch, or, as replay `round`, those that write `lost_rows` (by
-        sink) again. `attempt`: how many tries have failed."""
+        """Run the tasks of the whole batch, or, as replay `round`, write `lost_rows` again.
+
+        `lost_rows` are by sink. `attempt` is the number of tries that have failed.
+        """
         checkpoint_id = batch.facts.checkpoint_id
         lineage = self.store.lineage
         tasks = {
@@ -697,8 +719,11 @@ class CheckpointProtocol:
         return Acks(acks, ended)
 
     def _check_before_decision(self, batch: MicroBatch, acks: Acks) -> None:
-        """Raise if anything speaks against the checkpoint: a task, the limits of dead letters, a
-        target's memory, or a sink's `validate_all`."""
+        """Raise if anything speaks against the checkpoint.
+
+        That may be the error of a task, the limits of dead letters, a target's memory, or a sink's
+        `validate_all`.
+        """
         if errors := acks.errors:
             raise errors[0]
         checkpoint_id = batch.facts.checkpoint_id
@@ -726,9 +751,12 @@ class CheckpointProtocol:
         self.listeners.tell(Step.VALIDATED, checkpoint_id)
 
     def _compare_memories_again(self, batch: MicroBatch) -> None:
-        """See, before the batch is decided, that the sinks still have what was visible when the
-        batch began, and nothing of another driver (R15). After a failover that lost only commits,
-        their transactions are in doubt again, and are committed as at a restart."""
+        """Check the sinks' memories, before the batch is decided (R15).
+
+        The sinks must still have what was visible when the batch began, and nothing of another
+        driver. After a failover that lost only commits, their transactions are in doubt again, and
+        are committed as at a restart.
+        """
         newest_rows = memories.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
@@ -737,7 +765,7 @@ class CheckpointProtocol:
                     name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1)
                 )
             except StorageBehind:
-                # another driver, maybe of a savepoint that was restored
+                # The cause may be another driver, perhaps of a savepoint that was restored.
                 self.fence.require_newest("go on")
                 raise
             self._require_not_behind(name, remembered, newest_rows, batch)
@@ -749,8 +777,11 @@ class CheckpointProtocol:
         newest_rows: Mapping[str, int],
         batch: MicroBatch,
     ) -> None:
-        """Commit again what was visible before the batch and is in doubt in its sink (R15); raise
-        `ExternalSystemBehind` for what is gone. `newest_rows`: as in `Record`, of the batch."""
+        """Commit again what was visible before the batch and is in doubt in its sink (R15).
+
+        Raises `ExternalSystemBehind` if rows are gone. `newest_rows` is as in `Record`, of the
+        batch.
+        """
         if memory is not None and memory.get(self.store.lineage, -1) < newest_rows.get(sink, -1):
             visible = [
                 key
@@ -760,7 +791,7 @@ class CheckpointProtocol:
             try:
                 self._commit_in_doubt_again({sink: memory}, visible, newest_rows, batch)
             except ExternalSystemBehind:
-                # what is decided, and no longer in a record, may be in doubt again
+                # Decided transactions whose record is no longer retained may be in doubt again.
                 self.fence.displaced = True
                 raise
 
@@ -799,8 +830,8 @@ class CheckpointProtocol:
     def _topic_ids_now(self, batch: MicroBatch) -> TopicIds:
         """Ask the source for the ids of its topics, and compare them with the last ones (R19).
 
-        If the source cannot tell, the query goes on, and later ids are compared with the last known
-        ones.
+        If the source cannot tell, the query continues, and later ids are compared with the last
+        known ones.
         """
         doing = "tell the ids of its topics"
         try:
@@ -816,8 +847,11 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 6.-7. the commit point
     def decide(self, record: Record, before: CompletedCheckpoint | None = None) -> CommitPermit:
-        """Put the record, or adopt another driver's that is there; then look whether this driver
-        may commit what is decided. `before`: the checkpoint that the record adds a round to."""
+        """Put the record, or adopt another driver's record if that is there already.
+
+        Then look whether this driver may commit what is decided. `before` is the checkpoint that
+        the record adds a round to.
+        """
         try:  # 6.
             self.fence.require_newest("complete")  # R14: fence before the put
             with self._abort_rights.suspend_until_decided():
@@ -839,7 +873,7 @@ class CheckpointProtocol:
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         self.listeners.tell(step, record.checkpoint_id, adopted=decided is not record)
         listing = self.store.listing()  # 7.
-        # R1: newest after the put
+        # R1: the checkpoint must be the newest after the put.
         if decided is None or listing.newest_complete > record.checkpoint_id:
             self._abort(record.committables)
             raise Superseded(
@@ -853,8 +887,8 @@ class CheckpointProtocol:
         expected = {(record.checkpoint_id, record.round)} | (
             {(known.checkpoint_id, 0)} if known else set()
         )
-        # A record is gone if storage was set back just now; or it was wiped, and our number is a
-        # new driver's.
+        # A record is gone if storage was restored to an older state just now, or if it was wiped,
+        # and our number is now a new driver's.
         if gone := expected.difference(listing.records):
             raise self.fence.storage_changed_error(
                 "commit", f"the record of checkpoint {min(gone)[0]}"
@@ -864,7 +898,7 @@ class CheckpointProtocol:
         return permit
 
     def _delete_older_records(self, listing: Listing) -> None:
-        """Keep `retained_checkpoints`. What fails is left to the next checkpoint."""
+        """Keep `retained_checkpoints`. What cannot be deleted is left to the next checkpoint."""
         oldest = listing.newest_complete - self.config.retained_checkpoints + 1
         try:
             self.store.delete_older_than(oldest, listing)
@@ -875,9 +909,11 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 8. phase two
     def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> CompletedCheckpoint:
-        """Commit what is not final, and ask again until the commit timeout, or for
-        `STOP_GRACE_PERIOD` if the query of `batch` is being stopped: the next start goes on. What
-        is lost is left to the caller."""
+        """Commit what is not final, and ask the sinks again until the commit timeout.
+
+        If the query of `batch` is being stopped, the time is `STOP_GRACE_PERIOD`, because the next
+        start continues. What is lost is left to the caller.
+        """
         checkpoint_id = permit.complete.checkpoint_id
         started = self.clock.monotonic()
         pending = permit.complete.pending_participants()
@@ -897,10 +933,10 @@ class CheckpointProtocol:
                     iter(errors.values())
                 )
             self.listeners.tell(Step.ASKING_AGAIN, checkpoint_id, tries=tries, errors=errors)
-            self.sweep()  # R7: what is in the way may be an orphan
-            # what is decided becomes visible though its storage is gone
+            self.sweep()  # R7: an orphan may be in the way
+            # If storage is gone, what is decided becomes visible all the same.
             with suppress(StorageError, StorageBehind):
-                # R14: a savepoint may have been restored meanwhile
+                # R14: A savepoint may have been restored meanwhile.
                 permit = self.fence.permit(permit.complete)
         if batch and batch.facts.checkpoint_id > checkpoint_id:
             permit = permit.with_outcomes(decisions.expired_as_visible(permit.complete))
@@ -909,15 +945,17 @@ class CheckpointProtocol:
         return permit.complete
 
     def _require_not_replayed(self, complete: CompletedCheckpoint) -> None:
-        """Raise `StorageBehind` if a sink already has rows in place of the lost ones, by a replay
-        whose record is no longer in storage (R15)."""
+        """Raise `StorageBehind` if a sink already has rows in place of the lost ones (R15).
+
+        A replay has written them whose record is no longer in storage.
+        """
         for name in dict.fromkeys(sink for sink, _ in complete.lost_participants()):
             sink = self.sinks[name]
             if not isinstance(sink, Auditable):
                 continue
             [holding] = sink.audit(self.job, [complete.audited_part(name)], quick=True).holdings
             if holding.unexpected:
-                # a newer driver may have done it just now
+                # A newer driver may have replayed the checkpoint just now.
                 self.fence.require_newest("write what is lost again")
                 self.fence.displaced = True
                 raise memories.replayed_already_error(
@@ -978,7 +1016,7 @@ class CheckpointProtocol:
                 if isinstance(answer, Exception):
                     errors[participant] = answer
                 elif final or answer.state is CommitState.COMMITTED:
-                    # otherwise it is asked again, with the others
+                    # Otherwise this participant is asked about again, with the others.
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
 
@@ -996,10 +1034,10 @@ class CheckpointProtocol:
         checkpoint_id = complete.checkpoint_id
         round = complete.next_round
         lost = complete.lost_participants()
-        self.fence.require_newest("replay")  # R6: only the newest driver does
+        self.fence.require_newest("replay")  # R6: only the newest driver replays
         self._compare_memories_before_replay(complete, batch)
         self._check_schemas(batch)
-        self._evolve(batch)  # a table that was set back lacks what was altered for these rows
+        self._evolve(batch)  # a restored table lacks what was altered for them
         reasons = {
             f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason
             for sink, subtask in sorted(lost)
@@ -1039,9 +1077,11 @@ class CheckpointProtocol:
     def _compare_memories_before_replay(
         self, complete: CompletedCheckpoint, batch: MicroBatch
     ) -> None:
-        """Raise `StorageBehind` if another driver, with a copy of this storage, has committed a
-        later checkpoint, or this one in our place (R15): it has aborted our transactions as
-        orphans, and written their rows."""
+        """Raise `StorageBehind` if another driver has committed in our place (R15).
+
+        With a copy of this storage, another driver may have committed a later checkpoint, or this
+        one. It has then aborted our transactions as orphans, and written their rows.
+        """
         # A system that has lost transactions may have lost earlier commits with them.
         for name in (
             {sink for sink, _ in complete.lost_participants()} if self.config.exactly_once else ()
@@ -1059,8 +1099,11 @@ class CheckpointProtocol:
     def _lost_rows(
         self, complete: CompletedCheckpoint, spooled: Mapping[str, SpooledRows]
     ) -> dict[str, LostRows]:
-        """Return, by sink, the rows that its tasks have to write again, with what the records say
-        of its dead letters, also of those that were given up (R17)."""
+        """Return, by sink, the rows that its tasks have to write again.
+
+        With them goes what the records say of its dead letters, even of those that were given up
+        (R17).
+        """
         lost = complete.lost_participants()
         lost_rows = dict[str, LostRows]()
         for name, sink in self.sinks.items():
@@ -1079,7 +1122,7 @@ class CheckpointProtocol:
     def _pre_commit_again(
         self, batch: MicroBatch, complete: CompletedCheckpoint, lost_rows: Mapping[str, LostRows]
     ) -> Acks:
-        """Run the tasks of a replay, again where a lock blocked one (R8)."""
+        """Run the tasks of a replay, and run them again if a lock blocked one (R8)."""
         blocked = list[Exception]()
         lost = complete.lost_participants()
         while True:
@@ -1095,7 +1138,7 @@ class CheckpointProtocol:
             if not decisions.may_try_again(blocked, tolerable=0):
                 raise decisions.refused_again_error(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
-            # R15: another driver may have held it, and committed
+            # R15: Another driver may have held the lock, and committed.
             self._require_not_replayed(complete)
 
     def _checkpoint(self, checkpoint_id: int) -> Checkpoint:

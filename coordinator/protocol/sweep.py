@@ -1,4 +1,7 @@
-"""The sweep: presumed abort of what no record names. Rules: docs/protocol.md#the-rules"""
+"""The sweep: presumed abort of what no record names.
+
+Rules: docs/protocol.md#the-rules
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ logger = get_logger(__package__)
 
 
 class Sweeper:
-    """Aborts every pre-committed transaction of a job that no record names."""
+    """The sweeper, which aborts every pre-committed transaction of a job that no record names."""
 
     def __init__(
         self,
@@ -52,8 +55,8 @@ class Sweeper:
         """List what is in doubt in each sink, and abort what no record names.
 
         What cannot be listed or aborted now is left to the next sweep, because nothing but locks
-        and resources depends on it. `records_exist`: this driver has seen a record. If there are
-        none now, they vanished, and nothing is aborted.
+        and resources depends on it. `records_exist` means that this driver has seen a record. If
+        there are no records now, they vanished, and nothing is aborted.
         """
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
@@ -82,7 +85,7 @@ class Sweeper:
                     "the storage", "read the records before a sweep", error
                 )
                 continue
-            # R16
+            # R16: what a record names is decided, and is not aborted.
             named = [c.transaction for complete in history for c in complete.committables.values()]
             ended, left = abort_or_leave(sink, not_among(listed, named))
             if ended:
@@ -104,7 +107,7 @@ def abort_or_leave(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Abort transactions.
 
-    Returns those that are aborted now, and whether any is left to the next sweep.
+    Returns the transactions that are aborted now, and whether any is left to the next sweep.
     """
     try:
         answers = (
