@@ -1,5 +1,7 @@
-"""JSON objects as storage has them: sealed with a checksum, and trusted only if each field is of
-its type."""
+"""JSON objects as storage has them.
+
+They are sealed with a checksum, and trusted only if each field is of its type.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from coordinator.errors import CorruptRecord
 T = TypeVar("T")
 
 FORMAT = 2
-"""Number of the format that is written; those from `_OLDEST` up to it are read. A new field that
-older versions cannot read needs a new number."""
+"""The number of the format that is written.
+
+Formats from `_OLDEST` up to this one are read. A new field that older versions cannot read needs a
+new number.
+"""
 _OLDEST = 2
 
 
@@ -60,7 +65,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 def corrupt_if_malformed(where: str) -> Iterator[None]:
     """Turn the errors of the block, which parses a record, into `CorruptRecord`.
 
-    `where`: the record, for people.
+    `where` names the record, for people.
     """
     try:
         yield
@@ -69,9 +74,9 @@ def corrupt_if_malformed(where: str) -> Iterator[None]:
 
 
 def require_field_types(instance: T) -> T:
-    """Return the dataclass as it is.
+    """Return the dataclass as it is, if each field is of its type.
 
-    Raises TypeError if a field, at any depth, is not of its type.
+    Otherwise, at any depth, this raises TypeError.
     """
     for name, kind in _kinds(type(instance)).items():  # type: ignore[arg-type]
         if not _fits(value := getattr(instance, name), kind):

@@ -1,5 +1,7 @@
-"""The folder of one job in checkpoint storage; `JobStore` and `Journal` know different parts of
-it."""
+"""The folder of one job in checkpoint storage.
+
+`JobStore` and `Journal` know different parts of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from sinks.transaction import token
 
 
 class JobFolder:
-    """Reads what is below the folder of a job, and refuses what belongs to another job."""
+    """The folder of a job, which refuses to read what belongs to another job."""
 
     def __init__(
         self,
@@ -29,7 +31,7 @@ class JobFolder:
         """Open nothing yet. `on_call` is as in `TimedStorage`."""
         self.storage = storage
         self.timed_storage = TimedStorage(storage, on_call) if on_call else storage
-        """The storage for all calls whose duration counts in the statistics."""
+        """The storage, for all calls whose duration counts in the statistics."""
         self.job = job
         self.root = token(job)
 

@@ -1,16 +1,18 @@
 """The claims and records of a job in checkpoint storage.
 
-Only this module and `journal` (alive, statistics, request) know these keys; those of rows that are
-kept for replays are in `spool`. Rules: docs/protocol.md#the-rules
+Only this module and `journal` (alive, statistics, request) know these keys. The keys of rows that
+are kept for replays are in `spool`. Rules: docs/protocol.md#the-rules
 
-JOB/generation/NUMBER one claim per driver incarnation or restore; the highest is the newest, and
-names the current lineage. Its token tells it from a claim that another driver makes of the same
-number, after this storage was emptied or set back JOB/LINEAGE/checkpoint/N.ROUND round 0: the
-complete record of checkpoint N; round r > 0: replacements of a replay JOB/loss/LINEAGE.N.ROUND copy
-of a record that gives participants up; never deleted JOB/alive/GENERATION.NUMBER the last sign of
-life of a driver JOB/statistics/N.COUNT.RANDOM statistics of so many tries of checkpoints; no
-decision depends on them JOB/request/TIME.RANDOM what an operator asks of the driver; also below
-JOB/begun and JOB/answer
+* JOB/generation/NUMBER: one claim per driver incarnation or restore. The highest is the newest, and
+  names the current lineage. Its token tells it from a claim that another driver makes of the same
+  number, after this storage was emptied or restored to an older state.
+* JOB/LINEAGE/checkpoint/N.ROUND: in round 0 the complete record of checkpoint N, in round r > 0 the
+  replacements of a replay.
+* JOB/loss/LINEAGE.N.ROUND: a copy of a record that gives participants up. It is never deleted.
+* JOB/alive/GENERATION.NUMBER: the last heartbeat of a driver.
+* JOB/statistics/N.COUNT.RANDOM: statistics of so many tries of checkpoints. No decision depends on
+  them.
+* JOB/request/TIME.RANDOM: what an operator asks of the driver, also below JOB/begun and JOB/answer.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from sinks._util.progress import progress
 
 _RETAINED_CLAIMS = 10
 _STALE_LISTINGS = 20
-"""After so many listings in a row that contradict what is there, the storage is taken for an
-inconsistent one."""
+"""The number of listings in a row that contradict what is there.
+
+After these, the storage counts as inconsistent.
+"""
 
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
@@ -55,8 +59,10 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
 
 
 class JobStore:
-    """The claims and records of one job, in its current lineage (that of the newest claim seen) or
-    in the one given."""
+    """The claims and records of one job, in one lineage.
+
+    This is the given lineage, or otherwise the current one, that of the newest claim seen.
+    """
 
     def __init__(
         self,
@@ -65,13 +71,13 @@ class JobStore:
         lineage: str = "",
         on_call: Callable[[str, float], None] | None = None,
     ) -> None:
-        """Open nothing yet. `on_call`: as in `TimedStorage`."""
+        """Open nothing yet. `on_call` is as in `TimedStorage`."""
         self.storage = storage
         self.job = job
         self._folder = JobFolder(storage, job, on_call)
         self.journal = Journal(self._folder)
         self.lineage = lineage
-        """ "" before the first claim."""
+        """The lineage, "" before the first claim."""
 
     def listing(self, folder: str = "") -> Listing:
         """List the job, or one of its folders, now."""
@@ -97,9 +103,9 @@ class JobStore:
     def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
         """Become the newest driver of this job, in its current lineage, so that older drivers stop.
 
-        No number is given twice, as long as the storage is not emptied or set back; if it is,
-        `holds` tells the claims apart. `address`: as in `Claim`; `next_sign`: seconds until the
-        next sign of life.
+        No number is given twice, as long as the storage is not emptied or restored to an older
+        state. If it is, `holds` tells the claims apart. `address` is as in `Claim`, and `next_sign`
+        is the number of seconds until the next heartbeat.
         """
         newest = self.newest_claim()
         stale = 0
@@ -120,11 +126,13 @@ class JobStore:
         )
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
-        """Make `base` the newest checkpoint, and its lineage the current one: drivers of the
-        lineage before may not complete a checkpoint any more. `allow` may raise to refuse, with no
-        driver in the way of what it reads; what it has seen still holds when the lineage changes.
-        May be called again with the same base. Raises Superseded if a driver or another restore has
-        started meanwhile."""
+        """Make `base` the newest checkpoint, and its lineage the current one.
+
+        Drivers of the lineage before can then complete no checkpoint any more. `allow` may raise to
+        refuse, with no driver in the way of what it reads. What it has seen still holds when the
+        lineage changes. This may be called again with the same base. Raises Superseded if a driver
+        or another restore has started meanwhile.
+        """
         begins = self.newest_claim().lineage != base.lineage
         if begins:
             fence = self.claim_generation()
@@ -152,21 +160,23 @@ class JobStore:
             number = self.newest_generation()
             if not number:
                 return Claim()
-            # None: so many have been claimed since that it is deleted
+            # It is None if so many generations have been claimed since that the claim was deleted.
             if claim := self.claim_of(number):
                 return claim
         shown = f"{_STALE_LISTINGS} listings in a row show it, but it is not there"
         raise self._folder.stale_listing_error(self._generation_key(number), shown)
 
     def follow_newest_claim(self) -> Claim:
-        """Return the newest claim, whose lineage is read from now on. Claims nothing."""
+        """Return the newest claim, whose lineage is read from now on. This claims nothing."""
         claim = self.newest_claim()
         self.lineage = claim.lineage
         return claim
 
     def holds(self, claim: Claim) -> bool:
-        """Tell whether this very claim is in storage: neither gone, nor another one of the same
-        number."""
+        """Tell whether this very claim is in storage.
+
+        It may be gone, or another claim may have its number.
+        """
         found = self.claim_of(claim.generation)
         return found is not None and found.token == claim.token
 
@@ -205,7 +215,7 @@ class JobStore:
         listing = self.listing("generation/")
         if listing.newest_generation != claim.generation:
             return False
-        with suppress(StorageError):  # they do no harm
+        with suppress(StorageError):  # old claims do no harm
             for old in listing.generations:
                 if old <= claim.generation - _RETAINED_CLAIMS:
                     self._folder.timed_storage.delete(self._generation_key(old))
@@ -218,7 +228,7 @@ class JobStore:
     def put(self, record: Record) -> bool:
         """Put a record, unless there is one under its key.
 
-        Returns True also if that is this very record, because a put that was retried finds the
+        Returns True even then if it is this very record, because a put that was retried finds the
         record that it has put.
         """
         key = self._record_key(record.checkpoint_id, record.round)
@@ -234,8 +244,10 @@ class JobStore:
         return self._folder.timed_storage.get(key) == seal(record.to_json())
 
     def get(self, checkpoint_id: int, round: int) -> Record | None:
-        """Return the record of a checkpoint (round 0), or of one of its replays; None if it is not
-        there."""
+        """Return the record of a checkpoint (round 0), or of one of its replays.
+
+        Returns None if it is not there.
+        """
         key = self._record_key(checkpoint_id, round)
         record = self._record_at(key)
         if record and (record.lineage, record.checkpoint_id, record.round) != (
@@ -256,8 +268,8 @@ class JobStore:
     def load_newest(self) -> CompletedCheckpoint | None:
         """Return the newest complete checkpoint; None if there is none.
 
-        If retention deletes it meanwhile, read again (R9). A reader need not claim a generation
-        before.
+        If retention deletes it meanwhile, this reads again (R9). A reader need not claim a
+        generation before.
         """
         if not (self.lineage or self.follow_newest_claim().lineage):
             return None
@@ -280,8 +292,11 @@ class JobStore:
         raise self._folder.stale_listing_error(self._record_key(newest, 0), shown)
 
     def history(self, wanted: Callable[[int], bool] = lambda _: True) -> list[CompletedCheckpoint]:
-        """Return retained complete checkpoints, oldest first: the newest, and those before it whose
-        id is `wanted`. A reader need not claim."""
+        """Return retained complete checkpoints, oldest first.
+
+        These are the newest one, and those before it whose id is `wanted`. A reader need not claim
+        a generation.
+        """
         newest = self.load_newest()
         if not newest:
             return []
@@ -289,7 +304,10 @@ class JobStore:
         return [*self.read([key for key in older if wanted(key.checkpoint_id)]), newest]
 
     def find(self, checkpoint_id: int) -> CompletedCheckpoint | None:
-        """Return one retained checkpoint; None if it is not there. A reader need not claim."""
+        """Return one retained checkpoint; None if it is not there.
+
+        A reader need not claim a generation.
+        """
         return next(
             iter(
                 self.read([key for key in self.record_keys() if key.checkpoint_id == checkpoint_id])
@@ -310,7 +328,7 @@ class JobStore:
         ]
 
     def record_keys(self) -> list[RecordKey]:
-        """Return the keys of all records, oldest first. A reader need not claim."""
+        """Return the keys of all records, oldest first. A reader need not claim a generation."""
         return (
             sorted(self.listing().records)
             if self.lineage or self.follow_newest_claim().lineage
@@ -321,8 +339,8 @@ class JobStore:
     def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
         for key in listing.records:
             if key.checkpoint_id < checkpoint_id:
-                with suppress(CorruptRecord):  # it stays, since it may tell of a loss: see `losses`
-                    # who put it may have died before it kept the loss
+                with suppress(CorruptRecord):  # it stays, as it may tell of a loss: see `losses`
+                    # The driver that put the record may have died before it kept the loss.
                     if key.round and (replay := self.get(*key)):
                         self._keep_loss(replay)
                     self._folder.timed_storage.delete(self._record_key(*key))

@@ -1,9 +1,8 @@
-"""The journal of a job, beside its records: heartbeats, statistics, and notes between operators and
-drivers.
+"""The journal of a job, beside its records.
 
-It decides nothing about rows. The last heartbeat only tells when a start that cannot be right is
-refused: after it has claimed a generation if the driver before says that it has ended, and before
-the claim otherwise.
+It has heartbeats, statistics, and notes between operators and drivers. It decides nothing about
+rows. The last heartbeat only tells when a start that cannot be right is refused: after it has
+claimed a generation if the driver before says that it has ended, and before the claim otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Journal:
         ended: str = "",
         now: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the sign of life `number` of a generation, in place of all earlier ones."""
+        """Write the heartbeat `number` of a generation, in place of all earlier ones."""
         folder = f"{self._folder.root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
         self._folder.timed_storage.put_if_absent(
@@ -57,15 +56,17 @@ class Journal:
                 self._folder.timed_storage.delete(old)
 
     def last_sign(self, claim: Claim) -> SignOfLife:
-        """Return the newest sign of life of the driver that holds the claim; the claim itself is
-        the first."""
+        """Return the newest heartbeat of the driver that holds the claim.
+
+        The claim itself is the first heartbeat.
+        """
         folder = f"{self._folder.root}/alive"
         own = f"{folder}/{claim.generation:010d}."
         while keys := [
             key for key in self._folder.timed_storage.list(folder) if key.startswith(own)
         ]:
             data = self._folder.timed_storage.get(keys[-1])
-            if data is not None:  # None: a newer one has just taken its place
+            if data is not None:  # if it is None, a newer one has its place
                 body = unseal(data, self._folder.describe(keys[-1]))
                 with corrupt_if_malformed(self._folder.describe(keys[-1])):
                     return require_field_types(SignOfLife(**body["sign"], now=body.get("now", {})))
@@ -73,9 +74,12 @@ class Journal:
 
     # ------------------------------------------------------------------ statistics
     def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
-        """Add the statistics of some tries to those of the newest object, or begin another object
-        if that has as many as `together`; and delete the oldest objects that are not needed for the
-        newest `keep` tries. Two drivers at once write some tries twice, and lose none."""
+        """Add the statistics of some tries to those of the newest object.
+
+        If that object has as many as `together`, another object is begun. Then the oldest objects
+        that are not needed for the newest `keep` tries are deleted. Two drivers at once write some
+        tries twice, and lose none.
+        """
         objects = self.statistics_objects()
         number, count, newest = objects[-1] if objects else (0, 0, "")
         before: list[Mapping[str, Any]] = []
@@ -126,13 +130,15 @@ class Journal:
 
     # ---------------------------------------------------------- notes between operators and drivers
     def new_note_id(self) -> tuple[str, SignOfLife]:
-        """Return the id of a new note, which begins with the milliseconds since the epoch, and a
-        sign of life that tells who puts the note and when."""
+        """Return the id of a new note, and a sign that tells who puts the note and when.
+
+        The id begins with the milliseconds since the epoch.
+        """
         sign = sign_of_life(self._folder.storage)
         return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
-        """Put a note, unless it is there. `folder`: request, begun or answer."""
+        """Put a note, unless it is there. `folder` is request, begun or answer."""
         self._folder.timed_storage.put_if_absent(
             f"{self._folder.root}/{folder}/{id}", seal({"job": self._folder.job, "note": body})
         )

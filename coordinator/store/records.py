@@ -1,5 +1,7 @@
-"""The values that checkpoint storage holds of a job: records of checkpoints, claims of drivers, and
-listings."""
+"""The values that checkpoint storage holds of a job.
+
+These are records of checkpoints, claims of drivers, and listings.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A participant of the complete checkpoint that the job goes on without, because an operator
-    said so. `outcome` is "lost" or "unknown" (then its rows may be visible or not), `rows` how many
-    there were."""
+    """A participant that an operator gave up, so that the job continues without it.
+
+    `outcome` is "lost" or "unknown" (then its rows may be visible or not), and `rows` how many rows
+    there were.
+    """
 
     sink: str
     subtask: int
@@ -29,29 +33,38 @@ class Acceptance:
 
 
 ANY_LINEAGE = "*"
-"""A key of `Record.predecessors` that stands for any other lineage."""
+"""The key of `Record.predecessors` that stands for any other lineage."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One decision: a checkpoint is complete with these committables (round 0), or these replace
+    """One decision on a checkpoint.
+
+    In round 0, the checkpoint is complete with these committables. In later rounds, they replace
     lost ones.
 
-    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and
-    `planned_at` the time in it. `partitions` is the layout: number of partitions per sink, in round
-    0 of every sink of the job. Times are milliseconds since the epoch (0: unknown). `guarantee` is
-    the text of the job's `Guarantee`. `batch_rows` are those of Spark's batch, before the sinks'
-    transforms, None if they were not counted; `rows` those that came to each sink. `restored_from`
-    is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
-    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces
-    them. `predecessors` are the lineages of the job before this one, and the newest checkpoint that
-    the external systems may have of each; None, or with the key `ANY_LINEAGE`: whatever they have
-    at the next start. `dead_letters`: by sink of dead letters, the sink that refused its rows.
-    `row_hash` (of round 0): how the rows of fingerprints and dead letters were hashed; a replay has
-    to hash them so again. `topic_ids`: per source, those of the Kafka topics that it read, by name;
-    () if they are not known. `newest_rows` (of round 0): by sink, the newest checkpoint before this
-    one with rows that its system remembers, in this lineage; of a base, the newest up to its
-    savepoint, in that one's, if that is of the same job.
+    * `offsets` are the source offsets of Spark's offset log, one JSON text per source, and
+      `planned_at` is the time in it.
+    * `partitions` is the layout: the number of partitions per sink, in round 0 of every sink of the
+      job.
+    * `triggered_at` and `completed_at` are milliseconds since the epoch (0: unknown).
+    * `guarantee` is the text of the job's `Guarantee`.
+    * `batch_rows` counts the rows of Spark's batch, before the sinks' transforms, None if they were
+      not counted. `rows` counts those that came to each sink.
+    * `restored_from` is the savepoint that the base of a new lineage stands for. All of it is
+      visible, so it has no committables.
+    * `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
+    * `predecessors` are the lineages of the job before this one, with the newest checkpoint that
+      the external systems may have of each. None, or the key `ANY_LINEAGE`, stands for whatever
+      they have at the next start.
+    * `dead_letters` has, by dead-letter sink, the sink that refused its rows.
+    * `row_hash` (of round 0) is the way in which the rows of fingerprints and dead letters were
+      hashed. A replay has to hash them in the same way.
+    * `topic_ids` has, per source, the ids of the Kafka topics that it read, by name; () if they are
+      not known.
+    * `newest_rows` (of round 0) has, by sink, the newest checkpoint before this one with rows that
+      its system remembers, in this lineage. Of a base, it is the newest up to its savepoint, in the
+      savepoint's lineage, if the savepoint is of the same job.
     """
 
     job: str
@@ -86,7 +99,7 @@ class Record:
 
     @property
     def dead_lettered(self) -> dict[str, int]:
-        """The number of rows that each sink has refused, by its name."""
+        """Return the number of rows that each sink has refused, by its name."""
         return {name: self.rows.get(dead, 0) for dead, name in self.dead_letters.items()}
 
     @classmethod
@@ -108,13 +121,15 @@ class Record:
 
 
 Participant = tuple[str, int]
-"""The name of a sink, and the number of a subtask (a partition of its rows)."""
+"""The name of a sink, and the number of a partition of its rows."""
 
 
 @dataclass(frozen=True)
 class CompletedCheckpoint:
-    """A complete checkpoint as this process knows it: the records of all its rounds, and the final
-    outcomes seen so far."""
+    """A complete checkpoint as this process knows it.
+
+    It has the records of all its rounds, and the final outcomes seen so far.
+    """
 
     rounds: tuple[Record, ...]
     outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
@@ -129,14 +144,18 @@ class CompletedCheckpoint:
 
     @property
     def next_round(self) -> int:
-        """The round that a replay would write: one after the newest, whose outcomes are final here
-        (R3)."""
+        """Return the round that a replay would write (R3).
+
+        It is one after the newest, whose outcomes are final here.
+        """
         return self.rounds[-1].round + 1
 
     @cached_property
     def committables(self) -> Mapping[Participant, Committable]:
-        """The current committable of each participant: that of round 0, unless a later round has
-        replaced it or given it up."""
+        """Return the current committable of each participant.
+
+        It is that of round 0, unless a later round has replaced it or given it up.
+        """
         current: dict[Participant, Committable] = {}
         for record in self.rounds:
             current |= {
@@ -149,17 +168,20 @@ class CompletedCheckpoint:
 
     @property
     def newest_rows(self) -> Mapping[str, int]:
-        """The field `newest_rows` of the next `Record`: as in this checkpoint's, with the
-        checkpoint itself."""
+        """Return the field `newest_rows` of the next `Record`.
+
+        It is as in this checkpoint's record, with the checkpoint itself added.
+        """
         remembered = {
             sink for (sink, _), committable in self.committables.items() if committable.remembered
         }
         return {**self.record.newest_rows, **dict.fromkeys(remembered, self.checkpoint_id)}
 
     def pending_participants(self) -> list[Participant]:
-        """Return the participants that the sinks have to be asked about, again if need be.
+        """Return the participants that the sinks have to be asked about, again if necessary.
 
-        A participant that is HELD for a lost one of the same sink waits until that is replaced.
+        A participant that is HELD for a lost one of the same sink waits until the lost one is
+        replaced.
         """
         waiting = {sink for sink, _ in self.lost_participants()}
 
@@ -185,8 +207,10 @@ class CompletedCheckpoint:
         ]
 
     def for_sink(self, sink: str) -> CompletedCheckpoint:
-        """Return the part of one sink in this checkpoint: the same rounds, without the committables
-        of other sinks."""
+        """Return the part of one sink in this checkpoint.
+
+        It has the same rounds, without the committables of other sinks.
+        """
 
         def restrict(record: Record) -> Record:
             own = (committable for committable in record.committables if committable.sink == sink)
@@ -232,10 +256,11 @@ class CompletedCheckpoint:
 class SignOfLife:
     """A heartbeat, by which a process shows that it works.
 
-    `who`: host and process; `at`: the time in milliseconds since the epoch by its clock;
-    `storage_at`: in seconds by the storage's clock, if that has one. `next`: seconds until another
-    sign is due, 0 for a process that runs no query. `ended`: why the query has ended. `now`: what
-    it does, as `CheckpointStatisticsTracker.activity` tells it.
+    `who` is the host and the process. `at` is the time in milliseconds since the epoch by its
+    clock, and `storage_at` the time in seconds by the storage's clock, if the storage has one.
+    `next` is the number of seconds until another heartbeat is due, 0 for a process that runs no
+    query. `ended` says why the query has ended, and `now` what the process does, as
+    `CheckpointStatisticsTracker.activity` tells it.
     """
 
     who: str = ""
@@ -246,16 +271,19 @@ class SignOfLife:
     now: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the sign without `now`, which the signs in claims and requests lack."""
+        """Return the heartbeat without `now`, which those in claims and requests lack."""
         return {name: value for name, value in vars(self).items() if name != "now"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation, and the lineage that it is in; the default is for a job that nobody has claimed
-    yet. `address`: None if a restore or an operator's command has claimed it, "" if a driver has
-    (an older version: its HTTP address). `sign`: the claimer's first sign of life. `token`: a
-    random text that no other claim has ("": by version 0.2)."""
+    """A generation, and the lineage that it is in.
+
+    The default is for a job that nobody has claimed yet. `address` is None if a restore or an
+    operator's command has claimed the generation, and "" if a driver has (in an older version: its
+    HTTP address). `sign` is the claimer's first heartbeat. `token` is a random text that no other
+    claim has ("" in claims of version 0.2).
+    """
 
     generation: int = 0
     lineage: str = ""
@@ -284,5 +312,5 @@ class Listing:
 
     @property
     def newest_complete(self) -> int:
-        """The id of the newest complete checkpoint, -1 if there is none."""
+        """Return the id of the newest complete checkpoint, -1 if there is none."""
         return max((key.checkpoint_id for key in self.records if key.round == 0), default=-1)

@@ -1,6 +1,7 @@
-"""The rows of a checkpoint, kept until all of it is visible (`replay="spool"`): what the external
-system loses of it is then written again from here, and need not be computed again, which may give
-other rows.
+"""The rows of a checkpoint, kept until all of it is visible (`replay="spool"`).
+
+What the external system loses of the checkpoint is then written again from here. It need not be
+computed again, which may give other rows.
 
 A participant's rows are one Arrow IPC stream with the row hash as last column, cut into values
 under the keys
@@ -37,7 +38,7 @@ logger = get_logger(__name__)
 class SpooledRows:
     """The kept rows of a sink's participants: the keys of each subtask's chunks, in order.
 
-    Called as `LostRows.spooled`.
+    It is called as `LostRows.spooled`.
     """
 
     uri: str = field(repr=False)  # a password may be in it
@@ -56,7 +57,10 @@ class SpooledRows:
 
 @dataclass(frozen=True)
 class SpoolingRows:
-    """Keeps the rows of a sink's participants as they pass. Called as `SinkTask.spooling`."""
+    """The writer that keeps the rows of a sink's participants as they pass.
+
+    It is called as `SinkTask.spooling`.
+    """
 
     uri: str = field(repr=False)
     place: str
@@ -79,7 +83,7 @@ class SpoolingRows:
 
             cut = Cut(put)
             fingerprint = Fingerprint()
-            # Closed after the last row alone: a task that fails puts nothing more.
+            # The writer is closed only after the last row, so a task that fails puts nothing more.
             writer = pa.ipc.new_stream(
                 cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
             )
@@ -95,10 +99,10 @@ class SpoolingRows:
 
 
 class Spool:
-    """The driver's side: it finds kept rows again, and deletes them when they are visible."""
+    """The driver's side, which finds kept rows again, and deletes visible ones."""
 
     def __init__(self, uri: str, job: str) -> None:
-        """Open the storage. Raises ValueError for one that executors cannot open."""
+        """Open nothing yet. Raises ValueError for a storage that executors cannot open."""
         scheme = uri.partition(":")[0]
         if scheme in ("memory", "hdfs", "viewfs"):
             raise ValueError(
@@ -116,9 +120,11 @@ class Spool:
     def rows_of(
         self, complete: CompletedCheckpoint, lost: Iterable[Participant], writers: Mapping[str, str]
     ) -> dict[str, SpooledRows]:
-        """Return, by sink, the rows of the participants that are lost; none unless all of them are
-        there. The rows of the sinks in `writers`, which tasks of another sink write, are among the
-        rows of that sink, also if they were given up since."""
+        """Return, by sink, the kept rows of lost participants; none unless all of them are there.
+
+        The rows of the sinks in `writers`, which tasks of another sink write, are among the rows of
+        that sink, even if they were given up since.
+        """
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
             number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
@@ -143,8 +149,10 @@ class Spool:
     def delete(
         self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()
     ) -> None:
-        """Delete the rows of `lineage` up to the checkpoint `visible` (None: all), and all of its
-        predecessors, which are over."""
+        """Delete the rows of `lineage` up to the checkpoint `visible` (None: all).
+
+        All rows of its predecessors, which are over, are deleted, too.
+        """
         over = tuple(f"{self._root}/{before}/" for before in predecessors if before != lineage)
         own = f"{self._root}/{lineage}/"
         first_after = own + (f"{visible + 1:020d}" if visible is not None else "~")

@@ -1,2 +1,4 @@
-"""The executor's half of the protocol: one task, which writes a partition of a checkpoint and
-pre-commits it."""
+"""The executor's half of the protocol.
+
+One task writes a partition of a checkpoint and pre-commits it.
+"""

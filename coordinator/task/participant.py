@@ -1,5 +1,7 @@
-"""A participant: the rows of one partition on their way into a sink, and those that it refuses into
-its sink of dead letters."""
+"""A participant: the rows of one partition on their way into a sink.
+
+The rows that the sink refuses go into its dead-letter sink.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, Tra
 logger = get_logger(__name__)
 
 MAX_WAITING_BYTES = 64 * 2**20
-"""The size that the waiting rows of a task may have in memory."""
+"""The bytes that the waiting rows of a task may take in memory."""
 _MAX_REFUSALS_IN_A_ROUND = 1000
-"""After so many refusals, each of one row, a round tries no further row. The next round begins at
-the other end: if it is refused as many rows, too, the target refuses too many."""
+"""The number of refusals, each of one row, after which a round tries no further row.
+
+The next round begins at the other end. If as many rows are refused there, too, the target refuses
+too many.
+"""
 
 
 @dataclass
 class SinkTransaction:
     """A transaction of a sink in a task, with count and hash of its rows.
 
-    It begins with its first row. `transaction_id` has the name of the task's sink, also where
+    It begins with its first row. `transaction_id` has the name of the task's sink, even where
     `sink` takes the dead letters of that sink.
     """
 
@@ -77,8 +82,10 @@ class SinkTransaction:
         self._add(numbered)
 
     def write_good_rows(self, numbered: NumberedRows, most: int) -> Sequence[Refusal]:
-        """Write the rows that the target takes, and return the refusals of the others, but not all
-        of them if more than `most` are final."""
+        """Write the rows that the target takes, and return the refusals of the others.
+
+        If more than `most` refusals are final, not all refusals are returned.
+        """
         self._begin(numbered.rows.schema)
         assert isinstance(self.sink, DeadLettering)
         refused = self.sink.write_good_rows(self._transaction, numbered.rows, most)
@@ -125,7 +132,7 @@ class SinkTransaction:
     def undo(self) -> None:
         """Roll the transaction back, or abort it if it is pre-committed.
 
-        What fails is left to the sweep.
+        If that fails, the transaction is left to the sweep.
         """
         try:
             if self._begun:
@@ -143,7 +150,7 @@ class SinkTransaction:
 
 @dataclass
 class DeadLetterTransaction(SinkTransaction):
-    """The transaction of a sink of dead letters, in a task of the sink that refuses them."""
+    """The transaction of a dead-letter sink, in a task of the sink that refuses the rows."""
 
     def write_refused(self, numbered: NumberedRows, refused: Sequence[Refusal]) -> None:
         """Write the refused ones of the rows, in the order of their numbers."""
@@ -164,27 +171,30 @@ class DeadLetterTransaction(SinkTransaction):
 
 
 TriedRows: TypeAlias = Iterator[tuple["NumberedRows", Sequence[Refusal]]]
-"""Rows that were tried, and the refusals of those that the target refuses for good."""
+"""Rows that were tried, and the refusals of those that the target refuses permanently."""
 
 
 @dataclass
 class GoodRows:
-    """Writes the rows of a partition that the target takes.
+    """The writer of those rows of a partition that the target takes.
 
-    A row that it may refuse because of other rows (a foreign key, a trigger) waits here, and is
-    tried again when those are written. `where`: which rows these are, for people.
+    A row that the target may refuse because of other rows (a foreign key, a trigger) waits here,
+    and is tried again when the others are written. `where` says which rows these are, for people.
     """
 
     own: SinkTransaction
     where: str
     _waiting: dict[str, list[NumberedRows]] = field(default_factory=dict)
-    """The rows that wait, by the class of the error. Rows that lack the same kind of thing may
-    refer to each other, even in a circle: tried together, they get into one statement."""
+    """The rows that wait, by the class of the error.
+
+    Rows that lack the same kind of thing may refer to each other, even in a circle. If they are
+    tried together, they get into one statement.
+    """
     _size: int = 0
 
     @property
     def max_refused(self) -> int:
-        """The number of rows that may be refused for good."""
+        """Return the number of rows that may be refused permanently."""
         sink = self.own.sink
         return most_in_task(sink.max_dead_letters) if isinstance(sink, DeadLettering) else 0
 
@@ -196,13 +206,13 @@ class GoodRows:
         tried, _ = self._try_again()
         for again, refused in tried:
             yield again, self._wait(again, refused)
-        if self._size > MAX_WAITING_BYTES // 2:  # else each record batch would try them all again
+        if self._size > MAX_WAITING_BYTES // 2:  # or each record batch would retry all
             raise self._too_large([refusal for _, refused in tried for refusal in refused])
 
     def finish(self) -> TriedRows:
         """Try the waiting rows again, after the last row, as long as the target takes some of them.
 
-        The others are refused for good.
+        The others are refused permanently.
         """
         in_vain = 0
         while self._waiting:
@@ -228,8 +238,11 @@ class GoodRows:
         return [refusal for refusal in refused if refusal.final]
 
     def _try_again(self) -> tuple[list[tuple[NumberedRows, Sequence[Refusal]]], bool]:
-        """Try all rows that wait once more, backwards each time, since rows may come before those
-        that they refer to. Returns them with what is refused now, and whether any was written."""
+        """Try all rows that wait once more, backwards each time.
+
+        The order changes because rows may come before those that they refer to. Returns them with
+        what is refused now, and whether any row was written.
+        """
         waiting = self._waiting
         self._waiting = {}
         self._size = 0
@@ -258,9 +271,9 @@ class GoodRows:
 
 @dataclass
 class FirstWrite:
-    """Writes rows for the first time, when the target says which of them it takes.
+    """The first write of rows, when the target says which of them it takes.
 
-    `where`: which rows these are, for people.
+    `where` says which rows these are, for people.
     """
 
     own: SinkTransaction
@@ -300,10 +313,10 @@ class FirstWrite:
 
 @dataclass
 class ReplayWrite:
-    """Writes lost rows again.
+    """The write of lost rows in a replay.
 
     The record says which rows the target took then (R17), and no other row is tried. The rows go
-    the same way as the first time, since one may have waited for another. `where`: as for
+    the same way as the first time, since a row may have waited for another one. `where` is as for
     `FirstWrite`.
     """
 

@@ -1,5 +1,7 @@
-"""The hash of each row, by which a replay tells whether it writes the same rows: Spark's JVM
-computes it."""
+"""The hash of each row, by which a replay tells whether it writes the same rows.
+
+Spark's JVM computes it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 
 HASH_COLUMN = "__tpc_row_hash"
 ROW_HASH = "xxhash64 of columns and parts"
-"""The name of the way in which `with_row_hash` hashes rows, for `Record.row_hash`. Another way
-needs another name."""
+"""The name of the way in which `with_row_hash` hashes rows, for `Record.row_hash`.
+
+Another way needs another name.
+"""
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:
@@ -45,13 +49,13 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
     """Return the hash of each row of a DataFrame with this schema.
 
     It is kept, because the same `Column` can be used again in one SparkContext, and each call that
-    makes one is a question to the JVM. `placed`: the column is used with the DataFrame that
-    `by_place` makes.
+    makes a column is a question to the JVM. `placed` means that the column is used with the
+    DataFrame that `by_place` makes.
 
-    Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. For the same it takes 0.0
-    and -0.0, the decimals 1.00 and 100, a text and its bytes, and texts that are equal in a
-    collation. So it gets parts that it can tell apart, with a flag for each value that may be NULL,
-    and a hash of the columns' names and types.
+    Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. It gives the same hash for
+    0.0 and -0.0, for the decimals 1.00 and 100, for a string and its bytes, and for strings that
+    are equal in a collation. So it gets parts that it can tell apart, with a flag for each value
+    that may be NULL, and a hash of the columns' names and types.
     """
     from pyspark.sql import functions
 
@@ -65,9 +69,10 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
 
 
 def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
-    """Return the columns that are hashed for a value; `name`: its column's, if it is a column.
+    """Return the columns that are hashed for a value.
 
-    No function is applied to each element, because Spark would not compile the projection then.
+    `name` is that of the value's column, if it is a column. No function is applied to each element,
+    because Spark would not compile the projection then.
     """
     from pyspark.sql import functions
     from pyspark.sql import types as st
@@ -105,8 +110,11 @@ def _parts(value: Column, data_type: DataType, name: str = "") -> list[Column]:
 
 
 def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
-    """Return the columns that are hashed for an array: its size and its elements; and its text,
-    which takes longer, if it holds NULLs or the `rare` element."""
+    """Return the columns that are hashed for an array.
+
+    They are its size and its elements. Its text, which takes longer, is added if it holds NULLs or
+    the `rare` element.
+    """
     from pyspark.sql import functions
 
     plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
@@ -114,12 +122,14 @@ def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
 
 
 _NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
-"""Stands for a NULL in an array of texts."""
+"""The text that stands for a NULL in an array of strings."""
 
 
 def _can_be_named(data_type: StructType) -> bool:
-    """Tell whether Spark can take each field of a struct by its name: not if two differ in capitals
-    alone."""
+    """Tell whether Spark can take each field of a struct by its name.
+
+    It cannot if two names differ only in capitals.
+    """
     return len({name.lower() for name in data_type.names}) == len(data_type.names)
 
 
@@ -129,7 +139,7 @@ _JSON = {
     "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
     "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
-"""Options of to_json: times to the microsecond, and the same text in every session."""
+"""The options of to_json: times to the microsecond, and the same text in every session."""
 
 
 def _holds(data_type: DataType, *kinds: str) -> bool:

@@ -1,5 +1,7 @@
-"""The task that runs inside an executor: it drives one sink through one participant, and sends an
-ack to the driver."""
+"""The task that runs inside an executor.
+
+It drives one sink through one participant, and sends an ack to the driver.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ logger = get_logger("sinks.task")
 
 @dataclass(frozen=True)
 class Ack:
-    """The outcome of one transaction in a task, which sends one ack for its sink, and one for the
-    sink of its dead letters. `committable` is None without rows and after an error; `bytes` are
-    those of the record batches."""
+    """The outcome of one transaction in a task.
+
+    A task sends one ack for its sink, and one for its dead-letter sink. `committable` is None
+    without rows and after an error. `bytes` are those of the record batches.
+    """
 
     sink: str
     subtask: int
@@ -64,11 +68,11 @@ class Ack:
 class LostRows:
     """The rows that the tasks of one sink have to write again in a replay.
 
-    `own`: the subtasks whose transactions in the sink itself are lost; `dead_letters`: those whose
-    transactions in its sink of dead letters are. `refused`: by subtask, the rows that the record
-    names as dead letters, so that they are separated as before. `single_partition`: the batch was
-    written as one partition, and has to come as one again. `spooled`: gives the kept rows of a
-    subtask, in place of the batch.
+    `own` are the subtasks whose transactions in the sink itself are lost, and `dead_letters` those
+    whose transactions in its dead-letter sink are. `refused` has, by subtask, the rows that the
+    record names as dead letters, so that they are separated as before. `single_partition` means
+    that the batch was written as one partition, and has to come as one again. `spooled` gives the
+    kept rows of a subtask, in place of the batch.
     """
 
     own: frozenset[int]
@@ -83,17 +87,16 @@ class LostRows:
 
 
 _tasks: Counter[type[Sink]] = Counter()
-"""How many tasks of each kind of sink this worker has begun."""
+"""The number of tasks that this worker has begun, by kind of sink."""
 
 
 def _freeze_imports(kind: type[Sink]) -> None:
-    """Leave what this worker has imported out of its searches for garbage, when the second task of
-    a kind begins.
+    """Leave what this worker has imported out of its searches for garbage.
 
-    PySpark's daemon calls `gc.collect` after each task (pyspark/daemon.py), and would go through
-    all those modules each time. It did so after the task before, so hardly any garbage is kept
-    permanently. Only Spark's Python workers call a `SinkTask`, so no driver does this. Users read
-    of it in docs/sizing.md.
+    This is done when the second task of a kind begins. PySpark's daemon calls `gc.collect` after
+    each task (pyspark/daemon.py), and would go through all those modules each time. It did so after
+    the task before, so hardly any garbage is kept permanently. Only Spark's Python workers call a
+    `SinkTask`, so no driver does this. Users read of it in docs/sizing.md.
     """
     _tasks[kind] += 1
     if _tasks[kind] == 2:
@@ -104,12 +107,11 @@ def _freeze_imports(kind: type[Sink]) -> None:
 class SinkTask:
     """The function given to `DataFrame.mapInArrow`.
 
-    Batches carry the row hash as their last column.
-
-    A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the
-    Spark task. With `replay`, all partitions but those that it names are drained. `attempt`: how
-    many tries of the checkpoint have failed before. `exactly_once` is False in at-least-once mode:
-    the task commits by itself.
+    Batches carry the row hash as their last column. A `SinkError` comes back in the ack, since
+    Spark's retries cannot help; any other error fails the Spark task. With `replay`, all partitions
+    but those that it names are drained. `attempt` is the number of tries of the checkpoint that
+    have failed before. `exactly_once` is False in at-least-once mode, where the task commits by
+    itself.
     """
 
     sink: Sink
@@ -122,8 +124,10 @@ class SinkTask:
     exactly_once: bool = True
     replay: LostRows | None = None
     spooling: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
-    """Called with the rows, the subtask and the attempt: keeps the rows in the spool, and yields
-    them."""
+    """The function that keeps rows in the spool, and yields them.
+
+    It is called with the rows, the subtask and the attempt.
+    """
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
