@@ -16,6 +16,8 @@ import typer
 from coordinator.cli.output import FINDING, USAGE, fail, say
 
 _SKELETON = Path(__file__).parent / "skeleton"
+_COLUMNS = 100
+"""How long a line of the skeleton may be."""
 
 
 class Also(str, Enum):
@@ -60,7 +62,7 @@ def new_sink(
             .replace("coordinator.cli.skeleton.sink", module)
         )
         text = (
-            _with(text, also or [])
+            _with(text, also or [], class_name)
             .replace("SkeletonSink", class_name)
             .replace("Skeleton", plain.capitalize())
         )
@@ -77,7 +79,7 @@ def new_sink(
     typer.echo(f"python -m pytest {test}")
 
 
-def _with(text: str, also: Sequence[Also]) -> str:
+def _with(text: str, also: Sequence[Also], class_name: str) -> str:
     """Return the skeleton without the sections of other optional classes.
 
     What only these sections import is left out, too.
@@ -89,7 +91,9 @@ def _with(text: str, also: Sequence[Also]) -> str:
         start, names = line.rstrip().split(" import ")
         used = [name for name in names.split(", ") if len(re.findall(rf"\b{name}\b", text)) > 1]
         text = text.replace(line, f"{start} import {', '.join(used)}\n" if used else "")
-    return re.sub(r"class SkeletonSink\(\n\s+(.{,90})\n\):", r"class SkeletonSink(\1):", text)
+    room = _COLUMNS - len(f"class {class_name}():")
+    one_line = rf"class SkeletonSink\(\n\s+(.{{,{room}}})\n\):"
+    return re.sub(one_line, r"class SkeletonSink(\1):", text)
 
 
 def _words(name: str) -> list[str]:

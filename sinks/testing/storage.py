@@ -1,7 +1,10 @@
 """The suite for checkpoint storages: what `coordinator.storage.CheckpointStorage` promises.
 
-class TestMyStorage(ProcessConformance): @pytest.fixture def uri(self, tmp_path): return
-f"mine://{tmp_path}" # an empty storage, which `open_storage` opens in any process
+class TestMyStorage(ProcessConformance):
+    @pytest.fixture
+    def uri(self, tmp_path):
+        # an empty storage, which `open_storage` opens in any process
+        return f"mine://{tmp_path}"
 """
 
 from __future__ import annotations
