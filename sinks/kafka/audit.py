@@ -46,11 +46,11 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     Counts again if retention removes records meanwhile.
     """
     here = cluster.cluster_id()
-    ids = cluster.topic_ids(
+    ids = cluster.topics.ids(
         topics_of(committable for part in parts for committable in part.committables)
     )
     policies = {
-        name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id
+        name: cluster.topics.settings(name, ("cleanup.policy",)) for name, id in ids.items() if id
     }
     compacted = {
         name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")
@@ -78,7 +78,7 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     ]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
     logs = _logs(committable for part in asked for committable in part.committables)
-    starts = cluster.logs(logs).starts if logs else {}
+    starts = cluster.topics.logs(logs).starts if logs else {}
     records = Counter[ProducerEpoch]()
     hidden = dict[ProducerEpoch, str]()
     ends = {place: max(end for _, end in spans.values()) for place, spans in logs.items()}
@@ -139,7 +139,7 @@ def batches(
     """
     deadline = time.monotonic() + patience
     while offset < end:
-        fetched = patiently(partial(cluster.fetch, *place, offset, _FETCH_BYTES), patience)
+        fetched = patiently(partial(cluster.topics.fetch, *place, offset, _FETCH_BYTES), patience)
         before = offset
         if fetched.error_code:
             raise for_code(fetched.error_code)(f"{place[0]}-{place[1]}")

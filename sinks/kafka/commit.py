@@ -31,9 +31,10 @@ from kafka.errors import (
 from sinks._util.log import get_logger
 from sinks._util.progress import progress
 from sinks._util.threads import side_by_side
-from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Cluster, EndResult, Ids, Logs
+from sinks.kafka.cluster import ABORTED_STATES, COMMITTED_STATES, Cluster, EndResult
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.internals import MemoryRecords
+from sinks.kafka.topics import Ids, Logs
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = get_logger(__name__)
@@ -106,7 +107,7 @@ class Commit:
         ):
             return [CommitOutcome.COMMITTED] * len(committables)
         # one may have been made anew while the requests were under way
-        ids = self.brokers.topic_ids(names)
+        ids = self.brokers.topics.ids(names)
         for at in whole:
             committed = outcomes.get(at, CommitOutcome.COMMITTED) == CommitOutcome.COMMITTED
             if committed and (topic := made_anew(committables[at], ids)):
@@ -216,7 +217,7 @@ class Commit:
         unknown = self._record_tells(committable, *first, offset, answer)
         if unknown.state is not CommitState.UNKNOWN:
             return unknown
-        starts = self.brokers.logs([place for place, _ in others]).starts if others else {}
+        starts = self.brokers.topics.logs([place for place, _ in others]).starts if others else {}
         for place, (offset, *_) in others:
             if starts.get(place, 0) <= offset:
                 with suppress(KafkaError, NotYetKnown):
@@ -238,14 +239,16 @@ class Commit:
         where = f"{topic}-{partition} at offset {offset}"
         producer = committable.transaction["producer_id"]
         known = committable.proof.get("topic_ids", {}).get(topic)
-        if known and self.brokers.topic_ids([topic])[topic] not in (known, None):
+        if known and self.brokers.topics.ids([topic])[topic] not in (known, None):
             return CommitOutcome.unknown(
                 f"{forgotten} its topic {topic!r} was deleted and made anew: its records there are "
                 "gone, whether they were committed before or not"
             )
-        fetched = self.brokers.fetch(topic, partition, offset)
+        fetched = self.brokers.topics.fetch(topic, partition, offset)
         if fetched.error_code == OffsetOutOfRangeError.errno:
-            start = self.brokers.logs([(topic, partition)]).starts.get((topic, partition), -1)
+            start = self.brokers.topics.logs([(topic, partition)]).starts.get(
+                (topic, partition), -1
+            )
             return CommitOutcome.unknown(
                 f"{forgotten} its record {where} is gone (the log starts at {start}): retention or "
                 f"truncation was quicker. {_BY_HAND}",

@@ -1,8 +1,8 @@
 """How the brokers of one cluster are asked, and whom: who coordinates a transactional id or a
 group, and who leads a partition.
 
-Everything here is about any question. What the questions are is told in `cluster.py` and
-`memory.py`.
+Everything here is about any question. What the questions are is told in `cluster.py`,
+`topics.py` and `memory.py`.
 """
 
 from __future__ import annotations

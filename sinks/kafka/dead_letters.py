@@ -140,20 +140,22 @@ def _of_topic(
 # ---------------------------------------------------------------------- read again
 def read_dead_letters(cluster: Cluster, topic: str, of: tuple[str, str], most: int) -> DeadLetters:
     """Those `of` a job and a sink, the last `most` of each partition."""
-    if (about := cluster.place(topic)) is None:
+    if (about := cluster.topics.place(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
     places = [(topic, number) for number in sorted(about.leaders)]
     letters = list[Mapping[str, Any]]()
     gaps = list[str]()
-    if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
+    if "compact" in cluster.topics.settings(topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(
             f"topic {topic!r} is compacted, which removes letters with a key that a later one has"
         )
-    written = cluster.ends(places)
+    written = cluster.topics.ends(places)
     deadline = time.monotonic() + _HELD_UP
-    while (ends := cluster.ends(places, committed=True)) != written and time.monotonic() < deadline:
+    while (
+        ends := cluster.topics.ends(places, committed=True)
+    ) != written and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-    starts = cluster.logs(places).starts
+    starts = cluster.topics.logs(places).starts
     for place in places:
         where = f"{topic}-{place[1]}"
         start = starts[place]

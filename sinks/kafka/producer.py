@@ -32,7 +32,7 @@ from kafka.errors import (
 
 from sinks._util.log import get_logger
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import Cluster, Place
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
@@ -46,6 +46,7 @@ from sinks.kafka.record_batch import (
     record_batch,
 )
 from sinks.kafka.row_bytes import Numbers
+from sinks.kafka.topics import Place
 from sinks.transaction import Committable, Identity
 
 logger = get_logger(__name__)
@@ -445,7 +446,7 @@ class TransactionalProducer:
         return self._topics[name]
 
     def _place(self, name: str, deadline: float) -> Place:
-        if (about := self._brokers.place(name)) is not None:
+        if (about := self._brokers.topics.place(name)) is not None:
             return about
         if time.monotonic() < deadline:
             raise UnknownTopicOrPartitionError(f"topic {name!r}")
@@ -454,7 +455,7 @@ class TransactionalProducer:
     def _limit(self, name: str, known: float) -> float:
         """As it is now; `known` if it cannot be told."""
         try:
-            return self._brokers.largest_batch(name) or known
+            return self._brokers.topics.largest_batch(name) or known
         except KafkaError:
             return known
 
@@ -542,7 +543,7 @@ class TransactionalProducer:
         """
         now = time.monotonic()
         try:
-            about = self._brokers.place(topic.name)
+            about = self._brokers.topics.place(topic.name)
         except KafkaError as error:
             if not is_passing(error):
                 raise failure(error, f"partitions of topic {topic.name!r}") from error

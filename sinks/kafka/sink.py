@@ -231,7 +231,7 @@ class KafkaSink(
         columns.check(self.name, schema, self.topic, serialized)
         self._check_brokers()
         self._schemas.check(schema, self._written_last)
-        if self.topic and (limit := self._brokers.largest_batch(self.topic)):
+        if self.topic and (limit := self._brokers.topics.largest_batch(self.topic)):
             self._limits = {self.topic: limit}
 
     def evolve(self, schema: pa.Schema) -> None:
@@ -246,7 +246,7 @@ class KafkaSink(
         A topic that was made anew has no such records.
         """
         written = [committable for committable in self._committed if named in committable.proof]
-        ids = self._brokers.topic_ids(topics_of(written)) if written else {}
+        ids = self._brokers.topics.ids(topics_of(written)) if written else {}
         return [committable for committable in written if not made_anew(committable, ids)]
 
     def _check_brokers(self) -> None:
@@ -295,12 +295,12 @@ class KafkaSink(
         if self.topic is None:
             self._brokers.cluster_id()
             return ""
-        about = self._brokers.topic(self.topic)
+        about = self._brokers.topics.describe(self.topic)
         named = f"topic {self.topic!r}"
         if about is None and self.create_topic:
             topic = self.topic
             try:
-                self._patiently(lambda: self._brokers.create_topic(topic))
+                self._patiently(lambda: self._brokers.topics.create(topic))
             except BrokerResponseError as error:
                 return f"{named} cannot be created: {error}"
             return ""
@@ -324,7 +324,7 @@ class KafkaSink(
         return ""
 
     def weaknesses(self) -> Sequence[str]:
-        return self._brokers.may_lose(self.topic) if self.topic else ()
+        return self._brokers.topics.may_lose(self.topic) if self.topic else ()
 
     @property
     def _brokers(self) -> Cluster:
@@ -573,7 +573,7 @@ class KafkaSink(
             yield Finding.ok("a transaction was begun and aborted")
         brokers = self._brokers.brokers()
         yield Finding.ok(f"{len(brokers)} broker(s), Kafka {self._brokers.version()}")
-        copies = self._brokers.configs("BROKER", str(brokers[0]), _COPIES)
+        copies = self._brokers.broker_settings(brokers[0], _COPIES)
         if min(map(int, copies.values()), default=2) < 2:
             of = ", ".join(f"{setting} = {value}" for setting, value in copies.items())
             yield Finding.warning(

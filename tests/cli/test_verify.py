@@ -27,8 +27,8 @@ from coordinator.store.job_store import JobStore
 from sinks.audit import Part
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka.cluster import Cluster, Logs
 from sinks.kafka.connection import Where
+from sinks.kafka.topics import Logs, Topics
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaService
@@ -246,15 +246,15 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str, monkeypa
     spans = [span for one in part.committables for span in one.proof["spans"][kafka_topic]]
     starts = {partition: first + 1 for partition, first, *_ in sorted(spans, reverse=True)}
     removed = [TopicPartition(kafka_topic, partition, start) for partition, start in starts.items()]
-    ask = Cluster.logs
+    ask = Topics.logs
 
-    def and_remove(self: Cluster, places: Iterable[Where]) -> Logs:
+    def and_remove(self: Topics, places: Iterable[Where]) -> Logs:
         answer = ask(self, places)
         for done in admin.delete_records(removed).values():
             done.result(120)
         return answer
 
-    monkeypatch.setattr(Cluster, "logs", and_remove)
+    monkeypatch.setattr(Topics, "logs", and_remove)
     (amid,) = sink.audit("orders", [part]).holdings
     assert "has removed records" in amid.remarks[0]
     sink.close()

@@ -17,10 +17,10 @@ from kafka.record import MemoryRecords
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import producer as module
-from sinks.kafka.cluster import Place
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import producer_options
 from sinks.kafka.producer import TransactionalProducer
+from sinks.kafka.topics import Place
 
 NOT_LEADER, NOT_ENOUGH_REPLICAS, OUT_OF_ORDER, CONCURRENT, MISSING = 6, 19, 45, 51, 3
 PARTITIONS = 3
@@ -49,6 +49,10 @@ class Brokers:
     ) -> tuple[dict[str, Any], Place | None, bool]:
         identity = {"transactional_id": transactional_id, "producer_id": 7, "producer_epoch": 3}
         return identity, self.place(topic) if topic else None, self.fences
+
+    @property
+    def topics(self) -> Brokers:
+        return self
 
     def place(self, topic: str) -> Place | None:
         return Place("cluster", self.id, dict(self.leaders)) if self.id else None

@@ -195,7 +195,7 @@ def test_another_cluster_behind_the_address(server: KafkaServer) -> None:
         server.start()
         admin = server.admin()
         admin.create_topics([NewTopic("orders", 1)])["orders"].result(120)
-        again(lambda: eventually(lambda: sink._brokers.place("orders") is not None))
+        again(lambda: eventually(lambda: sink._brokers.topics.place("orders") is not None))
         _, new = again(lambda: in_a_task(sink, "3"))
         assert new.proof["cluster"] != old.proof["cluster"]
         answer = again(lambda: sink.commit(old))
@@ -298,7 +298,7 @@ def _coordinator_moves(server: KafkaServer, sink: KafkaSink, committable: Commit
 
 
 def _leader_moves(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
-    place = sink._brokers.place(str(sink.topic))
+    place = sink._brokers.topics.place(str(sink.topic))
     assert place
     move(server, str(sink.topic), place.leaders[committable.proof["partition"]])
 

@@ -42,6 +42,7 @@ from sinks.kafka.memory import GroupMemory
 from sinks.kafka.options import client_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import CODECS
+from sinks.kafka.topics import Topics
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
@@ -348,14 +349,14 @@ def test_a_missing_topic(kafka: KafkaService) -> None:
 def test_a_missing_topic_is_created_on_request(kafka: KafkaService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the brokers answer that another of them is the controller, or not in time."""
     sink = sink_of(kafka, f"made-{time.time_ns()}", create_topic=True)
-    create, errors = Cluster.create_topic, [NotControllerError("moved"), RequestTimedOutError("late")]
+    create, errors = Topics.create, [NotControllerError("moved"), RequestTimedOutError("late")]
 
-    def late(self: Cluster, name: str) -> None:
+    def late(self: Topics, name: str) -> None:
         if errors:
             raise errors.pop()
         create(self, name)
 
-    monkeypatch.setattr(Cluster, "create_topic", late)
+    monkeypatch.setattr(Topics, "create", late)
     sink.check(TEXTS)
     assert errors == []
     assert sink.commit(pre_commit(sink, texts("a"))) == CommitOutcome.COMMITTED
@@ -540,7 +541,7 @@ def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bo
         transaction = begun(sink, numbered(2))
         admin = kafka.admin()
         admin.create_partitions([NewPartitions(topic, 8)])[topic].result(120)
-        eventually(lambda: len((sink._brokers.topic(topic) or {})["partitions"]) == 8)
+        eventually(lambda: len((sink._brokers.topics.describe(topic) or {})["partitions"]) == 8)
         if accepted:
             assert list(sink.write_good_rows(transaction, numbered(7), 1)) == []
         else:
@@ -560,7 +561,7 @@ def test_small_records_that_are_too_large_together(
 ) -> None:
     sink = sink_of(kafka, None, name="together")
     if not may_ask:
-        monkeypatch.setattr(Cluster, "largest_batch", lambda *_: None)
+        monkeypatch.setattr(Topics, "largest_batch", lambda *_: None)
     with kafka.topic(partitions=20, config={"max.message.bytes": "2000"}) as topic:
         rows = pa.RecordBatch.from_pydict({"value": ["x" * 50] * 300, "topic": [topic] * 300})
         if may_ask:
@@ -1000,7 +1001,7 @@ def test_a_deleted_topic_is_asked_for_until_it_is_created(
         sink.commit(committable)
     admin = kafka.admin()
     admin.create_topics([NewTopic(kafka_topic, 1)])[kafka_topic].result(120)
-    eventually(lambda: sink._brokers.topic(kafka_topic) is not None)
+    eventually(lambda: sink._brokers.topics.describe(kafka_topic) is not None)
     assert sink.commit(committable).state is CommitState.LOST
 
 

@@ -1421,8 +1421,8 @@ MUTANTS = (
     Mutant(
         "Kafka: the cluster is known from before",
         "sinks/kafka",
-        "return about.cluster_id, _ids(about), Logs(open_in",
-        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), Logs(open_in',
+        "return about.cluster_id, ids_in(about), Logs(open_in",
+        'return self.__dict__.setdefault("_cluster", about.cluster_id), ids_in(about), Logs(open_in',
         KAFKA_REUSE,
     ),
     Mutant(
