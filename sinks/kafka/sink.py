@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from confluent_kafka.serialization import MessageField, SerializationContext
-from kafka.errors import BrokerResponseError, GroupAuthorizationFailedError, KafkaError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
+from kafka.errors import GroupAuthorizationFailedError, KafkaError
 
-from sinks._util.idle_connections import put_back, take
-from sinks.arrow.values import python_values
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
 from sinks.kafka import columns, dead_letters
+from sinks.kafka.access import BrokerAccess
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Cluster
 from sinks.kafka.commit import (
@@ -35,13 +28,15 @@ from sinks.kafka.commit import (
     places_of_all,
     topics_of,
 )
-from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Fenced, NotYetKnown, patiently
+from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, NotYetKnown
 from sinks.kafka.internals import KAFKA_PYTHON
 from sinks.kafka.memory import Mark, newest_marks
-from sinks.kafka.options import client_options, option_problems, producer_options
+from sinks.kafka.options import option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
 from sinks.kafka.serialization import SchemaEvolution
+from sinks.kafka.target_topic import TargetTopic
+from sinks.kafka.value_serializer import SerializerFactory, serialize_values
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -66,11 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-T = TypeVar("T")
 Transform = Callable[["DataFrame"], "DataFrame"]
-SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
-
-_COPIES = "transaction.state.log.replication.factor", "transaction.state.log.min.isr"
 
 
 class KafkaSink(
@@ -204,13 +195,17 @@ class KafkaSink(
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(options or {}, transaction_timeout)
-        self._options = dict(options or {})
-        self._client_options = dict(client_options or {})
-        self._limits: dict[str, int] = {}
-        """Bytes of a record batch that a topic takes."""
-        self._cluster: Cluster | None = None
-        self._in_task = False
-        self._answer_seconds = self._reached_by = math.inf
+        self._access = BrokerAccess(
+            bootstrap_servers, options or {}, client_options or {}, self.timeout
+        )
+        self._target = TargetTopic(
+            self._access,
+            topic,
+            sink=self.name,
+            create_topic=create_topic,
+            remember=remember,
+            options=self._producer_options,
+        )
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
 
@@ -229,10 +224,9 @@ class KafkaSink(
         schema = dead_letters.RECORDS if schema == SCHEMA else schema
         serialized = [*self._schemas.columns, *(["value"] if self.value_serializer else [])]
         columns.check(self.name, schema, self.topic, serialized)
-        self._check_brokers()
+        self._target.check()
         self._schemas.check(schema, self._written_last)
-        if self.topic and (limit := self._brokers.topics.largest_batch(self.topic)):
-            self._limits = {self.topic: limit}
+        self._target.read_limit()
 
     def evolve(self, schema: pa.Schema) -> None:
         self._schemas.evolve(schema)
@@ -249,96 +243,8 @@ class KafkaSink(
         ids = self._brokers.topics.ids(topics_of(written)) if written else {}
         return [committable for committable in written if not made_anew(committable, ids)]
 
-    def _check_brokers(self) -> None:
-        try:
-            problem = self._patiently(self._topic_problem)
-            self._patiently(lambda: self._brokers.ongoing("tpc."))
-        except KafkaError as error:
-            raise ConfigurationError(
-                f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: "
-                f"{error!r}. Check the address, the security options, and that the brokers run "
-                "[EO-KAFKA-BROKERS]"
-            ) from error
-        if problem:
-            raise ConfigurationError(f"sink {self.name!r}: {problem}")
-        again = Retrying(
-            retry=retry_if_exception_type(Fenced),
-            wait=wait_random(0, 0.1),
-            stop=stop_after_attempt(20),
-            reraise=True,
-        )
-        try:
-            again(self._begin_and_abort)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"sink {self.name!r}: {error}") from None
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"sink {self.name!r}: no transaction could be begun: {error}"
-            ) from error
-
-    def _begin_and_abort(self) -> None:
-        """Fenced while a sink of the same name is checked elsewhere: another job's to this topic,
-        or by an operator."""
-        name = f"tpc.check.{token(self.name)}"
-        producer = self._producer(name, Mark(name, "", -1) if self.remember else None)
-        try:
-            producer.begin(self.timeout)
-            try:
-                producer.end_mark()
-            finally:
-                producer.abort(self.timeout)
-        finally:
-            producer.close()
-
-    def _topic_problem(self) -> str:
-        """Why no records can go to the topic; a missing one may be created."""
-        if self.topic is None:
-            self._brokers.cluster_id()
-            return ""
-        about = self._brokers.topics.describe(self.topic)
-        named = f"topic {self.topic!r}"
-        if about is None and self.create_topic:
-            topic = self.topic
-            try:
-                self._patiently(lambda: self._brokers.topics.create(topic))
-            except BrokerResponseError as error:
-                return f"{named} cannot be created: {error}"
-            return ""
-        if about is None:
-            return (
-                f"there is no {named} at {self.bootstrap_servers}, or the principal may not see "
-                "it; create it, or set create_topic=True"
-            )
-        rights = about["authorized_operations"]
-        if "WRITE" not in rights:
-            return (
-                f"the principal may not write to {named}; it may "
-                f"{', '.join(rights) or 'do nothing'}"
-            )
-        if self.remember and "READ" not in rights:
-            return (
-                f"the principal may not read {named}, which the group needs that remembers the "
-                "job's checkpoints (ACL: Read on the topic; or remember=False, and a checkpoint "
-                "storage that was set back goes unnoticed)"
-            )
-        return ""
-
     def weaknesses(self) -> Sequence[str]:
-        return self._brokers.topics.may_lose(self.topic) if self.topic else ()
-
-    @property
-    def _brokers(self) -> Cluster:
-        if self._cluster is None:
-            self._reached_by = time.monotonic() + self._answer_seconds
-            self._cluster = take(self._place) if self._in_task and self._place else None
-        if self._cluster is None:
-            configured = client_options(self.bootstrap_servers, self._options, self._client_options)
-            self._cluster = Cluster(configured, self.timeout, self._reached_by)
-        return self._cluster
-
-    def _producer(self, transactional_id: str, mark: Mark | None) -> TransactionalProducer:
-        how = self._producer_options, transactional_id, self.topic, mark, self._limits
-        return TransactionalProducer(self._brokers, *how)
+        return self._target.weaknesses()
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
@@ -348,13 +254,13 @@ class KafkaSink(
         round = TransactionId.parse(context.transaction_id).round
         mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id, round)
         marked = self.remember and context.exactly_once
-        producer = self._producer(pooled, mark if marked else None)
+        producer = self._target.producer(pooled, mark if marked else None)
         producer.serialize = self.value_serializer and self.value_serializer()
         try:
-            producer.begin(2 * self.timeout)  # as in `_patiently`
+            producer.begin(2 * self.timeout)  # as in `BrokerAccess.patiently`
         except BaseException:
             producer.close()
-            self._disconnect()
+            self._access.leave_nothing()
             raise
         return producer
 
@@ -365,44 +271,11 @@ class KafkaSink(
             raise BadValue(
                 f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}"
             ).because(bad.error, bad.error_class)
-        transaction.write(
-            self._serialized_by(transaction.serialize, rows) if transaction.serialize else rows
-        )
-
-    def _serialized_by(
-        self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch
-    ) -> pa.RecordBatch:
-        values = rows["value"]
-        topics = [self.topic] * rows.num_rows
-        plain = python_values(values.type, all_maps=True)
-        if "topic" in rows.schema.names:
-            topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
-
-        def serialized(row: int, column: pa.Scalar, topic: str | None) -> bytes | None:
-            try:
-                value = plain(column.as_py())
-                context = SerializationContext(str(topic), MessageField.VALUE)
-                made = None if value is None else serialize(value, context)
-            except Exception as error:
-                raise BadValue(
-                    f"sink {self.name!r}: row {row} of a batch: the serializer refuses column "
-                    f"`value`, for topic {topic!r}: {error!r}"
-                ) from error
-            try:
-                return (
-                    made
-                    if made is None or isinstance(made, bytes)
-                    else pa.scalar(made, pa.binary()).as_py()
-                )
-            except Exception as error:
-                raise BadValue(
-                    f"sink {self.name!r}: row {row} of a batch: the serializer made of column "
-                    f"`value` what Kafka does not take, for topic {topic!r}: {error}. Let "
-                    "value_serializer return bytes or None"
-                ) from error
-
-        made = pa.array(map(serialized, count(1), values, topics), pa.binary())
-        return rows.set_column(rows.schema.get_field_index("value"), "value", made)
+        if transaction.serialize:
+            rows = serialize_values(
+                rows, transaction.serialize, sink=self.name, default_topic=self.topic
+            )
+        transaction.write(rows)
 
     def _as_records(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
         """Rows as they are produced, and which of them cannot be."""
@@ -434,7 +307,7 @@ class KafkaSink(
         remembered = self.remember and self.topic is not None
         proof = {
             **sealed.proof,
-            "target": self._target,
+            "target": str(self._target),
             "remembered": remembered,
             **self._schemas.named,
         }
@@ -445,7 +318,7 @@ class KafkaSink(
             transaction.abort(self.timeout)
         finally:
             transaction.close()
-            self._disconnect()
+            self._access.leave_nothing()
 
     def commit_directly(self, transaction: TransactionalProducer) -> None:
         """At-least-once: the task commits its own transaction."""
@@ -462,7 +335,7 @@ class KafkaSink(
         not after it: that asks nothing of the query."""
         names = [committable.transaction["transactional_id"] for committable in committables]
         places = places_of_all(committables)
-        states, logs = self._patiently(lambda: self._brokers.states_and_logs(names, places))
+        states, logs = self._access.patiently(lambda: self._brokers.states_and_logs(names, places))
         why = (
             f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; "
             "raise it, if batches take longer), an operator or another driver of this job has, or "
@@ -500,12 +373,12 @@ class KafkaSink(
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         return Commit(
-            self.name, self._brokers, self.bootstrap_servers, self._target, self._patiently
+            self.name,
+            self._brokers,
+            self.bootstrap_servers,
+            str(self._target),
+            self._access.patiently,
         ).of(committables)
-
-    @property
-    def _target(self) -> str:
-        return f"topic {self.topic!r}" if self.topic else "the topics that rows name"
 
     def abort(self, transaction: Identity) -> None:
         (answer,) = self._brokers.end([transaction], commit=False)
@@ -543,27 +416,18 @@ class KafkaSink(
         prefix = _prefix(job, self.name)
         try:
             return newest_marks(
-                self._patiently(lambda: self._brokers.memory.settled_offsets(group, prefix))
+                self._access.patiently(lambda: self._brokers.memory.settled_offsets(group, prefix))
             )
         except GroupAuthorizationFailedError as error:
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
-    def _patiently(self, question: Callable[[], T]) -> T:
-        """A broker that is frozen takes one request's time, and then is no longer among those that
-        are asked. A first connection to an only address is tried again by kafka-python, for one
-        `timeout`."""
-        brokers = self._brokers
-        if "," not in self.bootstrap_servers:
-            brokers.connect()
-        return patiently(question, min(2 * self.timeout, self._reached_by - time.monotonic()))
-
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:
-        self._answer_seconds = seconds
+        self._access.set_answer_timeout(seconds)
 
     def diagnose(self, job: str) -> Iterable[Finding]:
         try:
-            self._check_brokers()
+            self._target.check()
         except ConfigurationError as error:
             what, _, fix = str(error).partition(". ")
             yield Finding.error(what, fix or "see what the message names")
@@ -571,16 +435,7 @@ class KafkaSink(
                 return
         else:
             yield Finding.ok("a transaction was begun and aborted")
-        brokers = self._brokers.brokers()
-        yield Finding.ok(f"{len(brokers)} broker(s), Kafka {self._brokers.version()}")
-        copies = self._brokers.broker_settings(brokers[0], _COPIES)
-        if min(map(int, copies.values()), default=2) < 2:
-            of = ", ".join(f"{setting} = {value}" for setting, value in copies.items())
-            yield Finding.warning(
-                f"the transaction log has one copy ({of}): the loss of one disk may lose decided "
-                "transactions",
-                "3 replicas, and 2 in sync",
-            )
+        yield from self._target.findings()
         yield from self._schemas.diagnose()
         yield from super().diagnose(job)
 
@@ -597,9 +452,7 @@ class KafkaSink(
         if quick:
             counted = Audit([Holding(remarks=("the log was not read",))] * len(parts))
         else:
-            counted = audit(
-                self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic())
-            )
+            counted = audit(self._brokers, parts, min(self.timeout, self._access.seconds_left))
         rounds = self._rounds(job)
 
         def not_among(part: Part) -> tuple[str, ...]:
@@ -620,36 +473,15 @@ class KafkaSink(
         return dead_letters.read_dead_letters(self._brokers, self.topic, (job, sink), most)
 
     # ------------------------------------------------------------------ life
-    def close(self) -> None:
-        cluster = self._cluster
-        self._cluster = None
-        if cluster is not None and self._in_task and self._place:
-            put_back(self._place, cluster)
-        elif cluster is not None:
-            cluster.close()
-
     @property
-    def _place(self) -> tuple[object, ...] | None:
-        """Tasks with the same settings leave connections to each other.
+    def _brokers(self) -> Cluster:
+        return self._access.cluster
 
-        None: they have some that are objects.
-        """
-        settings = [
-            *self._options.items(),
-            *((f"client {name}", value) for name, value in self._client_options.items()),
-        ]
-        if not all(isinstance(value, str | int | float) for _, value in settings):
-            return None
-        return self.system, self.bootstrap_servers, self.timeout, *sorted(settings)
-
-    def _disconnect(self) -> None:
-        """The next task does not go on with what a task that failed had."""
-        if self._in_task and self._cluster is not None:
-            self._cluster.close()
-            self._cluster = None
+    def close(self) -> None:
+        self._access.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_cluster": None, "_in_task": True, "_committed": ()}
+        return super().__getstate__() | {"_committed": ()}
 
     def __repr__(self) -> str:
         return (

@@ -411,7 +411,7 @@ def test_brokers_that_are_down_are_named_and_what_to_do() -> None:
         sink = sink_of(server, "orders", create_topic=True)
         sink.check(TEXTS)
         committable = pre_commit(sink, texts("a"))
-        sink.timeout = 1
+        sink._access.timeout = 1
         sink._brokers.net.timeout_ms = 1000
         server.kill()
         calls: list[Callable[[], object]] = [

@@ -1414,7 +1414,7 @@ MUTANTS = (
     Mutant(
         "Kafka: the next task has the connection of one that failed",
         "sinks/kafka",
-        "            transaction.close()\n            self._disconnect()",
+        "            transaction.close()\n            self._access.leave_nothing()",
         "            transaction.close()",
         KAFKA_REUSE,
     ),
