@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from kafka.errors import UnknownBrokerIdError
+from kafka.errors import KafkaError, UnknownBrokerIdError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from sinks.errors import BadValue, ConfigurationError
@@ -111,3 +111,11 @@ def patiently(question: Callable[[], T], seconds: float) -> T:
         reraise=True,
     )
     return again(question)
+
+
+def ask(what: str, seconds: float, question: Callable[[], T]) -> T:
+    """Ask as `patiently` does, and raise what an error of Kafka's means for `what` is asked."""
+    try:
+        return patiently(question, seconds)
+    except KafkaError as error:
+        raise failure(error, what) from error

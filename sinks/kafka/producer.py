@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,21 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from kafka.errors import (
     KafkaConnectionError,
-    KafkaError,
     KafkaTimeoutError,
-    UnknownTopicOrPartitionError,
     for_code,
 )
 
 from sinks._util.log import get_logger
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster
-from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
+from sinks.kafka.errors import ask, failure, is_passing, name_of
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.record_batch import (
     FREE,
-    HEADER,
     Origin,
     RecordBatchPlan,
     by_topic,
@@ -46,19 +42,14 @@ from sinks.kafka.record_batch import (
     record_batch,
 )
 from sinks.kafka.row_bytes import Numbers
-from sinks.kafka.topics import Place
+from sinks.kafka.written_topics import WrittenTopic, WrittenTopics
 from sinks.transaction import Committable, Identity
 
 logger = get_logger(__name__)
 
-LOOK_INTERVAL = 10.0
-"""Seconds until a topic that is missing counts as deleted."""
-
 _REQUEST_TIMEOUT = 30.0
-"""Seconds that the brokers may take to tell about a topic, to add partitions or an offset to a
-transaction, and that a leader may wait for its replicas."""
-_PROPAGATION = 5.0
-"""Seconds until all brokers know of a topic that was just made."""
+"""Seconds that the brokers may take to add partitions or an offset to a transaction, and that a
+leader may wait for its replicas."""
 _SETTLE_TIMEOUT = 5.0
 _REQUEST_BYTES = 4 << 20
 """Record batches in one request, at most, unless a single one is larger."""
@@ -72,25 +63,6 @@ _IN_FLIGHT = 5
 
 _OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 _DUPLICATE = "DUPLICATE_SEQUENCE_NUMBER"
-
-
-@dataclass
-class _Topic:
-    name: str
-    limit: float
-    """Bytes of a record batch that it takes, if we may know."""
-    largest: int
-    """Bytes of the records that are put into one."""
-    leaders: Mapping[int, int] = field(default_factory=dict)
-    turn: int = field(default_factory=lambda: random.randrange(1 << 16))
-    missing_since: float | None = None
-
-    def free(self) -> int:
-        """The partition whose turn it is, of those that have a leader."""
-        led = [number for number, leader in sorted(self.leaders.items()) if leader >= 0] or sorted(
-            self.leaders
-        )
-        return led[self.turn % len(led)]
 
 
 @dataclass(eq=False)
@@ -111,7 +83,7 @@ class _Partition:
     sent again.
     """
 
-    topic: _Topic
+    topic: WrittenTopic
     number: int
     rows: list[pa.RecordBatch] = field(default_factory=list)
     bytes: int = 0
@@ -186,23 +158,18 @@ class TransactionalProducer:
         self.serialize: Callable[[Any, Any], bytes | None] | None = None
         self._brokers = cluster
         self._options = options
-        self._limits = limits or {}
+        self._topics = WrittenTopics(cluster.topics, options, limits or {})
         self._mark = mark
         self._add_mark: Callable[[], Future[None]] | None = None
         self._marking: Future[None] | None = None
-        self.topic_ids: dict[str, str] = {}
-        """Asked for before the first record for a topic, so a topic that is made anew later has
-        another one."""
         self.sent = self.delivered = 0
         self._failure: Exception | None = None
-        self._cluster = ""
         self._identity: Identity | None = None
         self._adds = False
         """Whether partitions join the transaction by what is sent to them (KIP-890)."""
         self._spans: dict[tuple[str, int], tuple[int, int]] = {}
         """Of the records whose offsets the brokers have told."""
         self._untold = False
-        self._topics: dict[str, _Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         # No SimpleQueue: in Python 3.10 it may wait forever, whatever the timeout.
         self._answers: Queue[ProduceResult] = Queue()
@@ -216,19 +183,13 @@ class TransactionalProducer:
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
         how = self.transactional_id, self._options.transaction_timeout_ms, self.default_topic
-        self._identity, place, self._adds = self._ask(
+        self._identity, place, self._adds = ask(
             f"begin of {self.transactional_id}", timeout, lambda: self._brokers.begin(*how)
         )
         if self.default_topic:
             self._begin_mark(self.default_topic)
             if place:
-                self._add_topic(self.default_topic, place)
-
-    def _ask(self, what: str, timeout: float, question: Callable[[], Any]) -> Any:
-        try:
-            return patiently(question, timeout)
-        except KafkaError as error:
-            raise failure(error, what) from error
+                self._topics.add(self.default_topic, place)
 
     def seal(self, timeout: float) -> Committable:
         """Flush, and leave the transaction open at the broker for somebody else to finish: by its
@@ -253,11 +214,11 @@ class TransactionalProducer:
         return Committable(
             self._identity,
             {
-                "cluster": self._cluster,
+                "cluster": self._topics.cluster_id,
                 "topic": topic,
                 "partition": partition,
                 "offset": offset,
-                "topic_ids": {name: id for name, id in self.topic_ids.items() if name in written},
+                "topic_ids": {name: id for name, id in self._topics.ids.items() if name in written},
                 **({} if self._untold else {"spans": dict(spans)}),
             },
         )
@@ -266,7 +227,7 @@ class TransactionalProducer:
         """Flush and commit."""
         self.flush(timeout)
         self.end_mark()
-        self._ask(f"commit of {self.transactional_id}", timeout, lambda: self._end(commit=True))
+        ask(f"commit of {self.transactional_id}", timeout, lambda: self._end(commit=True))
 
     def _end(self, *, commit: bool) -> None:
         (answer,) = self._brokers.end([self._identity or {}], commit=commit)
@@ -333,9 +294,7 @@ class TransactionalProducer:
             marking.result()
             return True
 
-        if self._marking and not self._ask(
-            f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added
-        ):
+        if self._marking and not ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added):
             raise KafkaTimeoutError(
                 f"the brokers did not take the offset of {self.transactional_id} in time"
             )
@@ -371,7 +330,7 @@ class TransactionalProducer:
         for number, share, bytes in plan.shares(count):
             self._keep(self._topics[name], number, share, bytes)
 
-    def _keep(self, topic: _Topic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
+    def _keep(self, topic: WrittenTopic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
         """Until there is a record batch of them.
 
         Those without a partition go to all in turn, a batch at a time.
@@ -425,58 +384,20 @@ class TransactionalProducer:
             partition.topic.turn += 1
 
     def partitions(self, name: str, wanted: int) -> int:
-        """How many the topic has, of which a row asks for this one: they may have become more."""
-        topic = self._topics.get(name)
-        if topic is None or wanted >= len(topic.leaders):
-            what = f"partitions of topic {name!r}"
-            deadline = time.monotonic() + _PROPAGATION
-            place = self._ask(what, _REQUEST_TIMEOUT, lambda: self._place(name, deadline))
+        """Return how many partitions the topic has, of which a row asks for this one.
+
+        They may have become more.
+        """
+        if self._topics.lacks(name, wanted):
+            place = self._topics.find(name)
             self._begin_mark(name)
-            topic = self._add_topic(name, place)
-        return len(topic.leaders)
-
-    def _add_topic(self, name: str, place: Place) -> _Topic:
-        if name not in self._topics:
-            limit = self._limits.get(name) or self._limit(name, math.inf)
-            self._topics[name] = _Topic(
-                name, limit, int(min(self._options.batch_bytes, limit)) - HEADER
-            )
-            self._cluster, self.topic_ids[name] = place.cluster, place.id
-        self._topics[name].leaders = place.leaders
-        return self._topics[name]
-
-    def _place(self, name: str, deadline: float) -> Place:
-        if (about := self._brokers.topics.place(name)) is not None:
-            return about
-        if time.monotonic() < deadline:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}")
-        raise ConfigurationError(f"topic {name!r}: {NO_TOPIC}")
-
-    def _limit(self, name: str, known: float) -> float:
-        """As it is now; `known` if it cannot be told."""
-        try:
-            return self._brokers.topics.largest_batch(name) or known
-        except KafkaError:
-            return known
+            self._topics.add(name, place)
+        return len(self._topics[name].leaders)
 
     def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
-        """Places of records that the producer or their topic does not take; bytes that each has,
-        and may have."""
+        """Yield what `WrittenTopics.too_large` does, of a topic that may be new."""
         self.partitions(name, 0)
-        topic = self._topics[name]
-        plan = RecordBatchPlan.of(rows)
-        most = plan.bounds + HEADER
-        if (most > topic.limit).any():
-            # somebody may have raised it since the start
-            topic.limit = self._limit(name, topic.limit)
-        for at in np.flatnonzero(
-            (plan.sizes > self._options.largest) | (most > topic.limit)
-        ).tolist():
-            alone = record_batch(rows.slice(at, 1), 0, self._options.compression, Origin(0, 0, 0))
-            if plan.sizes[at] > self._options.largest:
-                yield at, int(plan.sizes[at]), self._options.largest
-            elif len(alone) > topic.limit:
-                yield at, len(alone), int(topic.limit)
+        yield from self._topics.too_large(name, rows)
 
     # ------------------------------------------------------------------ requests
     def flush(self, timeout: float) -> None:
@@ -531,43 +452,16 @@ class TransactionalProducer:
     def _try_again(self, now: float) -> None:
         due = [partition for partition in self._partitions.values() if partition.due_at <= now]
         for topic in {partition.topic.name: partition.topic for partition in due}.values():
-            self._look(topic)
+            self._topics.look(topic)
         for partition in due:
             partition.retry_at = None
-
-    def _look(self, topic: _Topic) -> None:
-        """For its leaders.
-
-        A topic that was deleted is waited for in vain; one that was made anew has lost what went
-        there.
-        """
-        now = time.monotonic()
-        try:
-            about = self._brokers.topics.place(topic.name)
-        except KafkaError as error:
-            if not is_passing(error):
-                raise failure(error, f"partitions of topic {topic.name!r}") from error
-            return
-        if about is None:
-            topic.missing_since = topic.missing_since or now
-        else:
-            topic.missing_since = None
-            topic.leaders = {**topic.leaders, **about.leaders}
-        if topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL:
-            raise ConfigurationError(f"topic {topic.name!r} was deleted while rows went there")
-        if about is not None and about.id != self.topic_ids[topic.name]:
-            raise RuntimeError(
-                f"topic {topic.name!r} was deleted and made anew while rows went there"
-            )
 
     def _add(self, partitions: Sequence[_Partition]) -> None:
         """To the transaction, before the first record."""
         if places := [partition.place for partition in partitions]:
             identity = self._identity or {}
             what = f"partitions of {self.transactional_id}"
-            self._ask(
-                what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places)
-            )
+            ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places))
         for partition in partitions:
             partition.added = True
 

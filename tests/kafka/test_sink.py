@@ -33,7 +33,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest
 from tenacity import Retrying, stop_after_delay
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, commit, producer
+from sinks.kafka import KafkaSink, commit, producer, written_topics
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.connection import Connections
 from sinks.kafka.errors import NotYetKnown, is_passing
@@ -574,7 +574,7 @@ def test_small_records_that_are_too_large_together(
 
 
 def test_a_topic_that_is_deleted_meanwhile(kafka: KafkaService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "LOOK_INTERVAL", 0.5)
+    monkeypatch.setattr(written_topics, "LOOK_INTERVAL", 0.5)
     with kafka.topic() as topic:
         sink = sink_of(kafka, topic, name="deleted")
         transaction = begun(sink, texts("a"))
@@ -967,7 +967,7 @@ def test_a_topic_made_anew_after_the_pre_commit_is_lost_and_written_again(
 def test_a_topic_that_is_deleted_while_rows_go_there_is_told(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer, "LOOK_INTERVAL", 0.5)
+    monkeypatch.setattr(written_topics, "LOOK_INTERVAL", 0.5)
     transaction = begun(sink, texts("a"))
     transaction.flush(120)
     anew(kafka, kafka_topic, create=False)

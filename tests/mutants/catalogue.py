@@ -956,8 +956,8 @@ MUTANTS = (
     Mutant(
         "Kafka: partitions are counted once for a task",
         "sinks/kafka",
-        "if topic is None or wanted >= len(topic.leaders):",
-        "if topic is None:",
+        "return topic is None or wanted >= len(topic.leaders)",
+        "return topic is None",
         ("tests/kafka/test_sink.py::test_partitions_that_become_more_meanwhile",),
     ),
     Mutant(
@@ -1012,7 +1012,7 @@ MUTANTS = (
     Mutant(
         "Kafka: a topic that is made anew under a task takes the rest of its rows",
         "sinks/kafka",
-        "if about is not None and about.id != self.topic_ids[topic.name]:",
+        "if about is not None and about.id != self.ids[topic.name]:",
         "if False:",
         PRODUCER,
     ),
@@ -1393,8 +1393,8 @@ MUTANTS = (
     Mutant(
         "Kafka: a topic without rows of a transaction counts as its own",
         "sinks/kafka",
-        "for name, id in self.topic_ids.items() if name in written}",
-        "for name, id in self.topic_ids.items()}",
+        "for name, id in self._topics.ids.items() if name in written}",
+        "for name, id in self._topics.ids.items()}",
         KAFKA,
     ),
     Mutant(
