@@ -348,7 +348,7 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
     made = kind(tmp_path / "trial")
     made.create()
     trial = pre_committed(made.sink(), rows(0, 1))
-    stops = lines(sink := made.sink(), lambda: committed(sink, trial), 12)
+    stops = lines(sink := made.sink(), lambda: committed(sink, trial), 24)
     states = []
     for stop in stops:
         lake = kind(tmp_path / str(stop.number))

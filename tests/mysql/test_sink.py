@@ -477,7 +477,9 @@ def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLSe
     options = {"dsn": limited, "mode": "upsert", "keys": ["id"], "strategy": "staged"}
     with pytest.raises(ConfigurationError) as caught:
         make(db, **options)
-    grants = [line.split("- ")[1].split(" is missing")[0] for line in str(caught.value).splitlines()[1:]]
+    *reasons, code = str(caught.value).splitlines()[1:]
+    assert code == "[EO-CONFIG]"
+    grants = [line.split("- ")[1].split(" is missing")[0] for line in reasons]
     assert [line.split(" ON ")[0] for line in grants] == ["GRANT INSERT", "GRANT UPDATE", "GRANT CREATE, DROP"]
     for grant in grants:
         execute(admin, f"{grant} TO {user}")
