@@ -152,7 +152,7 @@ def test_a_server_set_back_behind_sparks_back(job: Job) -> None:
     """As before, but Spark has moved on from checkpoint 2. What the error says to do fixes it."""
     assert job.run(batches=3) == 0
     job.set_back()
-    with pytest.raises(InDoubtError, match="delete commits/2, and the later files"):
+    with pytest.raises(InDoubtError, match="delete commits/2 and all later files"):
         job.driver().run_here()
     assert job.visible() == Counter(ids(INPUT[:2]))
     for file in ("commits/2", "offsets/3"):
