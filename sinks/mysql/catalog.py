@@ -110,8 +110,8 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
             return {}
         rows = query(
             connection,
-            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM"
-            " information_schema.columns"
+            "SELECT table_name, column_name, column_type, coalesce(collation_name, '')"
+            " FROM information_schema.columns"
             f" WHERE table_schema = %s AND column_name <> %s AND table_name IN ({marks(tables)})"
             " ORDER BY ordinal_position",
             [schema, ROW, *tables],
@@ -291,8 +291,8 @@ _COLUMNS = (
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
     " coalesce(character_octet_length, 0), coalesce(collation_name, ''),"
     " coalesce(generation_expression, ''), extra"
-    " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY"
-    " ordinal_position"
+    " FROM information_schema.columns"
+    " WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
 _JUDGES = re.compile(
     r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY|PERIOD FOR|DEFAULT \(.*`|KEY .*[(,]\("
@@ -380,8 +380,8 @@ def _indexes(
     rows = query(
         connection,
         "SELECT index_name, column_name, sub_part, index_type FROM information_schema.statistics"
-        " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name,"
-        " seq_in_index",
+        " WHERE table_schema = %s AND table_name = %s AND non_unique = 0"
+        " ORDER BY index_name, seq_in_index",
         [schema, name],
     )
     columns: dict[str, list[str | None]] = {}

@@ -117,8 +117,8 @@ class MySQLDialect(Dialect[MySQLTarget]):
         )
         return (
             f"UPDATE {table or target.identifier} AS target JOIN ({last}) AS last"
-            f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets} WHERE"
-            f" {self.stays('last')}"
+            f" ON {self.equal('target', 'last', keys)}{self.not_older()} SET {sets}"
+            f" WHERE {self.stays('last')}"
         )
 
     def insert(self, move: Move[MySQLTarget], last: str) -> str:

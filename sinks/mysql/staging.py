@@ -348,8 +348,8 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         rows = query(
             connection,
             "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s"
-            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s ORDER BY"
-            " 1",
+            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s"
+            " ORDER BY 1",
             [schema, len(prefix), prefix],
         )
         return [text for (text,) in rows]

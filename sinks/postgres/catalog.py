@@ -42,11 +42,11 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
         self, connection: Connection, schema: str, tables: Sequence[str]
     ) -> ColumnTypes:
         rows = connection.execute(
-            "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM"
-            " pg_attribute"
+            "SELECT relname::text, attname::text, format_type(atttypid, atttypmod)"
+            " FROM pg_attribute"
             " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER"
-            " BY attnum",
+            " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped"
+            " ORDER BY attnum",
             [schema, list(tables)],
         ).fetchall()
         return by_table(rows)
@@ -135,8 +135,8 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     """
     relation = connection.execute(
         "SELECT c.oid::bigint, relkind::text, relpersistence::text"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND"
-        " relname = %s",
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relname = %s",
         [schema, name],
     ).fetchone()
     if relation is None:
@@ -330,30 +330,30 @@ _INDEXES = (
     "SELECT c.relname::text,"
     " ARRAY(SELECT attname::text FROM pg_catalog.unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY"
     " AS k (n, i)"
-    " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
-    " indisunique, indimmediate,"
-    " CASE WHEN indisunique AND NOT indisvalid THEN 'not valid' WHEN indpred IS NOT NULL THEN"
-    " 'partial'"
+    " JOIN pg_attribute ON attrelid = indrelid AND attnum = n"
+    " ORDER BY i), indisunique, indimmediate,"
+    " CASE WHEN indisunique AND NOT indisvalid THEN 'not valid'"
+    " WHEN indpred IS NOT NULL THEN 'partial'"
     " WHEN indexprs IS NOT NULL THEN 'over an expression'"
     " WHEN indisexclusion THEN 'a constraint that no two rows overlap' WHEN EXISTS (SELECT"
-    " FROM unnest(indkey, indcollation) AS k (n, equality) JOIN pg_attribute ON attrelid ="
-    " indrelid AND attnum = n"
+    " FROM unnest(indkey, indcollation) AS k (n, equality)"
+    " JOIN pg_attribute ON attrelid = indrelid AND attnum = n"
     " JOIN pg_collation l ON l.oid IN (attcollation, equality) WHERE attcollation <> equality"
     " AND NOT collisdeterministic) THEN 'of another collation than its column' ELSE '' END,"
     # from PostgreSQL 15 on
     " coalesce((pg_catalog.to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false),"
-    " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum ="
-    " ANY(indkey)),"
-    " EXISTS (SELECT FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND"
-    " attlen = -1"
+    " ARRAY(SELECT attname::text FROM pg_attribute"
+    " WHERE attrelid = indrelid AND attnum = ANY(indkey)),"
+    " EXISTS (SELECT FROM pg_attribute"
+    " WHERE attrelid = indrelid AND attnum = ANY(indkey) AND attlen = -1"
     " AND atttypid <> 'numeric'::regtype),"
-    " ARRAY(SELECT pg_get_indexdef(indexrelid, i, true) FROM pg_catalog.generate_series(1,"
-    " indnkeyatts::int) AS i"
+    " ARRAY(SELECT pg_get_indexdef(indexrelid, i, true)"
+    " FROM pg_catalog.generate_series(1, indnkeyatts::int) AS i"
     " WHERE indkey[i - 1] = 0 ORDER BY i),"
-    " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND (attnum ="
-    " ANY(indkey) OR attnum IN"
-    " (SELECT refobjsubid FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid ="
-    " indexrelid"
+    " ARRAY(SELECT attname::text FROM pg_attribute"
+    " WHERE attrelid = indrelid AND (attnum = ANY(indkey) OR attnum IN"
+    " (SELECT refobjsubid FROM pg_depend"
+    " WHERE classid = 'pg_class'::regclass AND objid = indexrelid"
     " AND refobjid = indrelid)))"  # also of expressions
     " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s ORDER BY 1"
 )
@@ -389,10 +389,10 @@ def missing_rights(
         connection,
         "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'),"
         " has_schema_privilege(place, 'CREATE'),"
-        " CASE WHEN has_schema_privilege(place, 'USAGE') THEN ARRAY(SELECT string_agg(wanted, ',"
-        " ') || ' ON ' || name"
-        " FROM unnest(%s::text[], %s::text[]) AS needed (name, wanted) WHERE NOT"
-        " has_table_privilege(name, wanted)"
+        " CASE WHEN has_schema_privilege(place, 'USAGE')"
+        " THEN ARRAY(SELECT string_agg(wanted, ', ') || ' ON ' || name"
+        " FROM unnest(%s::text[], %s::text[]) AS needed (name, wanted)"
+        " WHERE NOT has_table_privilege(name, wanted)"
         " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
         [name for name, _ in pairs],
         [right for _, right in pairs],

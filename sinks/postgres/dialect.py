@@ -112,8 +112,8 @@ class PostgresDialect(Dialect[PostgresTarget]):
         )
         # counted first: no row goes in before all are out
         return (
-            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE"
-            f" {handed_on} RETURNING target.*)"
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last"
+            f" WHERE {handed_on} RETURNING target.*)"
             f" {self.into(move.target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
             f" ON {self.equal('given', 'last', keys)} WHERE (SELECT count(*) FROM given) > 0"
         )

@@ -42,8 +42,8 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
     def findings(self, connection: Connection, strategy: str) -> Iterable[Finding]:
         limit, used = row(
             connection,
-            "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM"
-            " pg_prepared_xacts)::int",
+            "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*)"
+            " FROM pg_prepared_xacts)::int",
         )
         free = f"{limit - used} of max_prepared_transactions = {limit} are free"
         if limit == 0 and strategy == "auto":
@@ -118,8 +118,8 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         the locks of the table, and of the ledger beside it.
         """
         rows = connection.execute(
-            "SELECT gid FROM pg_prepared_xacts p WHERE database = current_database() AND"
-            " starts_with(gid, %s)"
+            "SELECT gid FROM pg_prepared_xacts p"
+            " WHERE database = current_database() AND starts_with(gid, %s)"
             " AND EXISTS (SELECT FROM pg_locks own JOIN pg_locks held USING (virtualtransaction)"
             " JOIN pg_class c ON c.oid = held.relation JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE own.transactionid = p.transaction AND own.pid IS NULL AND held.pid IS NULL"
@@ -150,8 +150,8 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
 
 def _old(connection: Connection) -> Iterable[Finding]:
     old = connection.execute(
-        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM"
-        " pg_prepared_xacts"
+        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint"
+        " FROM pg_prepared_xacts"
         " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
         [_OLD_SECONDS],
     ).fetchall()

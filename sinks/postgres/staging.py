@@ -162,8 +162,8 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = connection.execute(
-            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON"
-            " n.oid = relnamespace"
+            "SELECT obj_description(c.oid, 'pg_class')"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"
             " AND starts_with(obj_description(c.oid, 'pg_class'), %s) ORDER BY 1",
             [schema, prefix],

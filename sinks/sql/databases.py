@@ -92,8 +92,8 @@ DATABASES = {
     ),
     **dict.fromkeys(
         MYSQL,
-        "SELECT 'mysql', @@hostname, @@port, @@datadir, @@server_id, /*M! '' *//*!80000"
-        " @@server_uuid */",
+        "SELECT 'mysql', @@hostname, @@port, @@datadir, @@server_id,"
+        " /*M! '' *//*!80000 @@server_uuid */",
     ),
 }
 """Queries that any user can run, and that tell a database from every other one. If a server's
@@ -108,8 +108,8 @@ LEDGERS = {
     ),
     **dict.fromkeys(
         MYSQL,
-        "SELECT column_name, column_key = 'PRI' AND 'InnoDB' = (SELECT engine FROM"
-        " information_schema.tables"
+        "SELECT column_name, column_key = 'PRI' AND 'InnoDB' = (SELECT engine"
+        " FROM information_schema.tables"
         " WHERE table_schema = %s AND table_name = %s) FROM information_schema.columns"
         " WHERE table_schema = %s AND table_name = %s",
     ),
@@ -203,8 +203,8 @@ SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
 search_path."""
 
 _POSTGRES = (
-    "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose what was"
-    " committed'"
+    "SELECT 'the server has ' || name ||"
+    " ' = off, so a crash of its machine may lose what was committed'"
     " FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1",
     # Any role sees that there are WAL senders; those of logical replication, which are no standbys,
     # have a slot.
@@ -213,8 +213,8 @@ _POSTGRES = (
     " THEN 'synchronous_standby_names is empty' ELSE 'synchronous_commit is ' ||"
     " current_setting('synchronous_commit')"
     " END || '), so a failover may lose what was committed'"
-    " WHERE EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' AND pid"
-    " NOT IN"
+    " WHERE EXISTS (SELECT FROM pg_stat_replication"
+    " WHERE state IS DISTINCT FROM 'backup' AND pid NOT IN"
     " (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active))"
     " AND (current_setting('synchronous_standby_names') = ''"
     " OR current_setting('synchronous_commit') IN ('off', 'local'))",
@@ -224,36 +224,36 @@ _POSTGRES_TABLE = (
     " quote_ident(nullif(CAST(%s AS text), '')), quote_ident(CAST(%s AS text)))) AS oid) AS oid"
     f" UNION {POSTGRES_PARTITIONS})"
     " SELECT nspname || '.' || relname || ' is UNLOGGED, so a crash of the server empties it'"
-    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace JOIN relations ON relations.oid"
-    " = c.oid"
+    " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+    " JOIN relations ON relations.oid = c.oid"
     " WHERE relpersistence = 'u' ORDER BY 1"
 )
 _MYSQL = (
-    "SELECT CONCAT('the server has ', name, ' = ', value, ', so a crash of its machine may lose"
-    " what was committed')"
+    "SELECT CONCAT('the server has ', name, ' = ', value,"
+    " ', so a crash of its machine may lose what was committed')"
     " FROM (SELECT 'innodb_flush_log_at_trx_commit' AS name, CAST(@@innodb_flush_log_at_trx_commit"
     " AS char) AS value"
     # what it lacks is rolled back
     " UNION ALL SELECT 'sync_binlog', IF(@@log_bin, CAST(@@sync_binlog AS char), '1')"
     " UNION ALL SELECT 'innodb_doublewrite', CAST(@@innodb_doublewrite AS char)) AS settings"
     " WHERE value <> '1'"
-    " AND NOT (name = 'innodb_doublewrite' AND UPPER(value) IN ('ON', 'FAST',"
-    " 'DETECT_AND_RECOVER'))",
+    " AND NOT (name = 'innodb_doublewrite'"
+    " AND UPPER(value) IN ('ON', 'FAST', 'DETECT_AND_RECOVER'))",
     # A replica is a thread that sends the binary log; users without the right PROCESS see none. The
     # comments are SQL for MariaDB alone and for MySQL alone.
     "SELECT 'its replicas are asynchronous, so a failover may lose what was committed' FROM DUAL"
-    " WHERE EXISTS (SELECT 1 FROM information_schema.processlist WHERE LEFT(command, 11) = 'Binlog"
-    " Dump')"
+    " WHERE EXISTS (SELECT 1 FROM information_schema.processlist"
+    " WHERE LEFT(command, 11) = 'Binlog Dump')"
     " AND NOT EXISTS (SELECT 1 FROM"
     " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
     " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
     " AND variable_value = 'ON')",
 )
 _MYSQL_TABLE = (
-    "SELECT CONCAT(table_schema, '.', table_name, ' is of the engine ', engine, ', which may lose"
-    " rows in a crash')"
-    " FROM information_schema.tables WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND"
-    " table_name = %s"
+    "SELECT CONCAT(table_schema, '.', table_name, ' is of the engine ', engine,"
+    " ', which may lose rows in a crash')"
+    " FROM information_schema.tables"
+    " WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
     " AND engine <> 'InnoDB'"
 )
 _WEAKNESSES = {

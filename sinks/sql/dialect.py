@@ -172,8 +172,8 @@ class Dialect(Generic[TargetT]):
         staged = self.union(move.tables, f"{names}, {self.POSITION or 0} AS tpc_row")
         order = f"{self._newest_first(move)}, tpc_row DESC"
         place = (
-            f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)} ORDER BY {order}) AS "
-            "tpc_place"
+            f"row_number() OVER (PARTITION BY {self.quoted(self.merge.keys)}"
+            f" ORDER BY {order}) AS tpc_place"
         )
         ranked = f"SELECT {names}, {place} FROM ({staged}) AS staged"
         return f"SELECT {names} FROM ({ranked}) AS ranked WHERE tpc_place = 1"
@@ -205,8 +205,8 @@ class Dialect(Generic[TargetT]):
         staged = self._numbered(move, self.quoted([*self.merge.keys, str(self.merge.order_by)]))
         alike = ", ".join(self._key_and_order(move))
         return (
-            f"SELECT 1 FROM ({staged}) AS staged GROUP BY {alike} HAVING min(tpc_part) <"
-            " max(tpc_part) LIMIT 1"
+            f"SELECT 1 FROM ({staged}) AS staged GROUP BY {alike}"
+            " HAVING min(tpc_part) < max(tpc_part) LIMIT 1"
         )
 
     def ties(self, move: Move[TargetT]) -> str:
@@ -218,8 +218,8 @@ class Dialect(Generic[TargetT]):
         groups = self._key_and_order(move)
         shown = ", ".join(map(self.AS_TEXT.format, groups))
         return (
-            f"SELECT {shown}, count(*) FROM ({self.candidates(move)}) AS ranked WHERE tpc_place ="
-            " 1 AND tpc_last = 1"
+            f"SELECT {shown}, count(*) FROM ({self.candidates(move)}) AS ranked"
+            " WHERE tpc_place = 1 AND tpc_last = 1"
             f" GROUP BY {', '.join(groups)} HAVING {self.differ(move)} LIMIT 1"
         )
 
@@ -238,8 +238,8 @@ class Dialect(Generic[TargetT]):
         newest = self._newest_first(move)
         place = f"rank() OVER (PARTITION BY {keys} ORDER BY {newest}) AS tpc_place"
         last = (
-            f"row_number() OVER (PARTITION BY {keys}, tpc_part ORDER BY {newest}, tpc_row DESC) AS "
-            "tpc_last"
+            f"row_number() OVER (PARTITION BY {keys}, tpc_part"
+            f" ORDER BY {newest}, tpc_row DESC) AS tpc_last"
         )
         return f"SELECT {names}, {place}, {last} FROM ({self._numbered(move, names)}) AS staged"
 
@@ -433,8 +433,8 @@ class Dialect(Generic[TargetT]):
             return None
         other = f"NOT ({self.equal('taker', 'target', keys)}) AND {self.stays('taker')}"
         return (
-            f"{self.equal('target', 'last', keys)}{self.not_older()} AND EXISTS (SELECT 1 FROM "
-            f"({last}) AS taker"
+            f"{self.equal('target', 'last', keys)}{self.not_older()}"
+            f" AND EXISTS (SELECT 1 FROM ({last}) AS taker"
             f" WHERE ({' OR '.join(takes)}) AND {other})"
         )
 

@@ -275,8 +275,8 @@ class Ledger(Generic[ConnectionT]):
         states = dict[str, bool]()
         for some in batches(list(ids), _ASKED_TOGETHER):
             template = (
-                "SELECT {transaction_id}, {committed} FROM {ledger} WHERE"
-                f" {{transaction_id}} IN ({marks(some)})"
+                "SELECT {transaction_id}, {committed}"
+                f" FROM {{ledger}} WHERE {{transaction_id}} IN ({marks(some)})"
             )
             states |= {
                 text: bool(committed) for text, committed in self._query(connection, template, some)
@@ -292,8 +292,8 @@ class Ledger(Generic[ConnectionT]):
         is one. Raises ConfigurationError if the witness has a newer checkpoint.
         """
         template = (
-            f"SELECT {{lineage}}, max({{checkpoint}}) FROM {{ledger}} WHERE {_OF_SINK} AND"
-            " {committed} = %s"
+            "SELECT {lineage}, max({checkpoint})"
+            f" FROM {{ledger}} WHERE {_OF_SINK} AND {{committed}} = %s"
             " GROUP BY {lineage}"
         )
         asked = [*_of_sink(job, sink), True]

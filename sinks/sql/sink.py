@@ -411,8 +411,8 @@ class TableSink(
             table = quote(target.schema, target.name)
             where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
             statement = (
-                f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT"
-                " \0"
+                f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC"
+                " LIMIT \0"
             )
             statement = statement.replace("%", "%%").replace("\0", "%s")
             of = map(in_ascii, (job, sink)) if target.lacks_characters else (job, sink)

@@ -179,8 +179,8 @@ class SqlAlchemyCatalog(Catalog[Connection, SqlAlchemyTarget]):
         if self.dialect.name == "sqlite":
             master = self.dialect.quote(target.schema, "sqlite_master")
             ask = (
-                f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view') AND name = %s"
-                " COLLATE NOCASE"
+                f"SELECT type, sql FROM {master} WHERE type IN ('table', 'view')"
+                " AND name = %s COLLATE NOCASE"
             )
             found = self.server.query(connection, ask, [target.name])
             views = [

@@ -279,8 +279,8 @@ class TableSuite:
         columns = "transaction_id, committed, job, lineage, sink, checkpoint"
         there = "transaction_id IN (SELECT transaction_id FROM tpc_ledger)"
         db.run(
-            f"INSERT INTO tpc_ledger ({columns}) SELECT {columns} FROM tpc_ledger_witness WHERE"
-            f" NOT {there}"
+            f"INSERT INTO tpc_ledger ({columns}) SELECT {columns}"
+            f" FROM tpc_ledger_witness WHERE NOT {there}"
         )
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
         assert db.ids() == [0, 1]

@@ -93,8 +93,8 @@ class PostgresService(Service):
             self.start()
             with self.connect() as admin:
                 admin.execute(
-                    "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE datname"
-                    " = %s",
+                    "SELECT pg_terminate_backend(pid, 120000)"
+                    " FROM pg_stat_activity WHERE datname = %s",
                     [name],
                 )
                 leftovers = admin.execute(
