@@ -233,7 +233,7 @@ class SqliteStaging(Staging[Connection, Target]):
     server: SqliteServer
 
     def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> SqliteTransaction:
-        columns = self.columns(
+        columns = self.choose_columns(
             plan.target.columns, context.schema, lambda field: SqliteColumn(field.name, declared(field))
         )
         return SqliteTransaction(self.server, plan.target, columns, self.merge, context)
