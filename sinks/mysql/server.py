@@ -259,7 +259,7 @@ class MySQLServer(Pool[Connection]):
             changed += connection.flush()
         return changed
 
-    def writing(self, connection: Connection) -> str:
+    def describe_loading(self, connection: Connection) -> str:
         ((local,),) = query(connection, "SELECT @@local_infile")
         return f"by {'LOAD DATA' if local else 'INSERT, since local_infile is OFF'}"
 

@@ -79,7 +79,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         with transaction.discarded_on_error(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
             target = self.catalog.current(transaction.connection, target, written)
-            columns = self.columns(target.columns, context.schema, _merge_column)
+            columns = self.choose_columns(target.columns, context.schema, _merge_column)
             transaction.start(table, columns, self.merge)
             transaction.connection.defer(
                 f"{_creation('TABLE', table, columns)} COMMENT={literal(context.transaction_id)}"
@@ -103,7 +103,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         to make one, the first task tells.
         """
         table = quoted(target.schema, "tpc width")
-        columns = self.columns(target.columns, batch, _merge_column)
+        columns = self.choose_columns(target.columns, batch, _merge_column)
         try:
             connection.defer(f"DROP TEMPORARY TABLE IF EXISTS {table}")
             connection.defer(_creation("TEMPORARY TABLE", table, columns))

@@ -55,7 +55,7 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
         with transaction.discarded_on_error():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
-            columns = self.columns(target.columns, context.schema, _merge_column)
+            columns = self.choose_columns(target.columns, context.schema, _merge_column)
             encoder = CopyEncoder(context.schema, columns, target.label, self.merge)
             written = set(self.merge.written(context.schema.names, target.names))
             declarations = ", ".join(self._declarations(target, columns, written))

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from sinks.sql.databases import MYSQL
 from sinks.sql.table import ForeignKey, MergeOptions, Target, Unique
 
 TargetT = TypeVar("TargetT", bound=Target)
 ItemT = TypeVar("ItemT")
-Values: TypeAlias = Sequence[object]
-"""The values of one row, in the order of the columns that are named beside."""
 _INSERTED_TOGETHER = 1000
 """How many rows one INSERT of `insertions` has at most."""
 _NULL_IS_SAID = (*MYSQL, "mssql")
@@ -91,11 +89,12 @@ class Dialect(Generic[TargetT]):
         return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
 
     def insertions(
-        self, table: str, columns: Sequence[str], rows: Sequence[Values]
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
     ) -> Iterator[tuple[str, list[object]]]:
         """Yield statements, with their parameters, that insert rows into a (quoted) table.
 
-        The statements leave out rows whose primary key the table has already.
+        Each row has its values in the order of `columns`. The statements leave out rows whose
+        primary key the table has already.
         """
         for some in batches(rows, _INSERTED_TOGETHER):
             values = ", ".join([f"({marks(columns)})"] * len(some))
@@ -218,16 +217,16 @@ class Dialect(Generic[TargetT]):
         groups = self._key_and_order(move)
         shown = ", ".join(map(self.AS_TEXT.format, groups))
         return (
-            f"SELECT {shown}, count(*) FROM ({self.candidates(move)}) AS ranked"
+            f"SELECT {shown}, count(*) FROM ({self._candidates(move)}) AS ranked"
             " WHERE tpc_place = 1 AND tpc_last = 1"
-            f" GROUP BY {', '.join(groups)} HAVING {self.differ(move)} LIMIT 1"
+            f" GROUP BY {', '.join(groups)} HAVING {self._differ(move)} LIMIT 1"
         )
 
     def _key_and_order(self, move: Move[TargetT]) -> list[str]:
         keys = [self.grouped(move.target, key) for key in self.merge.keys]
         return [*keys, self.sorted_by(move, str(self.merge.order_by))]
 
-    def candidates(self, move: Move[TargetT]) -> str:
+    def _candidates(self, move: Move[TargetT]) -> str:
         """Select all staged changes, with marks by which the last change of each key is found.
 
         `tpc_place` is 1 if no change of the key is newer by `order_by`. `tpc_last` is 1 if no
@@ -243,7 +242,7 @@ class Dialect(Generic[TargetT]):
         )
         return f"SELECT {names}, {place}, {last} FROM ({self._numbered(move, names)}) AS staged"
 
-    def differ(self, move: Move[TargetT]) -> str:
+    def _differ(self, move: Move[TargetT]) -> str:
         """Write the condition for a group of changes that do not all come to the same.
 
         Two deletes come to the same.

@@ -122,7 +122,7 @@ class Server(ABC, Generic[ConnectionT]):
         ]
         return sum(self.execute(connection, *statement) for statement in statements)
 
-    def writing(self, connection: ConnectionT) -> str:
+    def describe_loading(self, connection: ConnectionT) -> str:
         """Tell by which statement rows go in, for the log; "" if that goes without saying."""
         return ""
 

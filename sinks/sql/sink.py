@@ -373,10 +373,7 @@ class TableSink(
         """
         try:
             with self._target.usable_connection() as connection:
-                findings = [
-                    *self._target.problems_found(connection),
-                    *self._target.findings(connection),
-                ]
+                findings = list(self._target.findings(connection))
         except Exception as error:
             what, _, fix = (
                 self._server.misconfigured(error) or f"{type(error).__name__}: {error}"

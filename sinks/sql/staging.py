@@ -76,7 +76,7 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         """
         return ()
 
-    def columns(
+    def choose_columns(
         self, known: Iterable[ColumnT], batch: pa.Schema, extra: Callable[[pa.Field], ColumnT]
     ) -> list[ColumnT]:
         """Choose the columns of a staging table.

@@ -188,7 +188,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
     def plan_for(self, connection: ConnectionT, target: TargetT) -> Plan[ConnectionT, TargetT]:
         """Choose the strategy, and make the ledger if there is none."""
         strategy, reason = self._backend.choose(connection, target)
-        if how := self._server.writing(connection):
+        if how := self._server.describe_loading(connection):
             reason = f"{reason}; {how}"
         ledger = Ledger.ensure(self._catalog, connection, target.schema, self._ledger)
         line = f"sink {self._sink!r} writes to {target.label} by strategy {strategy}: {reason}"
@@ -307,12 +307,12 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ for operators
     def findings(self, connection: ConnectionT) -> Iterator[Finding]:
-        """Yield what the server itself tells an operator."""
+        """Yield what the table and the server tell an operator, without a batch."""
+        yield from self._findings_of_table(connection)
         yield from self._server.findings(connection)
         yield from self._backend.prepared.findings(connection, self._backend.strategy)
 
-    def problems_found(self, connection: ConnectionT) -> Iterator[Finding]:
-        """Yield what can be told of the table without a batch."""
+    def _findings_of_table(self, connection: ConnectionT) -> Iterator[Finding]:
         schema, name = self.locate(connection)
         target = self._catalog.describe(connection, schema, name)
         if target is None and self._create_table:

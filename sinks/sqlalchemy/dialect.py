@@ -7,6 +7,7 @@ connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,9 +45,12 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         doubles = "%%" in self._preparer.quote("%")
         return compiled.replace("%%", "%") if doubles else compiled
 
-    @property
+    @cached_property
     def _preparer(self) -> sa.sql.compiler.IdentifierPreparer:
         return self.url.get_dialect()().identifier_preparer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_preparer"}
 
     # ------------------------------------------------------------------ staged rows
     def tables(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> list[sa.TableClause]:

@@ -51,7 +51,7 @@ class SqlAlchemyStaging(Staging[Connection, SqlAlchemyTarget]):
         text = context.transaction_id
         keys = self.merge.keys
         name = self.dialect.name
-        columns = self.columns(
+        columns = self.choose_columns(
             target.columns,
             context.schema,
             lambda field: SqlAlchemyColumn.of(field.name, declared(field.type, name), name),
