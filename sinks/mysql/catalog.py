@@ -40,6 +40,11 @@ _REFERENCES = (
     " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
 )
 _LONGEST_NAME = 64
+_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
+_NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
+_PROBE = "tpc_rights"
+"""The table that is made to see whether tables can be made. It has one name, so if a driver is
+killed and leaves the table, the next driver drops it."""
 
 
 class MySQLCatalog(Catalog[Connection, MySQLTarget]):
@@ -53,7 +58,27 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
 
     # ------------------------------------------------------------------ what is there
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
-        return locate(connection, table)
+        """Find database and name of a table as the user wrote it.
+
+        The user may write `orders`, `shop.orders` or "`Daily Orders`". The table need not exist.
+        The database's name is returned as the server writes it, which may not distinguish capitals,
+        because transactions are found by it. Raises ConfigurationError if this is no table name.
+        """
+        if not _NAME.fullmatch(table):
+            raise ConfigurationError(
+                f"{table!r} is not a table name; write name or database.name, with backticks "
+                "around a part that has special characters: shop.`Daily Orders`"
+            )
+        parts = [(ticked or plain).replace("``", "`") for ticked, plain in _PART.findall(table)]
+        if len(parts) == 1:
+            ((schema,),) = query(connection, "SELECT DATABASE()")
+            parts = [schema, *parts]
+        schemas = query(
+            connection,
+            "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s",
+            parts[:1],
+        )
+        return (schemas[0][0] if schemas else parts[0]), parts[1]
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
         """Read the table; return None if there is none.
@@ -136,8 +161,43 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         rights: Sequence[str],
         ledgers: Iterable[str] = (),
         create: bool = False,
-    ) -> Iterable[str]:
-        return missing_rights(connection, target, rights, ledgers, create)
+    ) -> Iterator[str]:
+        """Yield the rights that the user lacks, in the words of the server.
+
+        EXPLAIN needs the rights of the statement that it explains. Whether tables can be made is
+        tried.
+        """
+        schema = target.schema
+        needed = [(target.name, target.names[0], rights)]
+        for name, column, rights in [
+            *needed,
+            *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers),
+        ]:
+            name = quoted(schema, name)
+            column = quoted(column)
+            statements = {
+                "SELECT": f"SELECT {column} FROM {name} WHERE 1 = 0",
+                "INSERT": f"INSERT INTO {name} ({column}) VALUES (NULL)",
+                "UPDATE": f"UPDATE {name} SET {column} = {column} WHERE 1 = 0",
+                "DELETE": f"DELETE FROM {name} WHERE 1 = 0",
+            }
+            for right in rights:
+                try:
+                    query(connection, f"EXPLAIN {statements[right]}")
+                except pymysql.Error as error:
+                    if code_of(error) in RIGHTS:
+                        yield f"GRANT {right} ON {name} is missing: {error_text(error)}"
+                    elif not connection.open:
+                        raise
+        probe = quoted(schema, _PROBE)
+        create_probe = f"CREATE TABLE IF NOT EXISTS {probe} (x int PRIMARY KEY) ENGINE=InnoDB"
+        try:
+            for statement in [create_probe, f"DROP TABLE IF EXISTS {probe}"] * create:
+                execute(connection, statement)
+        except pymysql.Error as error:
+            if code_of(error) not in RIGHTS:
+                raise
+            yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {error_text(error)}"
 
     # ------------------------------------------------------------------ creating and altering
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
@@ -161,35 +221,6 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
         if kind == "longtext" and "CHARSET=utf8mb4" not in target.definition:
             kind += " CHARACTER SET utf8mb4"
         return self.dialect.column(field.name, kind, nullable=True)
-
-
-# ---------------------------------------------------------------------- names
-_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
-_NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
-
-
-def locate(connection: Connection, table: str) -> tuple[str, str]:
-    """Find database and name of a table as the user wrote it.
-
-    The user may write `orders`, `shop.orders` or "`Daily Orders`". The table need not exist. The
-    database's name is returned as the server writes it, which may not distinguish capitals, because
-    transactions are found by it. Raises ConfigurationError if this is no table name.
-    """
-    if not _NAME.fullmatch(table):
-        raise ConfigurationError(
-            f"{table!r} is not a table name; write name or database.name, with backticks around a "
-            "part that has special characters: shop.`Daily Orders`"
-        )
-    parts = [(ticked or plain).replace("``", "`") for ticked, plain in _PART.findall(table)]
-    if len(parts) == 1:
-        ((schema,),) = query(connection, "SELECT DATABASE()")
-        parts = [schema, *parts]
-    schemas = query(
-        connection,
-        "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s",
-        parts[:1],
-    )
-    return (schemas[0][0] if schemas else parts[0]), parts[1]
 
 
 def definition(connection: Connection, schema: str, name: str) -> str:
@@ -420,52 +451,3 @@ def _of_other_index(
         reads,
         f"{index} is over {'a prefix of ' + ', '.join(prefixes) if prefixes else 'an expression'}",
     )
-
-
-_PROBE = "tpc_rights"
-"""The table that is made to see whether tables can be made. It has one name, so if a driver is
-killed and leaves the table, the next driver drops it."""
-
-
-def missing_rights(
-    connection: Connection,
-    target: MySQLTarget,
-    rights: Sequence[str],
-    ledgers: Iterable[str] = (),
-    create: bool = False,
-) -> Iterator[str]:
-    """Yield the rights that the user lacks, in the words of the server.
-
-    EXPLAIN needs the rights of the statement that it explains. Whether tables can be made is tried.
-    """
-    schema = target.schema
-    needed = [(target.name, target.names[0], rights)]
-    for name, column, rights in [
-        *needed,
-        *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers),
-    ]:
-        name = quoted(schema, name)
-        column = quoted(column)
-        statements = {
-            "SELECT": f"SELECT {column} FROM {name} WHERE 1 = 0",
-            "INSERT": f"INSERT INTO {name} ({column}) VALUES (NULL)",
-            "UPDATE": f"UPDATE {name} SET {column} = {column} WHERE 1 = 0",
-            "DELETE": f"DELETE FROM {name} WHERE 1 = 0",
-        }
-        for right in rights:
-            try:
-                query(connection, f"EXPLAIN {statements[right]}")
-            except pymysql.Error as error:
-                if code_of(error) in RIGHTS:
-                    yield f"GRANT {right} ON {name} is missing: {error_text(error)}"
-                elif not connection.open:
-                    raise
-    probe = quoted(schema, _PROBE)
-    create_probe = f"CREATE TABLE IF NOT EXISTS {probe} (x int PRIMARY KEY) ENGINE=InnoDB"
-    try:
-        for statement in [create_probe, f"DROP TABLE IF EXISTS {probe}"] * create:
-            execute(connection, statement)
-    except pymysql.Error as error:
-        if code_of(error) not in RIGHTS:
-            raise
-        yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {error_text(error)}"

@@ -32,7 +32,37 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
     server: PostgresServer
 
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
-        return locate(connection, table)
+        """Find schema and name of a table as the user wrote it.
+
+        The user may write `orders`, `shop.orders` or `"Shop"."Orders"`. The table need not exist.
+        Raises ConfigurationError if this is no table name, or there is no schema for it.
+        """
+        try:
+            (parts,) = row(connection, "SELECT parse_ident(%s)", table)
+        except (
+            errors.InvalidParameterValue,
+            errors.InvalidName,
+            errors.FeatureNotSupported,
+            errors.SyntaxError,
+        ) as error:
+            raise ConfigurationError(
+                f"{table!r} is not a table name ({error.diag.message_primary}); write name or "
+                "schema.name, with double quotes around a part that has capitals or special "
+                'characters: shop."Daily Orders"'
+            ) from error
+        if len(parts) > 2:
+            raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
+        if len(parts) == 2:
+            return parts[0], parts[1]
+        schemas = [schema for (schema,) in connection.execute(HOMES, parts).fetchall()]
+        if len(schemas) > 1:
+            raise ambiguous(table, schemas)
+        schema = schemas[0] if schemas else row(connection, "SELECT current_schema()::text")[0]
+        if schema is None:
+            raise ConfigurationError(
+                f"table {table!r}: no schema of the search_path exists; write schema.name"
+            )
+        return schema, parts[0]
 
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
         with self.server.reading(connection):
@@ -82,7 +112,29 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> list[str]:
-        return missing_rights(connection, target, rights, ledgers, create)
+        """Tell which statements an owner has to run so that this role may do what the sink does."""
+        place = sql.Identifier(target.schema).as_string()
+        needed = {target.name: rights} | dict.fromkeys(ledgers, LEDGER_RIGHTS)
+        names = {name: sql.Identifier(target.schema, name).as_string() for name in needed}
+        pairs = [(names[table], right) for table, rights in needed.items() for right in rights]
+        role, usage, may_create, missing = row(
+            connection,
+            "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'),"
+            " has_schema_privilege(place, 'CREATE'),"
+            " CASE WHEN has_schema_privilege(place, 'USAGE')"
+            " THEN ARRAY(SELECT string_agg(wanted, ', ') || ' ON ' || name"
+            " FROM unnest(%s::text[], %s::text[]) AS needed (name, wanted)"
+            " WHERE NOT has_table_privilege(name, wanted)"
+            " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
+            [name for name, _ in pairs],
+            [right for _, right in pairs],
+            target.schema,
+        )
+        wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
+        grants = [*wanted, *missing] if usage else [f"USAGE ON SCHEMA {place}"]
+        return [
+            f"a right is missing; an owner has to run: GRANT {right} TO {role}" for right in grants
+        ]
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
@@ -92,40 +144,6 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
                 "it in Spark"
             )
         return target_type(field.type)
-
-
-def locate(connection: Connection, table: str) -> tuple[str, str]:
-    """Find schema and name of a table as the user wrote it.
-
-    The user may write `orders`, `shop.orders` or `"Shop"."Orders"`. The table need not exist.
-    Raises ConfigurationError if this is no table name, or there is no schema for it.
-    """
-    try:
-        (parts,) = row(connection, "SELECT parse_ident(%s)", table)
-    except (
-        errors.InvalidParameterValue,
-        errors.InvalidName,
-        errors.FeatureNotSupported,
-        errors.SyntaxError,
-    ) as error:
-        raise ConfigurationError(
-            f"{table!r} is not a table name ({error.diag.message_primary}); write name or "
-            "schema.name, with double quotes around a part that has capitals or special "
-            'characters: shop."Daily Orders"'
-        ) from error
-    if len(parts) > 2:
-        raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
-    if len(parts) == 2:
-        return parts[0], parts[1]
-    schemas = [schema for (schema,) in connection.execute(HOMES, parts).fetchall()]
-    if len(schemas) > 1:
-        raise ambiguous(table, schemas)
-    schema = schemas[0] if schemas else row(connection, "SELECT current_schema()::text")[0]
-    if schema is None:
-        raise ConfigurationError(
-            f"table {table!r}: no schema of the search_path exists; write schema.name"
-        )
-    return schema, parts[0]
 
 
 def describe(connection: Connection, schema: str, name: str) -> PostgresTarget | None:
@@ -371,33 +389,3 @@ def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
         if unique and not special
     )
     return uniques, [f"index {row[0]}" for row in rows if row[4]]
-
-
-def missing_rights(
-    connection: Connection,
-    target: PostgresTarget,
-    rights: Sequence[str],
-    ledgers: Iterable[str] = (),
-    create: bool = False,
-) -> list[str]:
-    """Tell which statements an owner has to run so that this role may do what the sink does."""
-    place = sql.Identifier(target.schema).as_string()
-    needed = {target.name: rights} | dict.fromkeys(ledgers, LEDGER_RIGHTS)
-    names = {name: sql.Identifier(target.schema, name).as_string() for name in needed}
-    pairs = [(names[table], right) for table, rights in needed.items() for right in rights]
-    role, usage, may_create, missing = row(
-        connection,
-        "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'),"
-        " has_schema_privilege(place, 'CREATE'),"
-        " CASE WHEN has_schema_privilege(place, 'USAGE')"
-        " THEN ARRAY(SELECT string_agg(wanted, ', ') || ' ON ' || name"
-        " FROM unnest(%s::text[], %s::text[]) AS needed (name, wanted)"
-        " WHERE NOT has_table_privilege(name, wanted)"
-        " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
-        [name for name, _ in pairs],
-        [right for _, right in pairs],
-        target.schema,
-    )
-    wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
-    grants = [*wanted, *missing] if usage else [f"USAGE ON SCHEMA {place}"]
-    return [f"a right is missing; an owner has to run: GRANT {right} TO {role}" for right in grants]
