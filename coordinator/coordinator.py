@@ -6,7 +6,6 @@ It hands each batch to `CheckpointProtocol.process`, one at a time.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +21,6 @@ from coordinator.operations.savepoints.savepoint import Savepoint
 from coordinator.operations.statistics.metrics import prometheus
 from coordinator.operations.statistics.model import CheckpointHistory
 from coordinator.operations.statistics.tracker import CheckpointStatisticsTracker
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.guarantee import Guarantee
 from coordinator.protocol.ports import (
     MicroBatch,
@@ -43,6 +41,7 @@ from coordinator.store.job_store import JobStore
 from coordinator.store.spool import Spool
 from sinks import dead_letters
 from sinks._util.log import get_logger
+from sinks._util.machine import Clock, Thread, machine
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
 
@@ -131,7 +130,7 @@ class CheckpointCoordinator:
             raise ValueError(f"{names} cannot be written in at-least-once mode, only exactly once")
         self.job = job
         self.config = config
-        self._clock = clock or Clock()
+        self._clock = clock or machine.clock
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Statistics of this driver's checkpoints."""
         self.storage = deferred_storage(storage)
@@ -164,8 +163,8 @@ class CheckpointCoordinator:
         )
         self._preflight_done = False
         self._transfer = RowTransfer()
-        self._sweep_thread = threading.Thread()
-        self._closed = threading.Event()
+        self._sweep_thread: Thread | None = None
+        self._closed = machine.threads.event()
 
     @property
     def guarantee(self) -> Guarantee:
@@ -276,12 +275,11 @@ class CheckpointCoordinator:
             )
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
-        if not self._sweep_thread.is_alive():
+        if not (self._sweep_thread and self._sweep_thread.is_alive()):
             self._closed.clear()
-            self._sweep_thread = threading.Thread(
-                target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True
+            self._sweep_thread = machine.threads.start(
+                self._sweep_while_quiet, name="checkpoint-sweeps"
             )
-            self._sweep_thread.start()
 
     @property
     def swallowed_error(self) -> CheckpointError | None:

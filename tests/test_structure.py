@@ -117,6 +117,21 @@ def test_only_the_fence_gives_a_permit_to_commit() -> None:
     assert makers == ["coordinator.protocol.fence"]
 
 
+OWN_TIME = ("coordinator.operations.restart", "coordinator.operations.ui")
+"""They run beside a job, and not as a part of one."""
+
+
+def test_what_decides_takes_time_randomness_and_threads_from_the_machine() -> None:
+    """A simulation replaces the machine. What is taken from Python itself would not happen the same way again."""
+    rooms = ("coordinator.protocol", "coordinator.store", "coordinator.task", "coordinator.operations")
+    modules = [m for m in MODULES if m.startswith(rooms) and not m.startswith(OWN_TIME)]
+    modules += ["coordinator.coordinator", "coordinator.spark.lifecycle", "sinks.base", "sinks._util.threads"]
+    taken = {(m, name) for m in modules for name in imported(m)} & {
+        (m, name) for m in modules for name in ("time", "random", "secrets", "uuid", "threading")
+    }
+    assert taken == set()
+
+
 def told(module: str) -> Iterator[str]:
     """Texts that may reach people: messages, and the docstrings of commands."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -15,8 +15,9 @@ def test_an_interrupt_is_raised_whatever_failed_before() -> None:
     """Of a delete that fails a warning is made, and the command would go on."""
     begun, others = threading.Event(), list[threading.Thread]()
 
-    def thread(**options: Any) -> threading.Thread:
-        others.append(threading.Thread(**options))
+    def start(work: Callable[[], None]) -> threading.Thread:
+        others.append(threading.Thread(target=work, daemon=True))
+        others[-1].start()
         return others[-1]
 
     def call(number: int) -> None:
@@ -30,7 +31,7 @@ def test_an_interrupt_is_raised_whatever_failed_before() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without
     try:
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(call, range(2), thread=thread)
+            side_by_side(call, range(2), start=start)
     finally:
         signal.signal(signal.SIGINT, before)
 

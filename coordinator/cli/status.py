@@ -5,7 +5,6 @@ These commands only read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -46,6 +45,7 @@ from coordinator.operations.statistics.model import (
 )
 from coordinator.store.job_store import jobs_in
 from coordinator.store.records import CompletedCheckpoint, Record
+from sinks._util.machine import machine
 from sinks.transaction import shown
 
 checkpoints = typer.Typer(
@@ -232,7 +232,7 @@ def state_of(driver: DriverStatus | None, newest: CompletedCheckpoint | None) ->
         about["newest_checkpoint"] = {
             "checkpoint": newest.checkpoint_id,
             "completed_at": time_of(at),
-            "age": time.time() - at / 1000,
+            "age": (machine.clock.milliseconds() - at) / 1000,
         }
     return about
 

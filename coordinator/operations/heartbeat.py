@@ -6,8 +6,6 @@ No decision depends on them.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, SignOfLife
 from sinks._util.log import get_logger
+from sinks._util.machine import Event, Thread, machine
 
 logger = get_logger("coordinator.heartbeat")
 
@@ -58,9 +57,9 @@ class Heartbeat:
         self._now = now
         self._flush = flush
         self._look = look
-        self._ended = threading.Event()
+        self._ended = machine.threads.event()
         self._reason = ""
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._query: Query | None = None
         self._signs = Counter[int]()
         """The number of heartbeats that each generation has given."""
@@ -72,16 +71,12 @@ class Heartbeat:
     def begin(self, generation: int, query: Query) -> None:
         """Give the heartbeats of a query that runs under this generation from now on."""
         self.end("the query was started again")
-        self._ended = threading.Event()
+        self._ended = machine.threads.event()
         self._reason = ""
         self._query = query
-        self._thread = threading.Thread(
-            target=self._beat,
-            args=(generation, query, self._ended),
-            name="checkpoint-heartbeat",
-            daemon=True,
+        self._thread = machine.threads.start(
+            self._beat, generation, query, self._ended, name="checkpoint-heartbeat"
         )
-        self._thread.start()
 
     def end(self, reason: str) -> None:
         """Give the last heartbeat of the query, which says why it has ended.
@@ -95,17 +90,16 @@ class Heartbeat:
             self._ended.set()
             thread.join(_LAST_WORD)
 
-    def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
+    def _beat(self, generation: int, query: Query, ended: Event) -> None:
         over = False
-        due = time.monotonic() + self._interval
+        due = machine.clock.monotonic() + self._interval
         signed: Mapping[str, Any] = {}
         while not over:
-            over = ended.wait(
-                min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic()))
-            )
-            is_due = over or time.monotonic() >= due
+            until_due = max(0.1, due - machine.clock.monotonic())
+            over = ended.wait(min(self._request_poll_interval or self._interval, until_due))
+            is_due = over or machine.clock.monotonic() >= due
             if is_due:
-                due = time.monotonic() + self._interval
+                due = machine.clock.monotonic() + self._interval
             level = logging.INFO if is_due else logging.DEBUG
             with self._tried("a sign of life could not be given", level):
                 if not over and not query.isActive:
@@ -117,7 +111,7 @@ class Heartbeat:
                 now = {} if over else self._now()
                 if is_due or now != signed:
                     self._signs[generation] += 1
-                    due = time.monotonic() + self._interval
+                    due = machine.clock.monotonic() + self._interval
                     self._store.journal.give_sign(
                         generation, self._signs[generation], self._interval, self._reason, now
                     )
@@ -206,7 +200,7 @@ def look_for_driver(
         sign = claim.sign
     now = store.storage.clock() if sign.storage_at is not None else None
     age = (
-        time.time() - sign.at / 1000
+        (machine.clock.milliseconds() - sign.at) / 1000
         if now is None or sign.storage_at is None
         else now - sign.storage_at
     )

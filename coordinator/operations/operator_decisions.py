@@ -12,7 +12,6 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import CheckpointError, Superseded
 from coordinator.listener import Listeners
 from coordinator.protocol import decisions
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.ports import Sink
 from coordinator.protocol.protocol import CheckpointProtocol
@@ -20,6 +19,7 @@ from coordinator.protocol.sweep import abort_or_leave
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, Participant
 from sinks._util.log import get_logger
+from sinks._util.machine import machine
 from sinks.transaction import CommitState
 
 logger = get_logger("coordinator.protocol")
@@ -32,7 +32,7 @@ def protocol_of(
 
     It serves no query, and no listener is told of its steps.
     """
-    return CheckpointProtocol(store.job, sinks, store, config, Listeners(store.job), Clock())
+    return CheckpointProtocol(store.job, sinks, store, config, Listeners(store.job), machine.clock)
 
 
 def ask(

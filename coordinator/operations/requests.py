@@ -15,8 +15,6 @@ is not meant to stop. A savepoint without a stop is the exception, because anoth
 from __future__ import annotations
 
 import atexit
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import SignOfLife
 from sinks._util.log import get_logger
+from sinks._util.machine import Thread, machine
 from sinks._util.progress import progress
 
 logger = get_logger("coordinator.requests")
@@ -92,11 +91,14 @@ class Request:
         `now` is the time by the storage's clock, if it has one. Otherwise the operator's clock is
         compared with this machine's.
         """
-        by_storage = now is not None and self.sign.storage_at is not None
-        age = now - self.sign.storage_at if by_storage else time.time() - self.sign.at / 1000  # type: ignore[operator]
+        if now is not None and self.sign.storage_at is not None:
+            age = now - self.sign.storage_at
+            clock = "the storage's clock"
+        else:
+            age = (machine.clock.milliseconds() - self.sign.at) / 1000
+            clock = "the clocks of the driver and of who asked"
         if abs(age) <= self.holds:
             return
-        clock = "the storage's clock" if by_storage else "the clocks of the driver and of who asked"
         how_old = f"{duration(age)} old" if age > 0 else f"{duration(-age)} ahead"
         raise SavepointError(
             f"the request is {how_old} by {clock}, and holds for {duration(self.holds)}; ask again"
@@ -125,7 +127,7 @@ class Requests:
 
         An answer is {} until there is one.
         """
-        self._worker = threading.Thread()
+        self._worker: Thread | None = None
         self._ended = False
         self._sweep_at = 0.0
 
@@ -134,18 +136,15 @@ class Requests:
 
         Raises StorageError.
         """
-        if self._worker.is_alive():
+        if self._worker and self._worker.is_alive():
             return
-        if time.monotonic() >= self._sweep_at:
+        if machine.clock.monotonic() >= self._sweep_at:
             self._sweep()
-            self._sweep_at = time.monotonic() + _SWEEP
+            self._sweep_at = machine.clock.monotonic() + _SWEEP
         asked = self._journal.note_ids("request")
         if asked:
             self._ended = False
-            self._worker = threading.Thread(
-                target=self._serve, args=asked, name="checkpoint-requests", daemon=True
-            )
-            self._worker.start()
+            self._worker = machine.threads.start(self._serve, *asked, name="checkpoint-requests")
             atexit.unregister(self._wait)
             # A process whose query is stopped may end before the answer is there.
             atexit.register(self._wait)
@@ -157,12 +156,13 @@ class Requests:
         """
         self._ended = True
         self._wait()
-        if self._worker is not threading.current_thread():  # else the answer is yet to be put
+        if self._worker is not machine.threads.current():  # else the answer is yet to be put
             atexit.unregister(self._wait)
 
     def _wait(self) -> None:
-        if self._worker.is_alive() and self._worker is not threading.current_thread():
-            self._worker.join(_INSIST)
+        worker = self._worker
+        if worker and worker.is_alive() and worker is not machine.threads.current():
+            worker.join(_INSIST)
 
     def _serve(self, *asked: str) -> None:
         """Do the first request that can be read.
@@ -249,7 +249,7 @@ class Requests:
     def _sweep(self) -> None:
         for folder in ("request", "begun", "answer"):
             for id in self._journal.note_ids(folder):
-                age = time.time_ns() // 1_000_000 - int(id.partition(".")[0])
+                age = machine.clock.milliseconds() - int(id.partition(".")[0])
                 if age > _OLDEST_MS:
                     self._journal.delete_note(folder, id)
 
@@ -294,15 +294,15 @@ def ask_driver(store: JobStore, how: str, holds: float = HOLDS) -> dict[str, Any
 
 
 def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
-    end = time.monotonic() + holds
-    look_at = time.monotonic() + _LOOK
+    end = machine.clock.monotonic() + holds
+    look_at = machine.clock.monotonic() + _LOOK
     begun = False
     gone = ""
     gone_at = 0.0
     patience = _INSIST
     driver = look_for_driver(store)
     while (answer := store.journal.read_note("answer", id)) is None:
-        now = time.monotonic()
+        now = machine.clock.monotonic()
         if now >= look_at:
             look_at = now + _LOOK
             driver = look_for_driver(store)
@@ -323,7 +323,7 @@ def _wait(store: JobStore, id: str, holds: float) -> Mapping[str, Any]:
                 )
         if begun and gone and now - gone_at > patience:
             raise SavepointError(f"The driver had begun, and the outcome is unknown. {gone} {_SEE}")
-        time.sleep(_POLL)
+        machine.clock.sleep(_POLL)
     return answer
 
 

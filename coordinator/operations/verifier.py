@@ -5,7 +5,6 @@ It is the check of `coordinator verify --quick`, made again and again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 from coordinator.config import CheckpointConfig
@@ -13,6 +12,7 @@ from coordinator.operations.inspection.balance import LOOKED_AT, Balance, take_b
 from coordinator.protocol.ports import Query, Sink
 from coordinator.store.job_store import JobStore
 from sinks._util.log import get_logger
+from sinks._util.machine import Event, Thread, machine
 
 logger = get_logger("coordinator.verifier")
 
@@ -38,20 +38,16 @@ class Verifier:
         self._sinks = sinks
         self._config = config
         self._tell = tell
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended = machine.threads.event()
+        self._thread: Thread | None = None
 
     def begin(self, query: Query) -> None:
         self.end()
-        self._ended = threading.Event()
+        self._ended = machine.threads.event()
         if self._config.verify_interval:
-            self._thread = threading.Thread(
-                target=self._verify,
-                args=(query, self._ended),
-                name="checkpoint-verifier",
-                daemon=True,
+            self._thread = machine.threads.start(
+                self._verify, query, self._ended, name="checkpoint-verifier"
             )
-            self._thread.start()
 
     def end(self) -> None:
         thread = self._thread
@@ -60,7 +56,7 @@ class Verifier:
         if thread:
             thread.join(_LAST_LOOK)
 
-    def _verify(self, query: Query, ended: threading.Event) -> None:
+    def _verify(self, query: Query, ended: Event) -> None:
         while not ended.wait(self._config.verify_interval) and query.isActive:
             try:
                 # The driver's own store follows its own lineage.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from coordinator.protocol.clock import Clock
 from sinks._util.log import get_logger
+from sinks._util.machine import Clock
 from sinks.errors import printable
 
 logger = get_logger(__package__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from coordinator.errors import (
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions, guarantee, memories
 from coordinator.protocol.abort_rights import AbortRights
-from coordinator.protocol.clock import Clock, deadline
+from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import Action
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.guarantee import Guarantee
@@ -60,6 +59,7 @@ from coordinator.store.spool import Spool, SpooledRows
 from coordinator.task.task import LostRows, SinkTask
 from sinks import dead_letters
 from sinks._util.log import get_logger
+from sinks._util.machine import Clock, machine
 from sinks._util.progress import progress
 from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
@@ -975,7 +975,7 @@ class CheckpointProtocol:
         now = self.clock.monotonic()
         if now - started >= self.config.commit_timeout:
             return False
-        end = now + random.uniform(0, min(10.0, 0.1 * 2.0 ** min(tries - 1, 10)))
+        end = now + machine.random.uniform(0, min(10.0, 0.1 * 2.0 ** min(tries - 1, 10)))
         while (left := end - now) > 0:
             if batch and not batch.active and now - started >= STOP_GRACE_PERIOD:
                 return False

@@ -11,13 +11,13 @@ from typing import Any
 
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.memories import record_filter
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
 from sinks._util.log import get_logger
+from sinks._util.machine import Clock
 from sinks.errors import CommittedError
 from sinks.transaction import Identity, not_among, shown
 

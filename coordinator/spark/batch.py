@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -270,15 +270,17 @@ class SparkBatch(MicroBatch):
     def _side_by_side(self, calls: Sequence[Callable[[], list[Ack]]]) -> list[Ack]:
         return [
             ack
-            for acks in side_by_side(lambda call: call(), calls, len(calls), self._thread)
+            for acks in side_by_side(lambda call: call(), calls, len(calls), self._start)
             for ack in acks
         ]
 
-    def _thread(self, **options: Any) -> Thread:
-        """Make a thread whose Spark jobs are canceled with those of the thread that starts it."""
+    def _start(self, work: Callable[[], None]) -> Thread:
+        """Start a thread whose Spark jobs are canceled with those of the thread that starts it."""
         from pyspark import InheritableThread
 
-        return InheritableThread(**options)
+        thread: Thread = InheritableThread(target=work, daemon=True)
+        thread.start()
+        return thread
 
     @contextmanager
     def _tagged(self, doing: str) -> Iterator[None]:

@@ -154,10 +154,12 @@ class ConnectBatch(SparkBatch):
         finally:
             session.removeTag(self.run_id)
 
-    def _thread(self, **options: Any) -> Thread:
+    def _start(self, work: Callable[[], None]) -> Thread:
         from pyspark import InheritableThread
 
-        return InheritableThread(**options, session=self._df.sparkSession)
+        thread: Thread = InheritableThread(target=work, daemon=True, session=self._df.sparkSession)
+        thread.start()
+        return thread
 
 
 _NOT_THE_LOCATION = (

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import CheckpointError, SavepointError
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.decisions import hand_over_again
 from coordinator.protocol.ports import MicroBatch, Query
+from sinks._util.machine import Clock, Thread, machine
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -73,18 +72,18 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._queue: deque[int] = deque()
-        """The ids of the threads that want the lock. The first one has it."""
+        self._changed = machine.threads.condition()
+        self._queue: deque[Thread] = deque()
+        """The threads that want the lock. The first one has it."""
         self._depth = 0
 
     def __enter__(self) -> None:
-        thread = threading.get_ident()
+        thread = machine.threads.current()
         with self._changed:
-            if not self._queue or self._queue[0] != thread:
+            if not self._queue or self._queue[0] is not thread:
                 self._queue.append(thread)
                 try:
-                    self._changed.wait_for(lambda: self._queue[0] == thread)
+                    self._changed.wait_for(lambda: self._queue[0] is thread)
                 except BaseException:  # Ctrl-C
                     self._queue.remove(thread)
                     self._changed.notify_all()
@@ -121,7 +120,7 @@ class QueryLifecycle:
         self._clock = clock
         self._min_pause = min_pause
         self._key = job, storage_uri
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         """The thread of the last batch. Spark has one thread for each run of a query."""
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._idle = False
@@ -181,7 +180,7 @@ class QueryLifecycle:
             self._held_back = True
             self._clock.sleep(0.05)
         self._held_back = False
-        self._thread = threading.current_thread()
+        self._thread = machine.threads.current()
         if not batch.active:
             batch.raise_stopped()
         self._require_called_once(batch)
@@ -320,7 +319,7 @@ class QueryLifecycle:
     def stop(self, query: Query) -> None:
         self.hold()
         try:
-            if self._thread is threading.current_thread() and self._is_busy(query):
+            if self._thread is machine.threads.current() and self._is_busy(query):
                 raise CheckpointError(
                     f"a batch of job {self._job!r} cannot stop its own query: Spark would hand the "
                     "batch over again at each start. Stop the query, and end the with block, "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, ClassVar
 
+from sinks._util.machine import machine
 from sinks.errors import ExactlyOnceError
 
 _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
@@ -196,11 +196,11 @@ class TimedStorage(WrappedStorage):
         self._on_call = on_call
 
     def _call(self, method: str, key: str, *more: Any) -> Any:
-        began = time.perf_counter()
+        began = machine.clock.monotonic()
         try:
             return super()._call(method, key, *more)
         finally:
-            self._on_call(method.removesuffix("_if_absent"), time.perf_counter() - began)
+            self._on_call(method.removesuffix("_if_absent"), machine.clock.monotonic() - began)
 
 
 class MissingStorage(WrappedStorage):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.base import TimedStorage
 from coordinator.store.encoding import unseal
 from coordinator.store.records import SignOfLife
+from sinks._util.machine import machine
 from sinks.transaction import token
 
 
@@ -59,4 +59,4 @@ class JobFolder:
 
 def sign_of_life(storage: CheckpointStorage, next: float = 0.0, ended: str = "") -> SignOfLife:
     who = f"host {socket.gethostname()}, process {os.getpid()}"
-    return SignOfLife(who, time.time_ns() // 1_000_000, storage.clock(), next, ended)
+    return SignOfLife(who, machine.clock.milliseconds(), storage.clock(), next, ended)

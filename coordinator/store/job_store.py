@@ -17,7 +17,6 @@ are kept for replays are in `spool`. Rules: docs/protocol.md#the-rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -34,6 +33,7 @@ from coordinator.store.records import (
     RecordKey,
     SignOfLife,
 )
+from sinks._util.machine import machine
 from sinks._util.progress import progress
 
 _RETAINED_CLAIMS = 10
@@ -110,7 +110,7 @@ class JobStore:
         newest = self.newest_claim()
         stale = 0
         while stale < _STALE_LISTINGS:
-            lineage = newest.lineage or secrets.token_hex(4)
+            lineage = newest.lineage or machine.random.token(4)
             claim = self._new_claim(newest.generation + 1, lineage, address, next_sign)
             if self._claim(claim):
                 self.lineage = claim.lineage
@@ -202,7 +202,7 @@ class JobStore:
             lineage,
             address,
             sign_of_life(self.storage, next_sign),
-            secrets.token_hex(8),
+            machine.random.token(8),
         )
 
     def _claim(self, claim: Claim) -> bool:

@@ -8,7 +8,6 @@ claimed a generation if the driver before says that it has ended, and before the
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from coordinator.store.folder import JobFolder, sign_of_life
 from coordinator.store.records import Claim, SignOfLife
 from sinks._util.log import get_logger
+from sinks._util.machine import machine
 
 logger = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class Journal:
                 newest = ""
         number += not newest
         count = len(before) + len(new)
-        key = f"{self._folder.root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
+        key = f"{self._folder.root}/statistics/{number:010d}.{count:06d}.{machine.random.token(4)}"
         self._folder.timed_storage.put_if_absent(
             key, seal({"job": self._folder.job, "checkpoints": [*before, *new]})
         )
@@ -135,7 +135,7 @@ class Journal:
         The id begins with the milliseconds since the epoch.
         """
         sign = sign_of_life(self._folder.storage)
-        return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
+        return f"{sign.at:015d}.{machine.random.token(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
         """Put a note, unless it is there. `folder` is request, begun or answer."""

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from threading import Thread
+from functools import partial
 from typing import Any, TypeVar
+
+from sinks._util.machine import Thread, machine
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -21,13 +23,13 @@ def side_by_side(
     call: Callable[[A], B],
     values: Iterable[A],
     threads: int = 16,
-    thread: Callable[..., Thread] = Thread,
+    start: Callable[[Callable[[], None]], Thread] | None = None,
 ) -> list[B]:
     """Call `call` with each value, in at most `threads` threads including the caller's.
 
     Returns the results in the order of the values. After an error no further call begins. When all
     calls that began have ended, the first error is raised, but KeyboardInterrupt and SystemExit
-    come before any other. `thread` makes the other threads. If the process can have no more
+    come before any other. `start` starts one of the other threads. If the process can have no more
     threads, fewer do all calls.
     """
     left = deque(enumerate(values))
@@ -46,11 +48,10 @@ def side_by_side(
                 errors.append(error)
 
     others = list[Thread]()
+    start = start or partial(machine.threads.start, name="side-by-side")
     with suppress(RuntimeError):  # no more threads can be had, as at the end of the process
         for _ in range(min(threads, len(left)) - 1):
-            other = thread(target=work, daemon=True)
-            other.start()
-            others.append(other)
+            others.append(start(work))
     work()
     for other in others:
         other.join()

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.ports import TopicIds
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.base import WrappedStorage
@@ -21,6 +20,7 @@ from coordinator.store.job_store import JobStore
 from coordinator.store.records import Record
 from examples.custom_sink import FileSink
 from sinks import TransactionContext
+from sinks._util.machine import Clock, Event
 from sinks.errors import TransactionBlocked
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -83,7 +83,7 @@ class TestClock(Clock):
             self._now += seconds
             return self._now
 
-    def wait(self, event: threading.Event, seconds: float) -> bool:
+    def wait(self, event: Event, seconds: float) -> bool:
         end = self._now + seconds
         while self._now < end and not event.wait(0.001):
             pass

@@ -19,10 +19,11 @@ from coordinator import (
 )
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
 from coordinator.operations.statistics.model import Status, load_history
-from coordinator.protocol.clock import Clock, deadline
+from coordinator.protocol.deadline import deadline
 from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
 from examples.custom_sink import FileSink
+from sinks._util.machine import Clock
 from sinks.optional import Validating
 from sinks.testing import Hooked
 from sinks.testing.local import QueryStopped

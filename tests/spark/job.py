@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.protocol.clock import Clock
+from sinks._util.machine import Clock
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import rows
 from sinks.testing.driver import redirect_output

@@ -29,11 +29,11 @@ from coordinator.errors import NotExactlyOnce, QueryNotAdopted
 from coordinator.listener import Step
 from coordinator.operations.heartbeat import look_for_driver
 from coordinator.operations.requests import ask_driver
-from coordinator.protocol.clock import Clock
 from coordinator.storage import CheckpointStorage, open_storage, storage_at
 from coordinator.store.job_store import JobStore
 from coordinator.task.task import Ack, SinkTask
 from examples.custom_sink import FileSink
+from sinks._util.machine import Clock, Event
 from sinks.postgres import PostgresSink
 from sinks.testing import Hooked
 from sinks.testing.local import with_row_hash
@@ -73,7 +73,7 @@ class UpWhenNapping(Clock):
     def monotonic(self) -> float:
         return super().monotonic() + self.gone
 
-    def wait(self, event: threading.Event, seconds: float) -> bool:
+    def wait(self, event: Event, seconds: float) -> bool:
         if seconds != LONG or self.gone:
             return super().wait(event, seconds)
         while not event.wait(0.05):
@@ -378,7 +378,7 @@ def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Pat
     assert isinstance(ack, Ack)
     wait_for(lambda: not list(sink.in_doubt("spark-job")))
     query.stop()
-    wait_for(lambda: not coordinator._sweep_thread.is_alive())
+    wait_for(lambda: not (coordinator._sweep_thread and coordinator._sweep_thread.is_alive()))
     coordinator.close()
     assert_exactly_once(sink, ids)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ from coordinator.protocol.memories import record_filter
 from coordinator.protocol.ports import Sink
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import Claim, CompletedCheckpoint
+from sinks._util.machine import machine
 from sinks._util.progress import progress
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
@@ -105,7 +105,7 @@ def find_in_doubt(
     no driver can complete anything. Raises Superseded if it is not the newest.
     """
     seen = _find_once(store, sinks, claimed)
-    until = time.monotonic() + _AT_WORK
+    until = machine.clock.monotonic() + _AT_WORK
     decided = {
         pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT
     }
@@ -114,9 +114,9 @@ def find_in_doubt(
         and claimed is None
         and seen.driver
         and seen.driver.runs
-        and time.monotonic() < until
+        and machine.clock.monotonic() < until
     ):
-        time.sleep(_PAUSE)
+        machine.clock.sleep(_PAUSE)
         seen = _find_once(store, sinks, claimed)
         left = {pending.id for pending in seen.pending}
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):

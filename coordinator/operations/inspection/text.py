@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from coordinator.operations.heartbeat import DriverStatus, State
 from coordinator.store.records import CompletedCheckpoint
+from sinks._util.machine import machine
 
 
 def time_of(milliseconds: int) -> str:
@@ -26,7 +26,7 @@ def ago(milliseconds: int) -> str:
     """Return a time, and how long ago it was by the clock of this machine."""
     if not milliseconds:
         return "at an unknown time"
-    age = time.time() - milliseconds / 1000
+    age = (machine.clock.milliseconds() - milliseconds) / 1000
     distance = (
         f"{duration(max(age, 0))} ago"
         if age > -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from coordinator.store.encoding import seal, unseal
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record
 from sinks._util.log import get_logger
+from sinks._util.machine import machine
 from sinks._util.progress import progress
 
 logger = get_logger("coordinator.savepoints")
@@ -89,7 +89,7 @@ def restore_savepoint(
         if confirm:
             confirm(savepoint)
         if not lineage:
-            lineage = secrets.token_hex(4)
+            lineage = machine.random.token(4)
             mark = {
                 "savepoint": savepoint.id,
                 "job": store.job,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import tarfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -30,6 +28,7 @@ from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Cut
 from coordinator.store.records import Record
 from sinks._util.log import get_logger
+from sinks._util.machine import machine
 from sinks._util.progress import progress
 from sinks.transaction import token
 
@@ -54,7 +53,7 @@ def take_savepoint(
     `confirm` may raise at the last moment.
     """
     [record, *_] = records
-    id = f"savepoint-{token(record.job)}-{record.checkpoint_id}-{secrets.token_hex(4)}"
+    id = f"savepoint-{token(record.job)}-{record.checkpoint_id}-{machine.random.token(4)}"
     location = open_location(location_uri)
     chunks: list[str] = []
 
@@ -75,7 +74,7 @@ def take_savepoint(
             dict(sinks),
             location.uri,
             storage_uri,
-            time.time_ns() // 1_000_000,
+            machine.clock.milliseconds(),
             _version("pyspark-exactly-once"),
             {"version": _version("pyspark"), "offsets": layout},
             len(sizes),

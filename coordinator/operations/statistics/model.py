@@ -5,7 +5,6 @@ The history is in checkpoint storage, where it outlives its driver.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from coordinator.storage import StorageError
 from coordinator.store.encoding import require_field_types
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint
+from sinks._util.machine import machine
 
 _TOGETHER = 100
 """The number of checkpoints in one object.
@@ -284,7 +284,7 @@ class CheckpointHistory:
         self._store = store
         self._size = size
         self._new: deque[CheckpointStatistics] = deque(maxlen=size)
-        self._flushing = threading.Lock()
+        self._flushing = machine.threads.lock()
 
     def report(self, statistics: CheckpointStatistics) -> None:
         self._new.append(statistics)

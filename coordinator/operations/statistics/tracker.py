@@ -12,8 +12,8 @@ from coordinator.errors import reason
 from coordinator.listener import CheckpointListener, Step
 from coordinator.operations.inspection.balance import Balance
 from coordinator.operations.statistics.model import CheckpointStatistics, Status
-from coordinator.protocol.clock import Clock
 from sinks._util.log import get_logger
+from sinks._util.machine import Clock
 from sinks._util.progress import under_way
 
 logger = get_logger("coordinator.statistics")
