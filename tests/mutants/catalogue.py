@@ -1786,8 +1786,8 @@ MUTANTS = (
     Mutant(
         "a request that cannot be read holds up the others",
         "coordinator",
-        "target=self._serve, args=asked,",
-        "target=self._serve, args=asked[:1],",
+        "machine.threads.start(self._serve, *asked, name=",
+        "machine.threads.start(self._serve, *asked[:1], name=",
         ("tests/requests/test_requests.py",),
     ),
     Mutant(

@@ -1,0 +1,386 @@
+"""Schedules of one kind, with each moment once, in place of moments that are drawn.
+
+A fault that needs one moment among fifty is found here in a second, where a thousand random schedules miss it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.scenario import Scenario, Settings
+from tests.simulation.scheduler import Event
+
+TWO = (("one", "prepared", 1), ("two", "prepared", 2))
+END = 300
+"""A gap that no process fills: the event happens when all have ended."""
+KINDS = ("prepared", "whole", "lake", "kafka", "letters")
+
+
+def one(kind: str) -> tuple[tuple[str, str, int], ...]:
+    return (("one", kind, 1),)
+
+
+def back(chosen: int, moment: int, *, while_running: bool = False, own_moment: bool = False) -> int:
+    """Return the argument of "set back": 1 storage, 2 location, 4 and 8 targets; the moment in 64ths of all ticks."""
+    return (chosen - 1) + 15 * (moment + 64 * ((0 if while_running else 1) + 4 * (0 if own_moment else 1)))
+
+
+def of(events: list[Event], **settings: Any) -> Scenario:
+    own = {name: settings.pop(name) for name in list(settings) if name in Settings.__dataclass_fields__}
+    return Scenario(events=tuple(events), settings=Settings(**own), **settings)
+
+
+def crashes() -> Iterator[Scenario]:
+    """A driver dies at each moment, with its tasks or without, and the next one starts."""
+    for gap in range(60):
+        for kind in KINDS:
+            yield of([(gap, "crash", gap % 2), (0, "driver", 1)], sinks=one(kind), partitions=1 + gap % 2)
+
+
+def crashes_of_two() -> Iterator[Scenario]:
+    for gap in range(90):
+        yield of([(gap, "crash", gap % 2), (0, "roll back", gap), (0, "driver", 1)], sinks=TWO, partitions=2)
+
+
+def second_driver() -> Iterator[Scenario]:
+    """A second driver starts at each moment, and the first one goes on after it, or in its middle."""
+    for gap in range(56):
+        for kind in ("prepared", "whole", "kafka"):
+            yield of([(gap, "driver", 1), (END, "switch", 0)], sinks=one(kind))
+            yield of([(gap, "driver", 1), (8 + gap % 13, "switch", 0), (5 + gap % 7, "switch", 1)], sinks=one(kind))
+
+
+def between_two_calls() -> Iterator[Scenario]:
+    """Two drivers, which change at each pair of moments around claim, put and commit."""
+    for gap in range(12, 40):
+        for other in range(0, 36, 2):
+            yield of([(gap, "driver", 1), (other, "switch", 0), (gap % 5, "switch", 1), (3, "switch", 0)])
+
+
+def zombie_and_restore() -> Iterator[Scenario]:
+    """A savepoint is restored in the middle of a driver, and a new driver starts; then the old one goes on."""
+    for gap in range(48):
+        for kind in ("prepared", "whole"):
+            events = [(END, "save", 0), (END, "driver", 1), (gap, "restore", 0), (100, "driver", 0), (60, "switch", 0)]
+            yield of(events, sinks=one(kind))
+
+
+def two_restores() -> Iterator[Scenario]:
+    for gap in range(0, 40, 2):
+        for other in range(0, 21, 3):
+            events = [
+                (END, "save", 0),
+                (END, "driver", 1),
+                (END, "save", 0),
+                (END, "restore", 4 + gap % 2),
+                (gap, "restore", 0),
+                (other, "switch", 1),
+                (END, "driver", 0),
+            ]
+            yield of(events)
+
+
+def restore_killed() -> Iterator[Scenario]:
+    """A restore dies at each moment. It is called again, or something else is."""
+    for gap in range(40):
+        for later in (0, 1):
+            save = [(END, "save", 0), (END, "driver", later)]
+            yield of([*save, (END, "restore", later), (gap, "crash", 0), (0, "driver", 0), (20, "restore", later)])
+            yield of([*save, (END, "restore", later), (gap, "driver", 0), (25, "switch", 0)])
+
+
+def restore_and_driver() -> Iterator[Scenario]:
+    """A driver of the earlier lineage starts in the middle of a restore."""
+    for gap in range(4, 44):
+        for switch in (6, 14, 22):
+            yield of(
+                [(END, "save", 0), (END, "restore", 0), (gap, "driver", 1), (switch, "switch", 0), (9, "switch", 0)]
+            )
+
+
+def storage_while_running() -> Iterator[Scenario]:
+    """Storage is restored to an older state, or emptied, under a driver, and another one starts."""
+    for gap in range(4, 60, 2):
+        for moment in range(0, 64, 6):
+            argument = back(1, moment, while_running=True)
+            yield of([(gap, "set back", argument), (0, "driver", 1), (25, "switch", 0)])
+        yield of([(gap, "set back", back(1, 0, while_running=True)), (0, "driver", 1), (gap // 2, "switch", 0)], seed=2)
+
+
+def storage_emptied_alone() -> Iterator[Scenario]:
+    """Storage is restored to an older state under a driver that runs alone."""
+    for gap in range(4, 64):
+        for moment in (0, 20, 40, 55):
+            yield of([(gap, "set back", back(1, moment, while_running=True))])
+
+
+def target_while_running() -> Iterator[Scenario]:
+    for gap in range(8, 60, 2):
+        for moment in range(0, 64, 6):
+            for chosen in (4, 8):
+                yield of([(gap, "set back", back(chosen, moment, while_running=True)), (100, "driver", 1)], sinks=TWO)
+
+
+def losses_given_up() -> Iterator[Scenario]:
+    """An operator gives rows up while a driver replays them."""
+    for gap in range(50):
+        lost = [(30, "crash", 0), (0, "roll back", 0)]
+        yield of([*lost, (0, "driver", 1), (gap, "resolve", 1)], sinks=TWO)
+        yield of([*lost, (0, "resolve", 1), (gap, "driver", 1), (9, "switch", 0)], sinks=one("letters"))
+
+
+def rolled_back_when_decided() -> Iterator[Scenario]:
+    """A decided transaction is rolled back after the crash of its driver, once or twice."""
+    for gap in range(14, 60):
+        for kind in KINDS:
+            again = [(gap // 2, "crash", 1), (0, "roll back", 1), (0, "driver", 1)]
+            yield of(
+                [(gap, "crash", 0), (0, "roll back", gap), (0, "driver", 1), *again], sinks=one(kind), partitions=2
+            )
+
+
+def moved_on_with_losses() -> Iterator[Scenario]:
+    """A decided transaction is rolled back, and Spark's log has its batch as done, since it was of another moment."""
+    for gap in range(14, 60, 2):
+        for chosen in (4, 12, 8):
+            for moment in (30, 40, 50, 60):
+                yield of([(gap, "crash", 0), (0, "driver", 0), (END, "set back", back(chosen, moment))], sinks=TWO)
+
+
+def replay_then_storage() -> Iterator[Scenario]:
+    """A replay, or a loss that is given up; then storage is restored to a state before it."""
+    for gap in range(0, 45, 2):
+        for kind in ("prepared", "whole", "kafka", "letters"):
+            for then in ("driver", "resolve"):
+                for moment in (20, 30, 40, 50, 60):
+                    if (gap + moment) % 4 == 0:
+                        events = [
+                            (14 + gap % 16, "crash", 0),
+                            (0, "roll back", 0),
+                            (0, then, 1),
+                            (gap, "crash", 0),
+                            (0, "set back", back(1, moment)),
+                            (0, "driver", 1),
+                        ]
+                        yield of(events, sinks=one(kind))
+
+
+def lost_answers() -> Iterator[Scenario]:
+    """Each call fails once: not done, done without an answer, or done later."""
+    for gap in range(70):
+        for fault in (0, 1, 2):
+            yield of([(gap, "fault", fault), (2, "driver", 1), (30, "switch", 0)], sinks=TWO)
+            if gap % 2:
+                roll_back = [(0, "roll back", 0), (0, "driver", 1), (gap // 2, "fault", 2), (9, "switch", 1)]
+                yield of([(gap, "fault", fault), *roll_back], sinks=one("whole"))
+                busy = {"tolerable": 1, "commit_timeout": 0.5}
+                down = [(1, "fault", fault), (5, "down", 8), (20, "driver", 1)]
+                yield of([(gap, "fault", fault), *down], sinks=one("kafka"), **busy)
+
+
+def late_packets() -> Iterator[Scenario]:
+    """A put fails, lands after its driver has ended, and before or after the next driver."""
+    for gap in range(70):
+        for switch in (0, 4, 12, 24):
+            yield of([(gap, "fault", 2), (switch, "switch", 1), (0, "driver", 1), (switch, "switch", 0)])
+
+
+def late_tasks() -> Iterator[Scenario]:
+    """A driver dies, its tasks live on and pre-commit later."""
+    for gap in range(8, 50):
+        for switch in (6, 14, 26):
+            for kind in ("prepared", "kafka"):
+                events = [(gap, "crash", 1), (0, "driver", 1), (switch, "switch", 0), (7, "switch", 1)]
+                yield of(events, sinks=one(kind), partitions=2)
+
+
+def speculative_tasks() -> Iterator[Scenario]:
+    for gap in range(6, 40):
+        for kind in ("prepared", "whole", "kafka"):
+            yield of([(0, "speculate", 1), (gap, "switch", 1), (3, "switch", 2), (5, "crash", 1)], sinks=one(kind))
+
+
+def set_back_twice() -> Iterator[Scenario]:
+    for moment in range(0, 64, 4):
+        for chosen in (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14):
+            what = ("abort orphans", "resolve", "recover", "driver")[moment // 4 % 4]
+            again = back(1 + (chosen + moment) % 15, 63 - moment)
+            events = [
+                (26, "crash", 0),
+                (0, "driver", 1),
+                (END, "set back", back(chosen, moment)),
+                (0, what, 1),
+                (100, "set back", again),
+                (0, what, 1),
+            ]
+            yield of(events, sinks=TWO, units=5)
+
+
+def each_memory() -> Iterator[Scenario]:
+    """Each set of memories, restored to each moment, after drivers that ended well; retention has deleted records."""
+    for moment in range(0, 64, 2):
+        for chosen in range(1, 16):
+            events = [(END, "driver", 2), (END, "driver", 1), (END, "set back", back(chosen, moment))]
+            kind = KINDS[moment // 2 % len(KINDS)]
+            yield of(events, sinks=(("one", kind, 1), ("two", "prepared", 2)), units=5, empty=moment % 3 == 0)
+
+
+def quiet_sink() -> Iterator[Scenario]:
+    """A sink gets rows only now and then, so its newest proof is old."""
+    for moment in range(0, 64, 4):
+        for chosen in (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14):
+            kind = ("prepared", "kafka")[moment % 8 // 4]
+            events = [(END, "driver", 2), (END, "driver", 1), (END, "set back", back(chosen, moment))]
+            yield of(events, sinks=(("one", "prepared", 1), ("two", kind, 3)), units=5, empty=True)
+
+
+def savepoint_and_memories() -> Iterator[Scenario]:
+    for moment in range(0, 64, 2):
+        for chosen in (4, 5, 6, 7, 12):
+            saved = [(END, "save", 0), (END, "driver", 1), (END, "save", 0)]
+            then = [(END, "restore", 4), (END, "driver", 0), (END, "set back", back(chosen, moment))]
+            yield of([*saved, *then], sinks=TWO)
+            first = [(END, "save", 0), (END, "driver", 0), (END, "set back", back(chosen, moment))]
+            yield of([*first, (END, "restore", 0), (END, "driver", 0)], sinks=TWO)
+
+
+def later_rows_deleted() -> Iterator[Scenario]:
+    for moment in range(0, 64, 3):
+        for chosen in (1, 3, 4, 5, 7):
+            restored = [(END, "save", 0), (END, "driver", 1), (END, "restore", 1), (END, "driver", 0)]
+            yield of([*restored, (END, "set back", back(chosen, moment))])
+
+
+def fence() -> Iterator[Scenario]:
+    """A second driver, and an operator who fences, in the middle of each other."""
+    for gap in range(12, 60, 2):
+        switches = [(12, "switch", 1), (9, "switch", 0)]
+        yield of([(gap, "driver", 1), (gap // 2, "abort orphans", 1), *switches, (9, "switch", 1)], sinks=TWO)
+        yield of([(gap, "driver", 1), (gap // 3, "abort one", 8), *switches], locks=True)
+        yield of([(gap, "abort orphans", 0), *switches], sinks=one("whole"))
+        yield of([(gap, "abort orphans", 1), (gap % 11, "switch", 0), (9, "switch", 1)], partitions=2)
+
+
+def commands_while_running() -> Iterator[Scenario]:
+    """Each command of an operator in the middle of a driver, who goes on after it, or in its middle."""
+    for gap in range(0, 60, 2):
+        for command in ("list", "abort orphans", "abort one", "resolve", "recover", "save"):
+            yield of([(gap, command, 8), (gap % 17, "switch", 0), (7, "switch", 1)], sinks=TWO)
+
+
+def commands_after_a_crash() -> Iterator[Scenario]:
+    for gap in range(6, 60):
+        for command in ("abort orphans", "resolve", "recover", "save"):
+            yield of(
+                [(gap, "crash", gap % 2), (0, "roll back", gap), (0, command, gap % 2), (0, "driver", 1)], partitions=2
+            )
+
+
+def memories_of_a_resolve() -> Iterator[Scenario]:
+    """A memory is restored in the middle of a command."""
+    for gap in range(40):
+        for chosen in (1, 4):
+            lost = [(30, "crash", 0), (0, "roll back", gap), (0, "resolve", gap % 2)]
+            yield of([*lost, (gap, "set back", back(chosen, 25, while_running=True))])
+
+
+def requests() -> Iterator[Scenario]:
+    """An operator asks a running driver for a savepoint, and perhaps to stop or to cancel."""
+    for gap in range(0, 70, 2):
+        for way in ("request", "cancel"):
+            for argument in (0, 1):
+                yield of([(gap, way, argument)], pause=3.0, units=5)
+                yield of([(gap, way, argument), (gap % 19, "crash", argument), (0, "driver", 1)], pause=3.0, units=5)
+                yield of([(gap, way, argument), (gap % 23, "driver", 1), (31, "switch", 0)], pause=3.0, units=5)
+
+
+def request_and_restore() -> Iterator[Scenario]:
+    for gap in range(0, 60, 3):
+        for argument in (0, 1):
+            events = [(gap, "request", argument), (END, "driver", 1), (gap, "restore", 0), (END, "driver", 0)]
+            yield of(events, pause=3.0, units=5)
+
+
+def sweeps_while_quiet() -> Iterator[Scenario]:
+    """The sweeps between two batches, and the heartbeat, while another driver or an operator is at work."""
+    for gap in range(10, 90, 2):
+        yield of([(gap, "driver", 1), (gap // 2, "switch", 0), (20, "switch", 1)], pause=70.0)
+        yield of([(gap, "crash", 1), (0, "driver", 1), (5, "switch", 0)], pause=70.0, partitions=2)
+
+
+def spool() -> Iterator[Scenario]:
+    for gap in range(6, 60):
+        for kind in ("letters", "prepared", "whole"):
+            again = [(gap // 2, "crash", 0), (0, "roll back", 1)]
+            events = [(gap, "crash", 1), (0, "roll back", 0), (0, "driver", 1), *again]
+            yield of(events, sinks=one(kind), replay="spool", partitions=1 + gap % 2)
+
+
+def adoption() -> Iterator[Scenario]:
+    for gap in range(0, 60, 2):
+        yield of([(gap, "crash", 0), (0, "driver", 0), (gap // 2, "driver", 0), (5, "switch", 0)], adopt=True)
+        yield of([(gap, "crash", 0), (0, "set back", back(1 + gap % 7, gap)), (0, "driver", 0)], adopt=True)
+
+
+def kafka_timeouts() -> Iterator[Scenario]:
+    for gap in range(12, 60):
+        yield of([(gap, "crash", 0), (0, "time", 3), (0, "driver", 1), (gap // 3, "time", 3)], sinks=one("kafka"))
+        yield of([(gap, "time", 3), (0, "driver", 1), (gap // 3, "switch", 0)], sinks=one("kafka"))
+
+
+def stops() -> Iterator[Scenario]:
+    for gap in range(4, 60):
+        yield of([(gap, "stop", 0), (gap % 7, "down", 8 * 11), (0, "driver", 1)], commit_timeout=30.0, sinks=TWO)
+        yield of([(gap, "down", 8 * (gap % 12)), (gap % 13, "stop", 0)], sinks=TWO, commit_timeout=0.5)
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
+    family.__name__: family
+    for family in (
+        crashes,
+        crashes_of_two,
+        second_driver,
+        between_two_calls,
+        zombie_and_restore,
+        two_restores,
+        restore_killed,
+        restore_and_driver,
+        storage_while_running,
+        storage_emptied_alone,
+        target_while_running,
+        losses_given_up,
+        rolled_back_when_decided,
+        moved_on_with_losses,
+        replay_then_storage,
+        lost_answers,
+        late_packets,
+        late_tasks,
+        speculative_tasks,
+        set_back_twice,
+        each_memory,
+        quiet_sink,
+        savepoint_and_memories,
+        later_rows_deleted,
+        fence,
+        commands_while_running,
+        commands_after_a_crash,
+        memories_of_a_resolve,
+        requests,
+        request_and_restore,
+        sweeps_while_quiet,
+        spool,
+        adoption,
+        kafka_timeouts,
+        stops,
+    )
+}
+
+
+def scenarios(*names: str, every: int = 1) -> Iterator[Scenario]:
+    """Yield the scenarios of some families, or of all. `every` leaves some moments out: it takes each so-manieth."""
+    for name in names or FAMILIES:
+        for number, scenario in enumerate(FAMILIES[name]()):
+            if number % every == 0:
+                yield replace(scenario, kind=name)

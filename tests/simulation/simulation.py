@@ -1,0 +1,540 @@
+"""Plays a scenario against the real code, and returns what is wrong."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+from typer import Exit
+
+from coordinator.config import CheckpointConfig
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    ExternalSystemBehind,
+    QueryNotAdopted,
+    StorageBehind,
+    UnknownSink,
+    WrongJob,
+)
+from coordinator.storage import StorageError
+from sinks.errors import SinkError
+from tests.simulation.judge import first_unit, judge, not_promised, wrong_at_the_end
+from tests.simulation.machine import simulated_machine
+from tests.simulation.memory import Memory
+from tests.simulation.operators import Operator
+from tests.simulation.real_code import led_into
+from tests.simulation.scenario import Scenario, Settings
+from tests.simulation.scheduler import Process, Runaway, Scheduler
+from tests.simulation.spark import ADOPTED, SimQuery
+from tests.simulation.storage import SimStorage
+from tests.simulation.targets import Kafka
+from tests.simulation.world import (
+    JOB,
+    SAVEPOINTS,
+    SPOOL,
+    STORAGE,
+    ConcurrentLog,
+    JobFailed,
+    Unreachable,
+    World,
+    short,
+)
+
+EXPECTED = (CheckpointError, StorageError, SinkError, Unreachable, ConcurrentLog, JobFailed, Exit)
+"""What may end a process. Any other exception is a fault, in any process."""
+ALARMS = (
+    StorageBehind,
+    ExternalSystemBehind,
+    CheckpointGap,
+    QueryNotAdopted,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    UnknownSink,
+    WrongJob,
+)
+"""What a driver may say only if a memory is older than the others."""
+CAUSES = ("restored", "rows deleted", "expired", "old location")
+"""What may come from outside. Without one of these, no driver may refuse to continue at the end."""
+
+
+@dataclass
+class Result:
+    """What came of a scenario."""
+
+    faults: list[str]
+    """What is wrong, [] if nothing is."""
+    limits: list[str]
+    """What went wrong and is not promised (docs/failures.md)."""
+    refusal: BaseException | None
+    """What a driver said at the end; None if it made each row visible once."""
+    why: str
+    """The judge's reason."""
+    ends: list[str]
+    """How each process has ended."""
+    causes: Mapping[str, int]
+    ticks: int
+    trace: list[str] = field(default_factory=list)
+
+
+def play(scenario: Scenario, *, trace: bool = False) -> Result:
+    return Simulation(scenario, trace=trace).play()
+
+
+@cache
+def config_of(settings: Settings, adopt: bool) -> CheckpointConfig:
+    listens = settings.pause > 0
+    return CheckpointConfig(
+        retained_checkpoints=settings.retained,
+        commit_timeout=settings.commit_timeout,
+        sweep_interval=60.0,
+        verify_interval=0,
+        history_size=0,
+        request_poll_interval=0.5 if listens else 0,
+        savepoint_dir=f"sim:{SAVEPOINTS}",
+        tolerable_failed_checkpoints=settings.tolerable,
+        replay=settings.replay,  # type: ignore[arg-type]
+        spool_dir=f"sim:{SPOOL}" if settings.replay == "spool" else None,
+        adopt=adopt,
+    )
+
+
+class Simulation:
+    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.scheduler = Scheduler(scenario.seed, scenario.events, self._perform)
+        self.world = World(scenario, self.scheduler)
+        self.operator = Operator(self.world)
+        self.faults: list[str] = []
+        self.limits: list[str] = []
+        self.ends: list[str] = []
+        self.scheduler.when_ended = self._process_ended
+        if trace:
+            self.scheduler.trace = []
+        self._number = 0
+        self._restores = 0
+        self._pending_restore: tuple[str, str, bool, int] | None = None
+        """A restore that was begun and not finished: its savepoint, its location, whether later rows were deleted, and
+        the end of the savepoint's input."""
+        self._procedures: list[tuple[int, int]] = []
+        """The first and last tick of what an operator does as one: nobody restores a memory to its middle."""
+        self._rows_deleted_at = 0
+        self._survivors: list[Process] = []
+        """Drivers whose storage was restored to an older state while they ran."""
+        self._undo: tuple[list[tuple[Memory, dict[str, Any]]], str, int] | None = None
+        """What the only restore of a memory has changed, so that it can be put back."""
+
+    # ------------------------------------------------------------------ processes
+    def _coordinator(self, *, adopt: bool = False) -> CheckpointCoordinator:
+        storage = SimStorage(self.world, STORAGE)
+        return CheckpointCoordinator(JOB, self.world.sinks(), storage, config_of(self.world.settings, adopt))
+
+    def _drive(self, batches: int, step: int, boundary: int) -> None:
+        world = self.world
+        settings = world.settings
+        query = SimQuery(
+            world,
+            world.location_name,
+            batches=batches,
+            step=step,
+            partitions=settings.partitions,
+            pause=settings.pause,
+        )
+        self.scheduler.running.local.update(
+            {"query": query, "location": world.location_name, "restored before": world.causes["restored"]}
+        )
+        if boundary:
+            query.between[boundary % 3 + 1] = self._save_between if boundary % 2 else self._sweep_between
+        adopt = self.scenario.adopt and not world.decided
+        with self._coordinator(adopt=adopt) as coordinator:
+            query.run(coordinator)
+
+    def _save_between(self, coordinator: CheckpointCoordinator) -> None:
+        coordinator.trigger_savepoint(f"sim:{SAVEPOINTS}")
+
+    def _sweep_between(self, coordinator: CheckpointCoordinator) -> None:
+        coordinator._protocol.sweep()
+
+    def _recover(self) -> None:
+        with self._coordinator() as coordinator:
+            coordinator.recover()
+
+    def _restore(self, uri: str, location: str, later: bool, end: int) -> None:
+        self._pending_restore = (uri, location, later, end)
+        if later:  # even when it is called again, because a target may have been restored since
+            for target in self.world.targets.values():
+                target.delete_rows(2 * end)
+        try:
+            self.operator.restore(uri, location, later=later)
+        except Exit:
+            if not later:
+                self._pending_restore = None
+            raise
+        self.world.location_names.append((self.scheduler.ticks, location))
+        self._pending_restore = None
+        if later:
+            self._procedures.append((self._rows_deleted_at, self.scheduler.ticks + 1))
+
+    def _spawn(self, kind: str, work: Callable[[], Any]) -> Process:
+        self._number += 1
+        process = self.scheduler.spawn(f"{kind}-{self._number}", kind, work)
+        others = [
+            other
+            for other in self.scheduler.alive()
+            if other is not process and other.kind not in ("task", "packet", "thread")
+        ]
+        if kind != "list" and any(not survivor.ended for survivor in self._survivors):
+            self.world.causes["two copies"] += 1  # of a storage: one was restored under its driver
+        for each in (process, *others) if others else ():
+            each.local["met"] = True
+        self.scheduler.current = process
+        return process
+
+    def _process_ended(self, process: Process) -> None:
+        error = process.error
+        if process.kind not in ("task", "thread"):
+            end = "killed" if process.dead else type(error).__name__ if error else "done"
+            self.ends.append(f"{process.name}: {end}")
+        if isinstance(error, Runaway):
+            self.faults.append(f"no end: {error}")
+        elif error is not None and not isinstance(error, EXPECTED):
+            where = "".join(traceback.format_exception(error)[-4:])
+            self.faults.append(f"bare {type(error).__name__}: {error} in {process.name}\n{where}")
+        elif isinstance(error, ALARMS) and process.kind == "driver" and self._is_false_alarm(process):
+            name = type(error).__name__
+            self.faults.append(f"false alarm: {name}: {str(error)[:300]} in {process.name}")
+
+    def _is_false_alarm(self, process: Process) -> bool:
+        """Tell whether a driver that met nobody else has refused without need."""
+        world = self.world
+        undisturbed = (
+            not process.local.get("met")
+            and process.local["location"] == world.location_name
+            and process.local["restored before"] == world.causes["restored"]
+        )
+        return undisturbed and judge(world).continues
+
+    # ------------------------------------------------------------------ events
+    def _perform(self, kind: str, argument: int) -> None:
+        """Make an event happen. In a state where it cannot happen, it does nothing."""
+        starts = kind in ("driver", "resolve", "save", "recover", "request")
+        if self._pending_restore and self._pending_restore[2] and starts:
+            return  # rows were deleted: no careful operator starts anything before the restore is done
+        getattr(self, "_event_" + kind.replace(" ", "_"))(argument)
+
+    def _event_switch(self, argument: int) -> None:
+        ready = [process for process in self.scheduler.alive() if process.runnable]
+        if ready:
+            self.scheduler.current = ready[argument % len(ready)]
+
+    def _event_driver(self, argument: int) -> None:
+        self._spawn("driver", partial(self._drive, 1 + argument % 4, argument // 4 % 2, argument // 8 % 8))
+
+    def _event_crash(self, argument: int) -> None:
+        victim = self.scheduler.current
+        if victim is None or victim.ended:
+            return
+        victim = victim.owner
+        if victim.kind == "task" and victim.parent and argument % 4:
+            victim = victim.parent
+        if victim.kind != "packet":
+            self.scheduler.kill(victim, with_tasks=argument % 2 == 0)
+
+    def _event_crash_all(self, argument: int) -> None:
+        self._stop_all(with_tasks=argument % 2 == 0)
+
+    def _event_stop(self, argument: int) -> None:
+        for process in self.scheduler.alive("driver"):
+            if query := process.local.get("query"):
+                query.stop()
+
+    def _event_fault(self, argument: int) -> None:
+        """Let the next call of the running process fail."""
+        process = self.scheduler.current
+        if process and not process.ended:
+            process.fault = ("lost", "landed", "late")[argument % 3]
+
+    def _event_down(self, argument: int) -> None:
+        names = sorted(self.world.targets)
+        if names:
+            self.world.targets[names[argument % len(names)]].calls_that_fail = 1 + argument // 8 % 12
+
+    def _event_speculate(self, argument: int) -> None:
+        self.world.speculative += 1 + argument % 2
+
+    def _event_roll_back(self, argument: int) -> None:
+        prepared = [(target, name) for target in self.world.targets.values() for name in target.in_state("prepared")]
+        if prepared:
+            target, name = prepared[argument % len(prepared)]
+            target.roll_back(name)
+
+    def _event_time(self, argument: int) -> None:
+        """Let time pass at which nobody acts, as when the machines are suspended."""
+        self.scheduler.now += (20.0, 70.0, 200.0, 2000.0)[argument % 4]
+        for target in self.world.targets.values():
+            Kafka.time_out(target)
+
+    def _event_expire(self, argument: int) -> None:
+        for target in self.world.targets.values():
+            if "group" in target.memory.values:
+                target.memory.remove("group")
+                self.world.causes["expired"] += 1
+
+    def _event_setting(self, argument: int) -> None:
+        settings = self.world.settings
+        self.world.settings = (
+            replace(settings, retained=2 + argument // 4 % 3),
+            replace(settings, replay=("recompute", "spool")[argument // 4 % 2]),
+            replace(settings, pause=(0.0, 1.0, 70.0)[argument // 4 % 3]),
+            replace(settings, tolerable=argument // 4 % 2),
+        )[argument % 4]
+
+    def _event_list(self, argument: int) -> None:
+        self._spawn("list", self.operator.list_in_doubt)
+
+    def _event_abort_orphans(self, argument: int) -> None:
+        self._spawn("abort", partial(self.operator.abort_orphans, fence=bool(argument % 2)))
+
+    def _event_abort_one(self, argument: int) -> None:
+        names = [
+            name for target in self.world.targets.values() for name in target.in_state("prepared") if "#" not in name
+        ]
+        if names:
+            name = names[argument % len(names)]
+            self._spawn("abort", partial(self.operator.abort_one, name, fence=bool(argument // 8 % 2)))
+
+    def _event_resolve(self, argument: int) -> None:
+        self._spawn("resolve", partial(self.operator.resolve, accept_loss=bool(argument % 2)))
+
+    def _event_recover(self, argument: int) -> None:
+        self._spawn("recover", self._recover)
+
+    def _event_save(self, argument: int) -> None:
+        self._spawn("save", self.operator.save)
+
+    def _event_request(self, argument: int) -> None:
+        self._spawn("request", partial(self.operator.request, ("trigger", "stop")[argument % 2]))
+
+    def _event_cancel(self, argument: int) -> None:
+        self._spawn("request", partial(self.operator.request, "cancel"))
+
+    def _event_restore(self, argument: int) -> None:
+        """Restore a savepoint, or call an unfinished restore again."""
+        world = self.world
+        if self._pending_restore:
+            uri, location, later, end = self._pending_restore
+        elif world.savepoints:
+            uri, _, end = world.savepoints[argument // 4 % len(world.savepoints)]
+            later = bool(argument % 2)
+            self._restores += 1
+            location = f"r{self._restores}"
+            if later:  # as the runbook says: stop the query, delete the later rows, restore
+                self._stop_all(with_tasks=bool(argument // 2 % 2))
+                world.causes["rows deleted"] += 1
+                self._rows_deleted_at = self.scheduler.ticks
+                world.savepoints = [each for each in world.savepoints if each[2] <= end]
+        else:
+            return
+        world.causes["savepoint restored"] += 1
+        self._spawn("restore", partial(self._restore, uri, location, later, end))
+
+    def _stop_all(self, *, with_tasks: bool) -> None:
+        for process in self.scheduler.alive():
+            if process.kind not in ("task", "packet", "thread") and not process.ended:
+                self.scheduler.kill(process, with_tasks=with_tasks)
+        if with_tasks:
+            for process in self.scheduler.alive("task", "packet"):
+                self.scheduler.kill(process, with_tasks=True)
+
+    def _event_set_back(self, argument: int) -> None:
+        """Restore some memories to one moment, or each to its own, usually while nothing runs."""
+        world = self.world
+        chosen, argument = 1 + argument % 15, argument // 15
+        moment, argument = self.scheduler.ticks * (argument % 64) // 64, argument // 64
+        for begin, end in self._procedures:
+            moment = end if begin <= moment < end else moment
+        while_running = argument % 4 == 0
+        own_moment = moment // 2 if argument // 4 % 4 == 0 else moment
+        runs = bool(self.scheduler.alive("driver"))
+        if not while_running:
+            self._stop_all(with_tasks=True)
+        undo = [(memory, dict(memory.values)) for memory in world.memories().values()]
+        was_right = not while_running and not runs and judge(world).continues
+        changed = False
+        if chosen & 1:
+            storage = world.storage(STORAGE)
+            changed |= storage.restore(storage.at(moment))
+            world.storage(SPOOL).restore(world.storage(SPOOL).at(moment))
+            if while_running and runs:
+                self._survivors += self.scheduler.alive("driver")
+        if chosen & 2:
+            name = next(name for when, name in reversed(world.location_names) if when <= moment)
+            if name != world.location_name:
+                world.location_names.append((self.scheduler.ticks, name))
+            location = world.location(name)
+            changed |= location.restore(location.at(own_moment))
+        for bit, name in zip((4, 8), sorted(world.targets), strict=False):
+            if chosen & bit:
+                changed |= self._set_target_back(name, own_moment)
+        if changed:
+            world.causes["restored"] += 1
+        back = [(memory, values) for memory, values in undo if memory.values != values]
+        once = was_right and world.causes["restored"] == 1
+        self._undo = (back, world.location_name, len(world.named)) if once else None
+
+    def _set_target_back(self, name: str, moment: int) -> bool:
+        world = self.world
+        target = world.targets[name]
+        changed = target.memory.restore(target.memory.at(moment))
+        if changed and not target.visible():
+            world.causes["target emptied"] += 1
+        states = {
+            (transaction.lineage, transaction.checkpoint, transaction.state)
+            for transaction_name, transaction in target.transactions()
+            if (name, transaction_name) in world.named
+        }
+        if any((lineage, n, "committed") in states for lineage, n, state in states if state == "prepared"):
+            world.causes["partial"] += 1
+        world.causes["target"] += 1
+        return changed
+
+    # ------------------------------------------------------------------ to the end
+    def play(self) -> Result:
+        refusal: BaseException | None = None
+        why = ""
+        with ExitStack() as stack:
+            stack.enter_context(simulated_machine(self.scheduler))
+            stack.enter_context(led_into(self.world, self._coordinator))
+            try:
+                refusal, why = self._play()
+            except Runaway as error:
+                self.faults.append(f"no end: {error}")
+            finally:
+                self.scheduler.limit = self.scheduler.ticks + self.scheduler.LIMIT
+                self._stop_all(with_tasks=True)
+        return Result(
+            faults=self._excused([*self.world.violations, *self.faults]),
+            limits=self.limits,
+            refusal=refusal,
+            why=why,
+            ends=self.ends,
+            causes=+self.world.causes,
+            ticks=self.scheduler.ticks,
+            trace=self.scheduler.trace or [],
+        )
+
+    def _play(self) -> tuple[BaseException | None, str]:
+        world = self.world
+        if self.scenario.adopt:
+            location = world.location("a")
+            location.values.update(ADOPTED)
+            location.keep()
+        self._spawn("driver", partial(self._drive, 2, 0, self.scenario.boundary))
+        self.scheduler.run()
+        for target in world.targets.values():
+            target.calls_that_fail = 0
+        world.settings = replace(world.settings, pause=0.0)
+        self.scheduler.limit = self.scheduler.ticks + self.scheduler.LIMIT
+        for _ in range(3):
+            if self._pending_restore:  # after a crash, call it again
+                self._spawn("restore", partial(self._restore, *self._pending_restore))
+                self.scheduler.run()
+        world.units += 1  # more input comes, so Spark has a batch to hand over
+        verdict = judge(world)
+        kept = self._decided_and_prepared()
+        refusal = self._continue_to_the_end()
+        if refusal is None:
+            self.faults += wrong_at_the_end(world)
+        else:
+            self._judge_refusal(refusal, verdict.continues, kept)
+        return refusal, verdict.why
+
+    def _continue_to_the_end(self) -> BaseException | None:
+        """Start the query until it has had a batch, and recover. Returns what it refuses with, if it does."""
+        for _ in range(4):
+            before = self.world.handed_over
+            process = self._spawn("driver", partial(self._drive, 100, 0, 0))
+            self.scheduler.run()
+            if process.error is None and self.world.handed_over > before:
+                break
+            if process.error is None:  # Spark had nothing to hand over, so nobody has looked at the memories
+                self.world.units += 1
+        if process.error is None:
+            process = self._spawn("recover", self._recover)
+            self.scheduler.run()
+        return process.error
+
+    def _decided_and_prepared(self) -> set[tuple[str, str]]:
+        """Return what is decided in the current lineage, and prepared, before a driver continues."""
+        world = self.world
+        store = world.job_store()
+        lineage = store.follow_newest_claim().lineage
+        return world.named & {
+            (target.name, name)
+            for target in world.targets.values()
+            for name, transaction in target.transactions()
+            if transaction.state == "prepared" and transaction.lineage == lineage
+        }
+
+    def _judge_refusal(self, refusal: BaseException, continues: bool, kept: set[tuple[str, str]]) -> None:
+        world = self.world
+        said = f"{type(refusal).__name__}: {str(refusal)[:400]}"
+        if not isinstance(refusal, EXPECTED):
+            self.faults.append(f"bare at the end: {said}")
+        elif not any(world.causes[cause] for cause in CAUSES):
+            self.faults.append(f"refused, though nothing came from outside: {said}")
+        elif continues:
+            self.faults.append(f"refused without need: {said}")
+        kinds = {kind for _, kind, _ in self.scenario.sinks}
+        once = self._undo and world.causes["restored"] == 1 and self._undo[2] == len(world.named)
+        if once and not kinds & {"kafka", "forgetful"}:
+            for target, name in sorted(kept):
+                transaction = world.targets[target].transaction(name)
+                if transaction is None or transaction.state == "aborted":
+                    self.faults.append(f"refused, but had aborted decided {target} {short(name)}: {said}")
+        if self._undo and world.causes["restored"] == 1 and not self.faults:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """Put back what was restored to an older state. The starts that refused meanwhile must have done no harm."""
+        assert self._undo
+        memories, location, named = self._undo
+        if location != self.world.location_name or named != len(self.world.named):
+            return  # somebody has continued from there
+        for memory, values in memories:
+            memory.restore(values)
+        if not judge(self.world).continues:
+            return
+        self.limits.append("put back")
+        process = self._spawn("driver", partial(self._drive, 100, 0, 0))
+        self.scheduler.run()
+        if process.error is not None:
+            name = type(process.error).__name__
+            self.faults.append(f"refused after all was put back: {name}: {str(process.error)[:300]}")
+            return
+        self._spawn("recover", self._recover)
+        self.scheduler.run()
+        self.faults += [f"after all was put back, {fault}" for fault in wrong_at_the_end(self.world)]
+
+    def _excused(self, faults: list[str]) -> list[str]:
+        left = []
+        for fault in faults:
+            limit = not_promised(
+                self.world, fault, restore_pending=bool(self._pending_restore and self._pending_restore[2])
+            )
+            if limit:
+                self.limits.append(limit)
+            else:
+                left.append(fault)
+        return left
+
+
+__all__ = ["Counter", "Result", "Simulation", "first_unit", "play"]

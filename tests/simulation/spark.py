@@ -1,0 +1,356 @@
+"""Spark in the simulated world: the log of a query in its checkpointLocation, its batches, and its tasks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from coordinator.operations.savepoints.savepoint import MARK
+from coordinator.protocol.ports import BatchFacts, BatchLeft
+from coordinator.spark.checkpoint_location import facts_in
+from coordinator.storage import StorageError
+from coordinator.task.row_hash import HASH_COLUMN
+from sinks.errors import SinkError
+from tests.simulation.memory import Memory
+from tests.simulation.scheduler import Process
+from tests.simulation.world import ConcurrentLog, JobFailed, Unreachable, World
+
+SCHEMA = pa.schema([("id", pa.int64())])
+ADOPTED = {
+    "metadata": b'{"id": "adopted"}',
+    "offsets/0": b'v1\n{"batchTimestampMs": 5}\n[0, 1]',
+    "commits/0": b"v1",
+}
+"""The files of a query that ran without the library so far, over one unit of input."""
+
+
+class SimLocation:
+    """A checkpointLocation, as savepoints read and write it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.uri = f"loc:{name}"
+        self._world = world
+        self._memory = world.location(name)
+
+    def files(self) -> list[str]:
+        self._world.scheduler.tick(f"{self.uri} files")
+        return sorted(self._memory.values)
+
+    def has(self, path: str) -> bool:
+        self._world.scheduler.tick(f"{self.uri} has {path}")
+        return path in self._memory.values
+
+    def read(self, path: str) -> Iterator[bytes]:
+        self._world.scheduler.tick(f"{self.uri} read {path}")
+        if path not in self._memory.values:
+            raise FileNotFoundError(path)
+        yield self._memory.values[path]
+
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        self._world.scheduler.tick(f"{self.uri} write {path}")
+        content = b"".join(pieces)
+        self._memory.put(path, content)
+        if path == MARK:
+            self._world.restore_was_begun(self.uri, content)
+
+
+class SimQuery:
+    """The stream execution of Spark over one checkpointLocation."""
+
+    def __init__(
+        self,
+        world: World,
+        location: str,
+        *,
+        batches: int = 100,
+        step: int = 0,
+        partitions: int = 1,
+        pause: float = 0.0,
+    ) -> None:
+        """Start nothing yet.
+
+        The query ends after so many `batches`, or at the end of the input. `step` decides which batches have one unit
+        of input and which two. `pause` are the seconds before each batch, and before the end.
+        """
+        self.name = location
+        self.partitions = partitions
+        self.isActive = False
+        self.failed: Exception | None = None
+        self.between: dict[int, Callable[[Any], None]] = {}
+        """What the driver does after so many batches, with its coordinator."""
+        self.query_id = ""
+        self.world = world
+        self._batches = batches
+        self._step = step
+        self._pause = pause
+        self._in_batch = False
+
+    @property
+    def memory(self) -> Memory:
+        return self.world.location(self.name)
+
+    # as `coordinator.protocol.ports.Query`
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return {"isTriggerActive": self._in_batch}
+
+    def exception(self) -> Exception | None:
+        return self.failed
+
+    def stop(self) -> None:
+        self.isActive = False
+
+    # ------------------------------------------------------------------ the log
+    def _put(self, path: str, value: bytes) -> None:
+        self.world.scheduler.tick(f"spark writes {path}")
+        if path in self.memory.values:
+            raise ConcurrentLog(path)
+        self.memory.put(path, value)
+
+    def _read(self, n: int) -> str:
+        try:
+            return str(self.memory.values[f"offsets/{n}"].decode())
+        except KeyError:
+            raise ConcurrentLog(f"offsets/{n} is gone: the location was restored while the query ran") from None
+
+    def facts_of(self, n: int) -> BatchFacts:
+        return facts_in(self._read(n), n, self.query_id)
+
+    def units(self, n: int) -> tuple[int, int]:
+        """Return the first unit of a batch, and the first one after it."""
+        first, end = json.loads(self._read(n).split("\n")[2])
+        return first, end
+
+    def _plan(self, n: int) -> bool:
+        """Plan batch n, unless it is planned. Returns False if there is no input for it."""
+        world = self.world
+        if f"offsets/{n}" in self.memory.values:
+            return True
+        first = self.units(n - 1)[1] if n else 0
+        if first >= world.units:
+            return False
+        size = 0 if world.scenario.is_empty(n) else 1 + (n * 7 + self._step) % 2
+        end = min(first + size, world.units)
+        world.scheduler.tick(f"spark plans {n}")
+        stamp = json.dumps({"batchTimestampMs": int(world.scheduler.now * 1000)})
+        self._put(f"offsets/{n}", f"v1\n{stamp}\n[{first}, {end}]".encode())
+        return True
+
+    # ------------------------------------------------------------------ a run
+    def run(self, coordinator: Any) -> None:
+        """Run the query in the calling process, as a driver does it."""
+        world = self.world
+        world.scheduler.tick(f"spark starts {self.name}")
+        if "metadata" not in self.memory.values:
+            self._put("metadata", json.dumps({"id": world.scheduler.token(8)}).encode())
+        self.query_id = json.loads(self.memory.values["metadata"])["id"]
+        run_id = world.scheduler.token(8)
+        self.isActive = True
+        n = newest_batch(self.memory.values, "offsets")
+        if n < 0 or f"commits/{n}" in self.memory.values:
+            n += 1
+        try:
+            for done in range(1, self._batches + 1):
+                self._wait()
+                if not self.isActive or not self._plan(n):
+                    break
+                self._in_batch = True
+                world.handed_over += 1
+                coordinator.process(SimBatch(self, n, run_id))
+                self._put(f"commits/{n}", b"v1")
+                self._in_batch = False
+                if done in self.between:
+                    self.between[done](coordinator)
+                n += 1
+            self._wait()
+        except BatchLeft:
+            pass
+        except Exception as error:
+            self.failed = error
+            raise
+        finally:
+            self.isActive = self._in_batch = False
+
+    def _wait(self) -> None:
+        if self._pause:
+            self.world.scheduler.sleep(self._pause)
+
+
+def newest_batch(files: Iterable[str], log: str) -> int:
+    """Return the newest batch in a log of a checkpointLocation, -1 if there is none."""
+    return max((int(path.partition("/")[2]) for path in files if path.startswith(f"{log}/")), default=-1)
+
+
+class SimBatch:
+    """A micro-batch, as `coordinator.protocol.ports.MicroBatch`."""
+
+    row_hash = "simulated"
+
+    def __init__(self, query: SimQuery, n: int, run_id: str) -> None:
+        first, end = query.units(n)
+        self.facts = query.facts_of(n)
+        self.run_id = run_id
+        self.location = f"loc:{query.name}"
+        self.query = query
+        self.ids = range(2 * first, 2 * end)
+        self.rows: int | None = len(self.ids)
+        self._world = query.world
+        self._cancelled = False
+
+    @property
+    def active(self) -> bool:
+        return self.query.isActive
+
+    def raise_stopped(self) -> NoReturn:
+        raise BatchLeft("the query is being stopped")
+
+    def facts_of(self, checkpoint_id: int) -> BatchFacts:
+        self._world.scheduler.tick(f"spark reads offsets/{checkpoint_id}")
+        return self.query.facts_of(checkpoint_id)
+
+    def is_done(self, checkpoint_id: int) -> bool:
+        self._world.scheduler.tick(f"spark reads commits/{checkpoint_id}")
+        return f"commits/{checkpoint_id}" in self.query.memory.values
+
+    def schema(self, sink: Any) -> pa.Schema:
+        return SCHEMA
+
+    def partitions(self, sink: Any) -> int:
+        return self.query.partitions
+
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
+        return []
+
+    def topic_ids(self) -> tuple[()]:
+        return ()
+
+    def drain(self) -> None:
+        self._world.scheduler.tick("spark computes the batch without writing it")
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        for child in self._driver().children:
+            if child.kind == "task":
+                child.dead = True
+
+    def same_rows(self, other: Any) -> bool:
+        return bool(self.ids == other.ids)
+
+    def _driver(self) -> Process:
+        return self._world.scheduler.running.owner
+
+    def run(self, tasks: Mapping[str, Any], ended: Callable[[str], None]) -> list[Any]:
+        """Run the tasks as Spark does it: each by itself, a failed one a second time, some with a speculative copy."""
+        job = SparkJob(self, tasks)
+        job.run()
+        for name in tasks:
+            ended(name)
+        return job.acks
+
+
+class SparkJob:
+    def __init__(self, batch: SimBatch, tasks: Mapping[str, Any]) -> None:
+        self._world = batch.query.world
+        self._batch = batch
+        self._tasks = tasks
+        self._driver = self._world.scheduler.running.owner
+        self._answers: dict[tuple[str, int], list[Any]] = {}
+        self._failures: list[Exception] = []
+
+    @property
+    def acks(self) -> list[Any]:
+        return [ack for _, acks in sorted(self._answers.items()) for ack in acks]
+
+    def run(self) -> None:
+        for child in self._driver.children:
+            if child.kind == "task":
+                child.parent = None  # a task of an earlier job, which nobody waits for
+        self._driver.children = [child for child in self._driver.children if child.kind == "thread"]
+        wanted = self._partitions()
+        for (name, subtask), rows in wanted.items():
+            self._attempt(name, subtask, rows, tries=2)
+            if self._world.speculative:
+                self._world.speculative -= 1
+                self._attempt(name, subtask, rows, tries=1)
+        self._wait_for_tasks()
+        for _ in range(2):
+            if self._failures:
+                break
+            for name, subtask in sorted(wanted.keys() - self._answers.keys()):  # their executors died
+                self._attempt(name, subtask, wanted[name, subtask], tries=1)
+            self._wait_for_tasks()
+        if wanted.keys() - self._answers.keys():
+            raise self._failures[0] if self._failures else JobFailed("simulated: the tasks were killed")
+
+    def _partitions(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """Return the rows of each partition, by sink and number."""
+        wanted = {}
+        for name, task in self._tasks.items():
+            rows = [id for id in self._batch.ids if task.sink.takes(id)]
+            count = self._batch.query.partitions
+            if task.replay and task.replay.spooled:
+                count = 1 + max(task.replay.own | task.replay.dead_letters)
+                rows = []
+            elif task.replay and task.replay.single_partition:
+                count = 1
+            for subtask in range(count):
+                wanted[name, subtask] = tuple(id for id in rows if id % count == subtask)
+        return wanted
+
+    def _wait_for_tasks(self) -> None:
+        tasks = [child for child in self._driver.children if child.kind == "task"]
+        self._world.scheduler.running.wait(lambda: all(task.ended for task in tasks))
+
+    def _attempt(self, name: str, subtask: int, rows: tuple[int, ...], tries: int) -> None:
+        world = self._world
+        world.task_attempts += 1
+        attempt = world.task_attempts
+        task = self._tasks[name]
+        task = replace(task, sink=copy.copy(task.sink))  # as the pickled task in an executor
+
+        def work() -> None:
+            try:
+                acks = list(task.run(record_batches(rows), subtask, attempt, 2 - tries))
+            except (StorageError, SinkError, Unreachable) as error:
+                if tries > 1 and (name, subtask) not in self._answers and not self._driver.dead:
+                    self._attempt(name, subtask, rows, tries - 1)
+                    self._wait_for_another()
+                else:
+                    self._failures.append(error)
+                return
+            self._answers.setdefault((name, subtask), acks)
+
+        world.scheduler.spawn(f"task {name}/{subtask}", "task", work, self._driver)
+
+    def _wait_for_another(self) -> None:
+        """Let the next try end before this one, so that whoever waits for this one has waited for both."""
+        another = self._driver.children[-1]
+        self._world.scheduler.running.wait(lambda: another.ended)
+
+
+_BATCHES: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
+
+
+def record_batches(ids: tuple[int, ...]) -> list[pa.RecordBatch]:
+    """Return rows as a task gets them, each with its hash."""
+    if not ids:
+        return []
+    if ids not in _BATCHES:
+        hashes = [(id * 0x9E3779B97F4A7C15 + 12345) % (1 << 63) for id in ids]
+        columns = {"id": pa.array(ids, pa.int64()), HASH_COLUMN: pa.array(hashes, pa.int64())}
+        _BATCHES[ids] = [pa.record_batch(columns)]
+    return _BATCHES[ids]
+
+
+def copy_missing(memory: Memory, files: Mapping[str, bytes]) -> None:
+    """Put files into a location that lacks them."""
+    with suppress(KeyError):
+        for path, content in files.items():
+            memory.values.setdefault(path, content)
+    memory.keep()

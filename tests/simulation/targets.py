@@ -1,0 +1,492 @@
+"""Targets in the simulated world, and a sink for each kind of target.
+
+They have what matters of the real ones: a ledger and its purge, tombstones, staged rows that become visible in one
+step, pooled transactional ids that fence their holder, transactions that time out, a group's offset that remembers only
+the newest commit, a table's history that expires. The conformance kit passes on each of these sinks, as on the real
+ones (test_kit.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from sinks.audit import Audit, Holding, Part
+from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import Refusal
+from sinks.errors import CommittedError, TransactionBlocked, TransactionEnded
+from sinks.optional import Auditable, DeadLettering, Validating, WholeCommitting
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+from tests.simulation.memory import Memory
+from tests.simulation.world import Unreachable, World, name_of, short
+
+T = TypeVar("T")
+
+KEPT = 1
+"""Checkpoints whose proofs a target keeps beyond what recovery can ask for. A small number finds more."""
+KAFKA_TIMEOUT = 900.0
+"""Seconds after which a broker aborts a transaction."""
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction as a target remembers it: open, prepared, committed or aborted."""
+
+    state: str
+    lineage: str
+    checkpoint: int
+    subtask: int
+    round: int
+    rows: tuple[int, ...] = ()
+    opened_at: float = 0.0
+
+
+class Target:
+    """One external system.
+
+    Its memory has "transaction NAME" (the ledger, with what is prepared), "rows NAME" (the ids that readers see),
+    "group" (what a Kafka consumer group remembers), and "purged LINEAGE" (proofs of earlier checkpoints are gone).
+    """
+
+    def __init__(self, world: World, name: str, memory: Memory) -> None:
+        self.world = world
+        self.name = name
+        self.memory = memory
+        self.calls_that_fail = 0
+
+    def transaction(self, name: str) -> Transaction | None:
+        return self.memory.values.get(f"transaction {name}")
+
+    def transactions(self) -> Iterator[tuple[str, Transaction]]:
+        for key, value in list(self.memory.values.items()):
+            if key.startswith("transaction "):
+                yield key.removeprefix("transaction "), value
+
+    def in_state(self, state: str) -> list[str]:
+        return [name for name, transaction in self.transactions() if transaction.state == state]
+
+    def put(self, name: str, transaction: Transaction) -> None:
+        self.memory.put(f"transaction {name}", transaction)
+        if transaction.rows:
+            self.world.rows_of[self.name, name] = transaction.rows
+
+    def forget(self, name: str) -> None:
+        self.memory.remove(f"transaction {name}")
+
+    def visible(self) -> Counter[int]:
+        """Return how often readers see each row."""
+        seen = Counter[int]()
+        for key, rows in self.memory.values.items():
+            if key.startswith("rows "):
+                seen.update(rows)
+        return seen
+
+    def commit(self, name: str, transaction: Transaction) -> None:
+        self.world.about_to_commit(self, name, transaction)
+        self.memory.values[f"rows {name}"] = transaction.rows
+        self.put(name, replace(transaction, state="committed"))
+
+    def roll_back(self, name: str) -> None:
+        """Roll a prepared transaction back without being asked: by an operator, a timeout, or the system itself."""
+        transaction = self.transaction(name)
+        if transaction and transaction.state in ("open", "prepared"):
+            self.put(name, replace(transaction, state="aborted"))
+
+    def delete_rows(self, first: int) -> None:
+        """Delete the rows from that id on, as an operator does it. The ledger keeps its own rows."""
+        for key, rows in list(self.memory.values.items()):
+            if key.startswith("rows "):
+                self.memory.values[key] = tuple(id for id in rows if id < first)
+        self.memory.keep()
+
+
+class SimSink(Auditable[Any], Validating[Any]):
+    """What all simulated sinks have in common: transactions with names, a ledger, tombstones."""
+
+    system = "simulated"
+    remembers = True
+    """Whether the target tells at a start which checkpoints it has, whatever happened to it."""
+
+    def __init__(self, world: World, name: str, every: int = 1) -> None:
+        """Take the rows of each unit of input whose number can be divided by `every`."""
+        TwoPhaseCommitSink.__init__(self, name=name)
+        self.world = world
+        self.every = every
+
+    @property
+    def target(self) -> Target:
+        return self.world.target(self.name)
+
+    def takes(self, id: int) -> bool:
+        return (id // 2) % self.every == 0
+
+    def call(self, what: str, effect: Callable[[], T]) -> T:
+        """Make a call to the target, which may fail before it, or lose its answer."""
+        target = self.target
+        fault = self.world.scheduler.tick(f"{self.name} {what}")
+        if target.calls_that_fail > 0:
+            target.calls_that_fail -= 1
+            raise Unreachable(f"{self.name} is down")
+        if fault in ("lost", "late"):
+            raise Unreachable(f"{self.name}: {what} was not done")
+        result = effect()
+        if fault == "landed":
+            raise Unreachable(f"{self.name}: {what} was done, and the answer got lost")
+        return result
+
+    # ------------------------------------------------------------------ in a task
+    def begin_transaction(self, context: TransactionContext) -> dict[str, Any]:
+        round = TransactionId.parse(context.transaction_id).round
+        transaction = Transaction("prepared", context.lineage, context.checkpoint_id, context.subtask, round)
+        return {"name": context.transaction_id, "rows": [], "transaction": transaction}
+
+    def write(self, transaction: dict[str, Any], batch: pa.RecordBatch) -> None:
+        if "id" in batch.schema.names:
+            transaction["rows"] += batch["id"].to_pylist()
+            self.world.contents.update({row["id"]: row for row in batch.to_pylist()})
+        else:
+            transaction["rows"] += ids_of_letters(batch)
+        self.require_unlocked(transaction)
+
+    def require_unlocked(self, transaction: dict[str, Any]) -> None:
+        """Raise if another prepared transaction holds one of the rows, as the lock of an upsert."""
+        if not (self.world.scenario.locks and isinstance(self, Prepared)):
+            return
+        for name, other in self.target.transactions():
+            if other.state == "prepared" and set(other.rows) & set(transaction["rows"]):
+                raise TransactionBlocked(f"{short(name)} holds a lock on a row of this one")
+
+    def pre_commit(self, transaction: dict[str, Any]) -> Identity:
+        name = transaction["name"]
+
+        def prepare() -> None:
+            if self.target.transaction(name) is not None:
+                raise TransactionEnded(f"{name} was aborted, or used")
+            rows = tuple(transaction["rows"])
+            now = self.world.scheduler.now
+            self.target.put(name, replace(transaction["transaction"], rows=rows, opened_at=now))
+            transaction["prepared"] = True
+
+        self.call(f"pre_commit {short(name)}", prepare)
+        return {"name": name}
+
+    def rollback(self, transaction: dict[str, Any]) -> None:
+        name = transaction["name"]
+
+        def undo() -> None:
+            there = self.target.transaction(name)
+            if there and there.state == "prepared" and transaction.get("prepared"):
+                self.target.forget(name)
+
+        self.call(f"rollback {short(name)}", undo)
+
+    # ------------------------------------------------------------------ on the driver
+    def commit(self, committable: Committable) -> CommitOutcome:
+        name = name_of(committable.transaction)
+        return self.call(f"commit {short(name)}", lambda: self.outcome(name))
+
+    def outcome(self, name: str) -> CommitOutcome:
+        """Commit a transaction if it is prepared, and return what became of it."""
+        transaction = self.target.transaction(name)
+        if transaction is None:
+            id = TransactionId.parse(name)
+            if id.checkpoint < self.target.memory.values.get(f"purged {id.lineage}", -1):
+                return CommitOutcome.unknown(f"the proof of {name} was purged")
+            # The tombstone makes the outcome final.
+            transaction = Transaction("aborted", id.lineage, id.checkpoint, id.subtask, id.round)
+            self.target.put(name, transaction)
+        if transaction.state == "aborted":
+            return CommitOutcome.lost(f"{name} was rolled back")
+        if transaction.state == "prepared":
+            self.target.commit(name, transaction)
+        return CommitOutcome.COMMITTED
+
+    def abort(self, transaction: Identity) -> None:
+        name = name_of(transaction)
+
+        def undo() -> None:
+            there = self.target.transaction(name)
+            if there and there.state == "committed":
+                raise CommittedError(name)
+            if there is None:
+                id = TransactionId.parse(name)
+                there = Transaction("prepared", id.lineage, id.checkpoint, id.subtask, id.round)
+            self.world.about_to_abort(self.target, name, there)
+            self.target.put(name, replace(there, state="aborted"))
+
+        self.call(f"abort {short(name)}", undo)
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        def look() -> list[Identity]:
+            names = self.target.in_state("prepared")
+            self.world.listed_in_doubt(self.name, names)
+            return [{"name": name} for name in names]
+
+        return self.call("in_doubt", look)
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        def look() -> dict[str, int]:
+            newest: dict[str, int] = {}
+            for _, transaction in self.target.transactions():
+                if transaction.state == "committed":
+                    newest[transaction.lineage] = max(newest.get(transaction.lineage, -1), transaction.checkpoint)
+            return newest
+
+        return self.call("committed_checkpoints", look)
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        def prune() -> None:
+            before = checkpoint.oldest_retained - KEPT
+            for name, transaction in self.target.transactions():
+                old = transaction.lineage == checkpoint.lineage and transaction.checkpoint < before
+                if old and transaction.state != "prepared":
+                    self.target.forget(name)
+            key = f"purged {checkpoint.lineage}"
+            self.target.memory.put(key, max(before, self.target.memory.values.get(key, -1)))
+
+        self.call(f"purge {checkpoint.checkpoint_id}", prune)
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        def look() -> Audit:
+            holdings = []
+            for part in parts:
+                known = {name_of(each.transaction) for each in part.committables} | set(map(name_of, part.given_up))
+                there = {
+                    name
+                    for name, transaction in self.target.transactions()
+                    if transaction.state == "committed"
+                    and (transaction.lineage, transaction.checkpoint) == (part.lineage, part.checkpoint_id)
+                }
+                holdings.append(Holding(unexpected=tuple(sorted(there - known))))
+            return Audit(holdings)
+
+        return self.call("audit", look)
+
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        pass
+
+
+class Prepared(SimSink):
+    """A database with prepared transactions and a ledger, as PostgreSQL and MySQL."""
+
+
+class Whole(WholeCommitting[Any], SimSink):
+    """A table that gets staged rows, or files, of a checkpoint in one step."""
+
+    def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        def move() -> list[CommitOutcome]:
+            names = [name_of(each.transaction) for each in committables]
+            there = [self.target.transaction(name) for name in names]
+            if all(transaction and transaction.state != "aborted" for transaction in there):
+                return [self.outcome(name) for name in names]
+            answers = []
+            for name, transaction in zip(names, there, strict=True):
+                if transaction is None or transaction.state == "aborted":
+                    answers.append(self.outcome(name))
+                else:
+                    done = transaction.state == "committed"
+                    answers.append(CommitOutcome.COMMITTED if done else CommitOutcome.HELD)
+            return answers
+
+        return self.call(f"commit_whole {checkpoint.checkpoint_id}", move)
+
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        def look() -> None:
+            prepared = self.target.in_state("prepared")
+            if gone := [name for each in committables if (name := name_of(each.transaction)) not in prepared]:
+                raise TransactionEnded(f"what was staged is gone: {gone}")
+
+        self.call("validate_all", look)
+
+
+class Lake(Whole):
+    """A table of a lake: one commit names the files of a checkpoint.
+
+    The table remembers its commits only as long as its history does, and a vacuum deletes files that no commit names.
+    """
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        def look() -> dict[str, int]:
+            return dict(self.target.memory.values.get("properties", {}))
+
+        return self.call("committed_checkpoints", look)
+
+    def outcome(self, name: str) -> CommitOutcome:
+        before = self.target.transaction(name)
+        outcome = super().outcome(name)
+        if before and before.state == "prepared" and outcome == CommitOutcome.COMMITTED:
+            properties = dict(self.target.memory.values.get("properties", {}))
+            properties[before.lineage] = max(before.checkpoint, properties.get(before.lineage, -1))
+            self.target.memory.put("properties", properties)
+        return outcome
+
+
+class Kafka(SimSink):
+    """A topic.
+
+    Transactional ids are pooled, and the use of one fences the transaction before. Transactions time out. The only
+    memory is the offset of a consumer group: the checkpoint of the newest commit, whatever lineage that is.
+    """
+
+    remembers = False
+
+    def begin_transaction(self, context: TransactionContext) -> dict[str, Any]:
+        handle = super().begin_transaction(context)
+        pooled = f"{context.sink}.{context.subtask}.{context.slot}"
+
+        def begin() -> None:
+            for name in self.target.in_state("prepared") + self.target.in_state("open"):
+                if name.startswith(f"{pooled}#"):
+                    self.target.roll_back(name)
+            self.world.epochs += 1  # no epoch is given twice, even by brokers that were restored
+            handle["name"] = f"{pooled}#{self.world.epochs}"
+            now = self.world.scheduler.now
+            self.target.put(handle["name"], replace(handle["transaction"], state="open", opened_at=now))
+
+        self.call(f"begin {pooled}", begin)
+        return handle
+
+    def pre_commit(self, transaction: dict[str, Any]) -> Identity:
+        name = transaction["name"]
+
+        def seal() -> None:
+            there = self.target.transaction(name)
+            if there is None or there.state != "open":
+                raise TransactionEnded(f"the broker has ended {name}")
+            self.target.put(name, replace(there, state="prepared", rows=tuple(transaction["rows"])))
+
+        self.call(f"pre_commit {name}", seal)
+        pooled, _, epoch = name.partition("#")
+        return {"pooled": pooled, "epoch": int(epoch)}
+
+    def rollback(self, transaction: dict[str, Any]) -> None:
+        self.call(f"rollback {transaction['name']}", lambda: self.target.roll_back(transaction["name"]))
+
+    def outcome(self, name: str) -> CommitOutcome:
+        transaction = self.target.transaction(name)
+        if transaction is None:
+            return CommitOutcome.unknown(f"the broker does not know {name} any more")
+        if transaction.state in ("open", "aborted"):
+            return CommitOutcome.lost(f"the broker has aborted {name}")
+        if transaction.state == "prepared":
+            self.target.commit(name, transaction)
+            self.target.memory.put("group", (transaction.lineage, transaction.checkpoint, transaction.round))
+        return CommitOutcome.COMMITTED
+
+    def abort(self, transaction: Identity) -> None:
+        name = name_of(transaction)
+
+        def undo() -> None:
+            there = self.target.transaction(name)
+            if there and there.state == "committed":
+                raise CommittedError(name)
+            if there:
+                self.world.about_to_abort(self.target, name, there)
+                self.target.put(name, replace(there, state="aborted"))
+
+        self.call(f"abort {name}", undo)
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        def look() -> list[Identity]:
+            names = self.target.in_state("open") + self.target.in_state("prepared")
+            self.world.listed_in_doubt(self.name, names)
+            return [{"pooled": name.partition("#")[0], "epoch": int(name.partition("#")[2])} for name in names]
+
+        return self.call("in_doubt", look)
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        def look() -> dict[str, int] | None:
+            group = self.target.memory.values.get("group")
+            return {group[0]: group[1]} if group else None
+
+        return self.call("committed_checkpoints", look)
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        pass
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        def look() -> Audit:
+            lineage, checkpoint, round = self.target.memory.values.get("group") or ("", -1, 0)
+            return Audit(
+                [
+                    Holding(
+                        unexpected=(f"a transaction of its replay {round}",)
+                        if (lineage, checkpoint) == (part.lineage, part.checkpoint_id) and round > part.round
+                        else ()
+                    )
+                    for part in parts
+                ]
+            )
+
+        return self.call("audit", look)
+
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        def look() -> None:
+            prepared = self.target.in_state("prepared")
+            for each in committables:
+                if (name := name_of(each.transaction)) not in prepared:
+                    raise TransactionEnded(f"the brokers have ended {name}")
+
+        self.call("validate_all", look)
+
+    @staticmethod
+    def time_out(target: Target) -> None:
+        """Abort what has been open for too long."""
+        for name, transaction in list(target.transactions()):
+            if "#" in name and target.world.scheduler.now - transaction.opened_at > KAFKA_TIMEOUT:
+                target.roll_back(name)
+
+
+class Forgetful(SimSink):
+    """A sink of a user without the optional memory."""
+
+    remembers = False
+
+    def committed_checkpoints(self, job: str) -> None:
+        return None
+
+
+class Letters(DeadLettering[Any], Prepared):
+    """A database whose table refuses some rows, with a sink for dead letters beside it."""
+
+    def __init__(self, world: World, name: str, every: int = 1) -> None:
+        SimSink.__init__(self, world, name, every)
+        self.dead_letters = Prepared(world, f"{name}-dead", every)
+        self.max_dead_letters = 1000
+
+    def write_good_rows(self, transaction: dict[str, Any], batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        ids = batch["id"].to_pylist()
+        transaction["rows"] += [id for id in ids if not is_refused(id)]
+        self.require_unlocked(transaction)
+        return [Refusal(row, "Bad", f"id {id}") for row, id in enumerate(ids) if is_refused(id)]
+
+
+def is_refused(id: int) -> bool:
+    return id % 5 == 3
+
+
+def ids_of_letters(batch: pa.RecordBatch) -> list[int]:
+    return [json.loads(row)["id"] for row in batch["row"].to_pylist()]
+
+
+def ids_for(sink: SimSink, first_unit: int, end_unit: int) -> set[int]:
+    """Return the rows that a sink gets of these units of input."""
+    ids = {id for id in range(2 * first_unit, 2 * end_unit) if sink.takes(id)}
+    if sink.name.endswith("-dead"):
+        return {id for id in ids if is_refused(id)}
+    return {id for id in ids if not is_refused(id)} if sink.dead_letters else ids
+
+
+KINDS: dict[str, Callable[[World, str, int], SimSink]] = {
+    "prepared": Prepared,
+    "whole": Whole,
+    "lake": Lake,
+    "kafka": Kafka,
+    "forgetful": Forgetful,
+    "letters": Letters,
+}

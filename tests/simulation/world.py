@@ -1,0 +1,243 @@
+"""One simulated world: its memories, and what really happened in it, whatever any memory says later."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from coordinator.errors import CheckpointError
+from coordinator.storage import StorageError
+from coordinator.store.job_store import JobStore
+from sinks.transaction import TransactionId
+from tests.simulation.memory import Memory
+from tests.simulation.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Scenario
+    from tests.simulation.targets import SimSink, Target, Transaction
+
+JOB = "job"
+STORAGE = "main"
+SPOOL = "spool"
+SAVEPOINTS = "savepoints"
+
+
+_NUMBERS = count()
+_WORLDS: WeakValueDictionary[int, World] = WeakValueDictionary()
+
+
+def _world_of(number: int) -> World:
+    return _WORLDS[number]
+
+
+class Unreachable(ConnectionError):
+    """A call to a target failed. It may have taken effect."""
+
+
+class JobFailed(Exception):
+    """Spark: a task has failed too often."""
+
+
+class ConcurrentLog(Exception):
+    """Spark: another run of the query has written this file of the checkpointLocation."""
+
+
+class World:
+    """The memories, and the facts that the judge knows and no process does."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler) -> None:
+        self.scenario = scenario
+        self.scheduler = scheduler
+        self.units = scenario.units
+        """The units of input that there are. Unit u is the rows 2u and 2u + 1."""
+        self.storages: dict[str, Memory] = {}
+        self.locations: dict[str, Memory] = {}
+        self.targets: dict[str, Target] = {}
+        self.location_names: list[tuple[int, str]] = [(0, "a")]
+        """The checkpointLocations that the query was started with, each with the tick from which on."""
+        self.sinks_now = list(scenario.sinks)
+        """The sinks that a driver starts with now."""
+        self.settings = scenario.settings
+        """The settings that a driver starts with now."""
+        self.handed_over = 0
+        """The number of batches that Spark has handed to a coordinator."""
+        self.task_attempts = 0
+        self.epochs = 0
+        self.speculative = 0
+        """The number of tasks that get a speculative copy from now on."""
+        self.decided = False
+        """Whether a record was ever put."""
+        self.named: set[tuple[str, str]] = set()
+        """The transactions, by sink, that a record has named in any storage at any time."""
+        self.contents: dict[int, dict[str, Any]] = {}
+        """The row of each id, as it was written."""
+        self.rows_of: dict[tuple[str, str], tuple[int, ...]] = {}
+        """The rows that each transaction ever had."""
+        self.given_up: dict[str, set[int]] = {}
+        """The rows, by sink, that an operator has discarded."""
+        self.by_hand: set[tuple[str, str]] = set()
+        """The transactions that an operator commits though no record names them."""
+        self.violations: list[str] = []
+        """What was wrong at the very moment when it happened."""
+        self.causes: Counter[str] = Counter()
+        """What came from outside: only with a cause may a driver refuse to continue."""
+        self.restored_at: dict[str, str] = {}
+        """The checkpointLocation that each lineage of a restore belongs to."""
+        self.savepoints: list[tuple[str, int, int]] = []
+        """The address, the checkpoint and the end of the input of each savepoint."""
+
+        self._number = next(_NUMBERS)
+        _WORLDS[self._number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a sink in another simulated process is in the same world."""
+        return _world_of, (self._number,)
+
+    # ------------------------------------------------------------------ memories
+    def _memory(self) -> Memory:
+        return Memory(lambda: self.scheduler.ticks)
+
+    def storage(self, name: str) -> Memory:
+        return self.storages.setdefault(name, self._memory())
+
+    def location(self, name: str) -> Memory:
+        return self.locations.setdefault(name, self._memory())
+
+    def target(self, name: str) -> Target:
+        from tests.simulation.targets import Target
+
+        if name not in self.targets:
+            self.targets[name] = Target(self, name, self._memory())
+        return self.targets[name]
+
+    @property
+    def location_name(self) -> str:
+        """The checkpointLocation that an operator starts the query with."""
+        return self.location_names[-1][1]
+
+    def memories(self) -> dict[str, Memory]:
+        """Return all that a backup can hold, by what it is called in `causes`."""
+        return {
+            "storage": self.storage(STORAGE),
+            "spool": self.storage(SPOOL),
+            "location": self.location(self.location_name),
+            **{f"target {name}": target.memory for name, target in sorted(self.targets.items())},
+        }
+
+    @property
+    def was_restored(self) -> bool:
+        """Whether any memory was restored to an older state, or deleted."""
+        return bool(self.causes["restored"])
+
+    @property
+    def partitions(self) -> int:
+        return self.settings.partitions
+
+    # ------------------------------------------------------------------ sinks
+    def sinks(self) -> list[SimSink]:
+        from tests.simulation.targets import KINDS
+
+        return [KINDS[kind](self, name, every) for name, kind, every in self.sinks_now]
+
+    def all_sinks(self) -> list[SimSink]:
+        """Return the sinks of the scenario, with those of their dead letters."""
+        from tests.simulation.targets import SimSink
+
+        own = self.sinks()
+        letters = [sink.dead_letters for sink in own if isinstance(sink.dead_letters, SimSink)]
+        return [*own, *letters]
+
+    # ------------------------------------------------------------------ what happens
+    def record_was_put(self, key: str, value: bytes) -> None:
+        if "/checkpoint/" not in key:
+            return
+        body = json.loads(value)["body"]
+        self.decided = True
+        for committable in body["committables"]:
+            self.named.add((committable["sink"], name_of(committable["transaction"])))
+        for loss in body["accepted"]:
+            rows = self.rows_of.get((loss["sink"], name_of(loss["transaction"])), ())
+            self.given_up.setdefault(loss["sink"], set()).update(rows)
+        process = self.scheduler.current
+        location = process.local.get("location") if process else None
+        if location and self.restored_at.get(body["lineage"], location) != location:
+            # A person has started the query with the location of before a restore, and it goes on there.
+            self.causes["old location"] += 1
+
+    def claim_was_put(self, key: str) -> None:
+        process = self.scheduler.current
+        if process:
+            process.local["generation"] = int(key.rpartition("/")[2])
+
+    def savepoint_was_put(self, uri: str, value: bytes) -> None:
+        record = json.loads(value)["body"]["records"][0]
+        end = json.loads(record["offsets"][0])[1]
+        self.savepoints.append((uri, record["checkpoint_id"], end))
+
+    def restore_was_begun(self, uri: str, mark: bytes) -> None:
+        self.restored_at[json.loads(mark)["body"]["lineage"]] = uri.removeprefix("loc:")
+
+    def about_to_commit(self, target: Target, name: str, transaction: Transaction) -> None:
+        if (target.name, name) not in self.named and (target.name, name) not in self.by_hand:
+            self.violations.append(f"undecided: {target.name} {short(name)} was committed, and no record ever named it")
+        if twice := sorted(target.visible().keys() & set(transaction.rows)):
+            self.violations.append(f"duplicated: rows {twice} of {target.name} by {short(name)}")
+
+    def listed_in_doubt(self, sink: str, names: list[str]) -> None:
+        """Note what is decided at the moment when a process lists what is in doubt.
+
+        The process must not abort that (I6).
+        """
+        process = self.scheduler.current
+        if not names or process is None:
+            return
+        decided = {
+            name_of(committable.transaction)
+            for complete in self.history()
+            for committable in complete.committables.values()
+        }
+        process.local["decided", sink] = decided & set(names)
+        process.local["world when listed", sink] = self.causes["restored"], self.causes["savepoint restored"]
+
+    def about_to_abort(self, target: Target, name: str, transaction: Transaction) -> None:
+        process = self.scheduler.current
+        if process is None:
+            return
+        own = process.local.get("generation") if process.owner.kind == "driver" else None
+        if own and "#" not in name and TransactionId.parse(name).generation > own and not self.was_restored:
+            self.violations.append(
+                f"aborted: {target.name} {short(name)} of a newer driver, by the driver of generation {own}"
+            )
+        same_world = (self.causes["restored"], self.causes["savepoint restored"])
+        was_decided = name in process.local.get(("decided", target.name), ())
+        if (
+            transaction.state == "prepared"
+            and was_decided
+            and process.local["world when listed", target.name] == same_world
+        ):
+            self.violations.append(f"aborted: {target.name} {short(name)}, which was decided before it was listed")
+
+    # ------------------------------------------------------------------ for the judge
+    def job_store(self) -> JobStore:
+        """Return the records as they are now. To read them is no call that a schedule knows of."""
+        from tests.simulation.storage import Snapshot
+
+        return JobStore(Snapshot(self.storage(STORAGE).values), JOB)
+
+    def history(self) -> list[Any]:
+        try:
+            return self.job_store().history()
+        except (CheckpointError, StorageError):
+            return []
+
+
+def name_of(identity: Any) -> str:
+    """Return the name of a transaction in the simulated targets."""
+    return str(identity["name"]) if "name" in identity else f"{identity['pooled']}#{identity['epoch']}"
+
+
+def short(name: str) -> str:
+    return name if "#" in name else ".".join(name.split(".")[2:])
