@@ -1,4 +1,4 @@
-"""Look for a fault in the code as it is, for so many seconds of processor time: in the seeds and families, or at random.
+"""Look for a fault in the code as it is, in the seeds and families or at random.
 
 python -m tests.simulation.search seeds-and-families|random SECONDS
 """

@@ -44,12 +44,10 @@ def soak(processes: int) -> int:
 
 
 def _work(first: int, step: int) -> None:
-    count = 0
     reported = time.monotonic()
-    for seed in itertools.count(first, step):
+    for count, seed in enumerate(itertools.count(first, step), 1):
         scenario = draw(seed)
         result = play(scenario)
-        count += 1
         if result.faults:
             _keep(seed, signature(result.faults))
         if time.monotonic() - reported > REPORT:
