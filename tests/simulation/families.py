@@ -330,6 +330,75 @@ def kafka_timeouts() -> Iterator[Scenario]:
         yield of([(gap, "time", 3), (0, "driver", 1), (gap // 3, "switch", 0)], sinks=one("kafka"))
 
 
+def partitions_change() -> Iterator[Scenario]:
+    """The number of partitions changes while decided transactions are lost (R13)."""
+    for gap in range(14, 60):
+        for kind in ("prepared", "whole", "letters"):
+            lost = [(gap, "crash", 0), (0, "roll back", gap), (0, "setting", 4 + 5 * 4 * (gap % 3)), (0, "driver", 1)]
+            yield of(lost, sinks=one(kind), partitions=2)
+
+
+def sinks_change() -> Iterator[Scenario]:
+    """A sink is taken out of the job, or added, in the middle of what it has in doubt."""
+    for gap in range(0, 90, 2):
+        yield of([(gap, "crash", 0), (0, "sinks", 1), (0, "driver", 1)], sinks=TWO)
+        yield of(
+            [(0, "sinks", 1), (0, "crash all", 0), (0, "driver", 1), (gap, "sinks", 0), (END, "driver", 1)], sinks=TWO
+        )
+        rare = (("one", "prepared", 1), ("two", "prepared", 3))
+        yield of([(gap, "crash", 0), (END, "driver", 2), (0, "sinks", 1), (0, "driver", 1)], sinks=rare, units=5)
+
+
+def other_rows() -> Iterator[Scenario]:
+    """The source gives other rows when decided transactions are lost."""
+    for gap in range(14, 60):
+        for kind in ("prepared", "whole", "kafka", "letters"):
+            events = [(gap, "crash", 0), (0, "roll back", gap), (0, "input", 0), (0, "driver", 1)]
+            yield of(events, sinks=one(kind), partitions=1 + gap % 2, replay=("recompute", "spool")[gap % 4 == 0])
+
+
+def other_topic() -> Iterator[Scenario]:
+    """The source's topic is deleted and created again at each moment; the source may be silent before it."""
+    for gap in range(60):
+        yield of([(gap, "topic", 0)], topics=True)
+        yield of([(gap, "topic", 0), (0, "crash", 0), (0, "driver", 1)], topics=True)
+        yield of([(gap, "source down", 1), (12, "topic", 0), (END, "driver", 1)], topics=True, units=5)
+        yield of([(gap, "crash", 0), (0, "source down", 2), (0, "driver", 0), (END, "topic", 0)], topics=True, units=5)
+
+
+def damage() -> Iterator[Scenario]:
+    """The newest record is altered, or of another job, or of a newer version."""
+    for gap in range(10, 60, 2):
+        for how in (0, 1, 2):
+            yield of([(gap, "crash", 0), (0, "damage", how), (0, "driver", 1)])
+            yield of([(gap, "crash", 0), (0, "damage", how), (0, "resolve", 0), (0, "abort orphans", 1)], partitions=2)
+
+
+def letters_beyond_the_limit() -> Iterator[Scenario]:
+    for gap in range(0, 40, 2):
+        yield of([(gap, "crash", 0), (0, "driver", 1)], sinks=one("letters"), most_letters=0)
+
+
+def locks() -> Iterator[Scenario]:
+    """What a dead driver's tasks have prepared locks rows, or the table, for the next driver."""
+    for gap in range(8, 50):
+        for kind in ("prepared", "whole", "evolving"):
+            late = [(gap, "crash", 1), (0, "driver", 1), (6 + gap % 17, "switch", 0), (9, "switch", 1)]
+            yield of(late, sinks=one(kind), locks=True, partitions=2)
+            yield of(
+                [(gap, "crash", 0), (0, "driver", 1)], sinks=one(kind), locks=True, partitions=2, commit_timeout=0.5
+            )
+            yield of([(gap, "driver", 1), (8 + gap % 11, "switch", 0), (9, "switch", 1)], sinks=one(kind), locks=True)
+
+
+def repeated_puts() -> Iterator[Scenario]:
+    """A put is done, its answer gets lost, and the client puts again."""
+    for gap in range(60):
+        yield of([(gap, "fault", 3)])
+        yield of([(gap, "crash", 0), (0, "roll back", 0), (0, "driver", 1), (gap // 2, "fault", 3)])
+        yield of([(END, "save", 0), (END, "restore", 0), (gap, "fault", 3), (END, "driver", 1)])
+
+
 def stops() -> Iterator[Scenario]:
     for gap in range(4, 60):
         yield of([(gap, "stop", 0), (gap % 7, "down", 8 * 11), (0, "driver", 1)], commit_timeout=30.0, sinks=TWO)
@@ -373,6 +442,14 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         spool,
         adoption,
         kafka_timeouts,
+        partitions_change,
+        sinks_change,
+        other_rows,
+        other_topic,
+        damage,
+        letters_beyond_the_limit,
+        locks,
+        repeated_puts,
         stops,
     )
 }

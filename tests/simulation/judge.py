@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
 from tests.simulation.spark import newest_batch
-from tests.simulation.targets import SimSink, ids_for
-from tests.simulation.world import World, name_of, short
+from tests.simulation.targets import KEPT, SimSink, ids_for
+from tests.simulation.world import World, id_of, name_of, short
 
 
 class Verdict(NamedTuple):
@@ -38,7 +38,7 @@ def judge(world: World) -> Verdict:
     asked_for = planned + (f"commits/{planned}" in files) if planned >= 0 else 0
     if newest is None:
         return _without_record(world, asked_for)
-    if why := _misfit(files, newest, asked_for):
+    if why := _misfit(files, newest, asked_for) or _other_setup(world, newest):
         return Verdict(False, why)
     if world.causes["rows deleted"] and world.was_restored:
         return Verdict(False, "rows were deleted by hand, and the target's memory tells nothing of that")
@@ -55,7 +55,16 @@ def first_unit(world: World) -> int:
 
 
 def expected(world: World, sink: SimSink, from_unit: int = 0) -> set[int]:
-    return ids_for(sink, max(from_unit, first_unit(world)), world.units)
+    """Return the rows that a sink has to have once, those of its first unit of input and after it."""
+    return ids_for(sink, max(from_unit, first_unit(world), _began(world, sink)), world.units)
+
+
+def _began(world: World, sink: SimSink) -> int:
+    """Return the unit of input with which a sink began, or begins if it was added just now."""
+    if sink.name in world.first_units or not world.decided:
+        return world.first_units.get(sink.name, 0)
+    history = world.history()
+    return int(json.loads(history[-1].record.offsets[0])[1]) if history else 0
 
 
 def _without_record(world: World, asked_for: int) -> Verdict:
@@ -87,6 +96,17 @@ def _misfit(files: Mapping[str, bytes], newest: Any, asked_for: int) -> str:
     return ""
 
 
+def _other_setup(world: World, newest: Any) -> str:
+    """Say why the job is not what it was at the newest checkpoint; "" if it is."""
+    names = {sink.name for sink in world.all_sinks()}
+    if gone := sorted(set(newest.record.partitions) - names):
+        return f"the job lacks sinks {gone}"
+    before = [topic for topics in newest.record.topic_ids for topic in topics.values()]
+    if before and world.scenario.topics and before != [f"topic-{world.topic}"]:
+        return "the source has another topic"
+    return ""
+
+
 def _wrong_rows(world: World, sink: SimSink, history: list[Any], at: int, asked_for: int, end: int) -> str:
     """Say which rows a sink would have not once; "" if there are none."""
     target = world.target(sink.name)
@@ -98,17 +118,30 @@ def _wrong_rows(world: World, sink: SimSink, history: list[Any], at: int, asked_
             continue
         transaction = target.transaction(name)
         if transaction and transaction.state == "prepared":
-            rows.update(transaction.rows)
+            rows.update(map(id_of, transaction.rows))
         elif checkpoint == at and asked_for != at:
             return f"{sink.name} has lost {short(name)}, and Spark has moved on"
+        elif checkpoint == at and (why := _no_replay(world, sink, history[-1].record, committable)):
+            return why
         elif checkpoint == at and (transaction or "#" not in name):
-            rows.update(
-                transaction.rows if transaction and transaction.rows else _input_of(world, sink, committable, at)
-            )
+            lost = transaction.rows if transaction and transaction.rows else _input_of(world, sink, committable, at)
+            rows.update(map(id_of, lost))
     rows.update(expected(world, sink, end))
     wanted = expected(world, sink)
     wrong = sorted(id for id in wanted | rows.keys() if rows[id] != (id in wanted) and id not in given_up)
     return f"{sink.name} would not have rows {wrong[:8]} once" if wrong else ""
+
+
+def _no_replay(world: World, sink: SimSink, record: Any, committable: Any) -> str:
+    """Say why the lost rows of a participant cannot be written again; "" if they can."""
+    if world.settings.replay == "spool":
+        return ""
+    writer = sink.name.removesuffix("-dead")
+    if record.partitions.get(writer) not in (1, world.partitions):
+        return f"{sink.name} was written in another number of partitions"
+    if json.loads(record.offsets[0])[1] > world.changed_from:
+        return "the source gives other rows by now"
+    return ""
 
 
 def _named(history: list[Any], sink: str) -> Iterator[tuple[int, Any]]:
@@ -139,9 +172,17 @@ def wrong_at_the_end(world: World) -> list[str]:
             faults.append(f"lost: rows {lost} of {sink.name} at the end")
         if more := sorted(id for id, count in seen.items() if count > (id in wanted)):
             faults.append(f"duplicated: rows {more} of {sink.name} at the end")
+        if sink.remembers and (count := _checkpoints_with_proof(world, sink)) > world.settings.retained + KEPT + 4:
+            faults.append(f"proofs of {count} checkpoints are kept in {sink.name}: nobody purges them")
         if doubt := [short(name) for name in target.in_state("prepared")]:
             faults.append(f"in doubt forever: {doubt} of {sink.name}")
     return faults
+
+
+def _checkpoints_with_proof(world: World, sink: SimSink) -> int:
+    lineage = world.job_store().follow_newest_claim().lineage
+    transactions = [transaction for _, transaction in world.target(sink.name).transactions()]
+    return len({each.checkpoint for each in transactions if each.lineage == lineage and each.state == "committed"})
 
 
 def not_promised(world: World, fault: str, *, restore_pending: bool) -> str:

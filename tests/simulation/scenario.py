@@ -41,6 +41,10 @@ class Scenario:
     """Whether the query ran without the library before."""
     locks: bool = False
     """Whether a prepared transaction locks its rows."""
+    topics: bool = False
+    """Whether the source is a topic of Kafka, which can be deleted and created again."""
+    most_letters: int = 1000
+    """The number of dead letters that a checkpoint may have."""
     sinks: tuple[tuple[str, str, int], ...] = (("one", "prepared", 1),)
     """The name of each sink, its kind in `targets.KINDS`, and which units of input it takes."""
     settings: Settings = field(default_factory=Settings)
@@ -92,6 +96,10 @@ PROFILES: dict[str, dict[str, int]] = {
         "expire": 1,
         "request": 2,
         "cancel": 1,
+        "topic": 1,
+        "source down": 1,
+        "input": 1,
+        "sinks": 1,
     },
     "savepoints": {
         "switch": 8,
@@ -121,6 +129,7 @@ PROFILES: dict[str, dict[str, int]] = {
         "recover": 1,
         "time": 1,
         "crash all": 2,
+        "damage": 1,
     },
     "all": {
         "switch": 6,
@@ -224,6 +233,8 @@ def draw(seed: int) -> Scenario:
         boundary=chance.choice([0, 0, 0, 1, 2, 3, 5]),
         adopt=chance.random() < 0.08,
         locks=chance.random() < 0.2,
+        topics=chance.random() < 0.15,
+        most_letters=chance.choice([1000] * 7 + [0]),
         sinks=tuple(_draw_sinks(chance, profile)),
         settings=settings,
         events=tuple(events),
@@ -231,7 +242,7 @@ def draw(seed: int) -> Scenario:
 
 
 def _draw_sinks(chance: random.Random, profile: str) -> list[tuple[str, str, int]]:
-    kind = chance.choice(["prepared", "prepared", "prepared", "whole", "kafka", "letters", "lake"])
+    kind = chance.choice(["prepared", "prepared", "prepared", "whole", "kafka", "letters", "lake", "evolving"])
     if profile in ("plain", "savepoints") and chance.random() < 0.1:
         kind = "forgetful"
     if chance.random() < 0.5:

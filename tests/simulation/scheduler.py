@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,10 @@ class Process:
         """What would be global in a real process."""
         self.dead = False
         self.ended = False
+        self.started_at = scheduler.ticks
+        self.recent: deque[int] = deque(maxlen=32)
+        """The numbers of its newest calls."""
+        self.calls = 0
         self.fault = ""
         """The fault that the next call meets."""
         self.result: Any = None
@@ -87,6 +92,10 @@ class Process:
         finally:
             self._ready = None
         return ready()
+
+    def made_calls_since(self, tick: int) -> int:
+        """Return how many calls it has made since then; 32 stands for all that are more."""
+        return sum(when > tick for when in self.recent)
 
     # as `sinks._util.machine.Thread`
     def is_alive(self) -> bool:
@@ -136,6 +145,8 @@ class Scheduler:
             raise Killed
         self.ticks += 1
         self.now += TICK
+        process.recent.append(self.ticks)
+        process.calls += 1
         if self.ticks > self.limit:
             raise Runaway(f"{process.name} at {what}")
         self._gap -= 1

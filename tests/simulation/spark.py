@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from coordinator.task.row_hash import HASH_COLUMN
 from sinks.errors import SinkError
 from tests.simulation.memory import Memory
 from tests.simulation.scheduler import Process
-from tests.simulation.world import ConcurrentLog, JobFailed, Unreachable, World
+from tests.simulation.world import CHANGED, ConcurrentLog, JobFailed, Unreachable, World, id_of
 
 SCHEMA = pa.schema([("id", pa.int64())])
 ADOPTED = {
@@ -162,7 +162,11 @@ class SimQuery:
                     break
                 self._in_batch = True
                 world.handed_over += 1
-                coordinator.process(SimBatch(self, n, run_id))
+                batch = SimBatch(self, n, run_id)
+                world.scheduler.running.local["source was silent"] = False
+                coordinator.process(batch)
+                if not batch.was_computed:  # Spark's stateful operators would lack it (R10)
+                    world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
                 if done in self.between:
@@ -198,9 +202,11 @@ class SimBatch:
         self.run_id = run_id
         self.location = f"loc:{query.name}"
         self.query = query
-        self.ids = range(2 * first, 2 * end)
-        self.rows: int | None = len(self.ids)
         self._world = query.world
+        changed = self._world.changed_from
+        self.ids = tuple(id + CHANGED * (id // 2 >= changed) for id in range(2 * first, 2 * end))
+        self.rows: int | None = len(self.ids)
+        self.was_computed = False
         self._cancelled = False
 
     @property
@@ -227,10 +233,19 @@ class SimBatch:
     def weaknesses(self, *, recomputed: bool) -> list[str]:
         return []
 
-    def topic_ids(self) -> tuple[()]:
-        return ()
+    def topic_ids(self) -> Sequence[Mapping[str, str]]:
+        world = self._world
+        if not world.scenario.topics:
+            return ()
+        world.scheduler.tick("the source tells the ids of its topics")
+        if world.source_calls_that_fail:
+            world.source_calls_that_fail -= 1
+            self._driver().local["source was silent"] = True
+            raise Unreachable("the source does not answer")
+        return ({"events": f"topic-{world.topic}"},)
 
     def drain(self) -> None:
+        self.was_computed = True
         self._world.scheduler.tick("spark computes the batch without writing it")
 
     def cancel(self) -> None:
@@ -247,8 +262,12 @@ class SimBatch:
 
     def run(self, tasks: Mapping[str, Any], ended: Callable[[str], None]) -> list[Any]:
         """Run the tasks as Spark does it: each by itself, a failed one a second time, some with a speculative copy."""
+        if any(task.replay for task in tasks.values()):
+            self._world.require_newest("replays", calls=20)
         job = SparkJob(self, tasks)
         job.run()
+        self.was_computed = True
+        self._driver().local["tasks ended at"] = self._world.scheduler.ticks
         for name in tasks:
             ended(name)
         return job.acks
@@ -292,7 +311,7 @@ class SparkJob:
         """Return the rows of each partition, by sink and number."""
         wanted = {}
         for name, task in self._tasks.items():
-            rows = [id for id in self._batch.ids if task.sink.takes(id)]
+            rows = [row for row in self._batch.ids if task.sink.takes(row)]
             count = self._batch.query.partitions
             if task.replay and task.replay.spooled:
                 count = 1 + max(task.replay.own | task.replay.dead_letters)
@@ -300,7 +319,7 @@ class SparkJob:
             elif task.replay and task.replay.single_partition:
                 count = 1
             for subtask in range(count):
-                wanted[name, subtask] = tuple(id for id in rows if id % count == subtask)
+                wanted[name, subtask] = tuple(row for row in rows if id_of(row) % count == subtask)
         return wanted
 
     def _wait_for_tasks(self) -> None:

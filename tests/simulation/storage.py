@@ -22,7 +22,7 @@ class SimStorage(CheckpointStorage):
 
     def _call(self, what: str, key: str, effect: Callable[[], T]) -> T:
         scheduler = self._world.scheduler
-        fault = scheduler.tick(f"storage {what} {key.partition('/')[2] or key}")
+        fault = scheduler.tick(f"storage {what} {key}")
         if fault == "late" and what in ("put", "delete"):
 
             def land() -> None:
@@ -33,6 +33,8 @@ class SimStorage(CheckpointStorage):
         if fault in ("lost", "late"):
             raise StorageError(self.uri, key, "simulated: no answer")
         result = effect()
+        if fault == "repeated" and what == "put":
+            return effect()  # its answer got lost, and the client has put again
         if fault == "landed":
             raise StorageError(self.uri, key, "simulated: the answer got lost")
         return result

@@ -20,10 +20,10 @@ from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
 from sinks.errors import CommittedError, TransactionBlocked, TransactionEnded
-from sinks.optional import Auditable, DeadLettering, Validating, WholeCommitting
+from sinks.optional import Auditable, DeadLettering, SchemaEvolving, Validating, WholeCommitting
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 from tests.simulation.memory import Memory
-from tests.simulation.world import Unreachable, World, name_of, short
+from tests.simulation.world import Unreachable, World, id_of, name_of, short
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Target:
         seen = Counter[int]()
         for key, rows in self.memory.values.items():
             if key.startswith("rows "):
-                seen.update(rows)
+                seen.update(map(id_of, rows))
         return seen
 
     def commit(self, name: str, transaction: Transaction) -> None:
@@ -101,7 +101,7 @@ class Target:
         """Delete the rows from that id on, as an operator does it. The ledger keeps its own rows."""
         for key, rows in list(self.memory.values.items()):
             if key.startswith("rows "):
-                self.memory.values[key] = tuple(id for id in rows if id < first)
+                self.memory.values[key] = tuple(row for row in rows if id_of(row) < first)
         self.memory.keep()
 
 
@@ -123,7 +123,7 @@ class SimSink(Auditable[Any], Validating[Any]):
         return self.world.target(self.name)
 
     def takes(self, id: int) -> bool:
-        return (id // 2) % self.every == 0
+        return (id_of(id) // 2) % self.every == 0
 
     def call(self, what: str, effect: Callable[[], T]) -> T:
         """Make a call to the target, which may fail before it, or lose its answer."""
@@ -275,12 +275,26 @@ class Prepared(SimSink):
     """A database with prepared transactions and a ledger, as PostgreSQL and MySQL."""
 
 
+class Evolving(SchemaEvolving[Any], Prepared):
+    """A table that is altered for new columns. That waits for all that is prepared, as it takes a lock on the table."""
+
+    def evolve(self, schema: pa.Schema) -> None:
+        def alter() -> None:
+            self.world.require_newest(f"alters {self.name}", calls=3)
+            if held := self.target.in_state("prepared"):
+                raise TransactionBlocked(f"{short(held[0])} holds a lock on the table")
+
+        self.call("evolve", alter)
+
+
 class Whole(WholeCommitting[Any], SimSink):
     """A table that gets staged rows, or files, of a checkpoint in one step."""
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         def move() -> list[CommitOutcome]:
             names = [name_of(each.transaction) for each in committables]
+            if self.world.scenario.locks and set(self.target.in_state("prepared")) - set(names):
+                raise Unreachable("another transaction holds a lock on the table")
             there = [self.target.transaction(name) for name in names]
             if all(transaction and transaction.state != "aborted" for transaction in there):
                 return [self.outcome(name) for name in names]
@@ -457,7 +471,7 @@ class Letters(DeadLettering[Any], Prepared):
     def __init__(self, world: World, name: str, every: int = 1) -> None:
         SimSink.__init__(self, world, name, every)
         self.dead_letters = Prepared(world, f"{name}-dead", every)
-        self.max_dead_letters = 1000
+        self.max_dead_letters = world.scenario.most_letters
 
     def write_good_rows(self, transaction: dict[str, Any], batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         ids = batch["id"].to_pylist()
@@ -467,7 +481,7 @@ class Letters(DeadLettering[Any], Prepared):
 
 
 def is_refused(id: int) -> bool:
-    return id % 5 == 3
+    return id_of(id) % 5 == 3
 
 
 def ids_of_letters(batch: pa.RecordBatch) -> list[int]:
@@ -489,4 +503,5 @@ KINDS: dict[str, Callable[[World, str, int], SimSink]] = {
     "kafka": Kafka,
     "forgetful": Forgetful,
     "letters": Letters,
+    "evolving": Evolving,
 }

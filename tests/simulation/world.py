@@ -62,6 +62,22 @@ class World:
         """The sinks that a driver starts with now."""
         self.settings = scenario.settings
         """The settings that a driver starts with now."""
+        self.changed_from = self.units + 1000
+        """The unit from which on the source gives other rows than before."""
+        self.topic = 1
+        """The id of the source's topic. It has another one when it was deleted and created again."""
+        self.topic_created_at = 0
+        self.topic_read: dict[str, int] = {}
+        """The topic that the checkpoints of each lineage were read from."""
+        self.source_calls_that_fail = 0
+        self.first_units: dict[str, int] = {}
+        """The unit of input with which each sink began."""
+        self.decided_rows: dict[tuple[str, str, int, int], tuple[int, ...]] = {}
+        """The rows of each participant (sink, lineage, checkpoint, subtask) as they were decided first."""
+        self.claims: list[tuple[int, int]] = []
+        """The tick and the number of each claim of a generation."""
+        self.damaged: dict[str, tuple[int, bytes]] = {}
+        """The records that somebody has altered, with the tick when it was done."""
         self.handed_over = 0
         """The number of batches that Spark has handed to a coordinator."""
         self.task_attempts = 0
@@ -156,21 +172,81 @@ class World:
             return
         body = json.loads(value)["body"]
         self.decided = True
+        first_unit = json.loads(body["offsets"][0])[0]
+        for sink in body["partitions"]:
+            self.first_units[sink] = min(first_unit, self.first_units.get(sink, first_unit))
         for committable in body["committables"]:
-            self.named.add((committable["sink"], name_of(committable["transaction"])))
+            name = name_of(committable["transaction"])
+            self.named.add((committable["sink"], name))
+            participant = committable["sink"], body["lineage"], body["checkpoint_id"], committable["subtask"]
+            if not body["round"]:  # it may be planned anew, after storage was restored
+                self.decided_rows[participant] = self.rows_of.get((committable["sink"], name), ())
+        if not body["restored_from"]:
+            self._judge_decision(body)
         for loss in body["accepted"]:
             rows = self.rows_of.get((loss["sink"], name_of(loss["transaction"])), ())
-            self.given_up.setdefault(loss["sink"], set()).update(rows)
+            self.given_up.setdefault(loss["sink"], set()).update(map(id_of, rows))
         process = self.scheduler.current
         location = process.local.get("location") if process else None
         if location and self.restored_at.get(body["lineage"], location) != location:
             # A person has started the query with the location of before a restore, and it goes on there.
             self.causes["old location"] += 1
 
+    def _judge_decision(self, body: dict[str, Any]) -> None:
+        """Say what is wrong with a record at the moment when it is put."""
+        process = self.scheduler.current
+        if process is None or process.kind == "packet":
+            return
+        what = f"checkpoint {body['checkpoint_id']}, round {body['round']}"
+        self.require_newest(f"decides {what}", calls=3)
+        if process.local.get("claimed a lower number"):
+            self.violations.append(f"claim: {process.name} decides {what}, and its number was not the newest")
+        letters: Counter[str] = Counter()
+        for committable in body["committables"]:
+            letters[committable["sink"]] += len(
+                self.rows_of.get((committable["sink"], name_of(committable["transaction"])), ())
+            )
+        for sink, rows in letters.items():
+            if sink.endswith("-dead") and rows > self.scenario.most_letters:
+                self.violations.append(f"letters: {what} is decided with {rows} of them")
+        if not body["round"] and not process.local.get("source was silent"):
+            self._judge_topic(body["lineage"], process.local.get("tasks ended at", 0), what)
+        for key, (when, damaged) in self.damaged.items():
+            before = int(key.rpartition("/")[2].partition(".")[0])
+            same_lineage = f"/{body['lineage']}/" in key
+            still_there = self.storage(STORAGE).values.get(key) == damaged
+            if still_there and same_lineage and process.owner.started_at > when and before >= body["checkpoint_id"] - 1:
+                self.violations.append(f"damage: {what} is decided after the record of {before}, which was altered")
+
+    def _judge_topic(self, lineage: str, tasks_ended_at: int, what: str) -> None:
+        read = self.topic if self.topic_created_at <= tasks_ended_at else self.topic - 1
+        if read != self.topic_read.setdefault(lineage, read):
+            self.violations.append(f"topic: {what} is decided over another topic than the checkpoint before")
+
+    def require_newest(self, what: str, calls: int) -> None:
+        """Note a violation if a driver does something that only the newest one may do.
+
+        It must have looked for a newer claim within its newest `calls` calls.
+        """
+        process = self.scheduler.current
+        own = process.local.get("generation") if process else None
+        if process is None or own is None or process.owner.kind != "driver":
+            return
+        for tick, number in self.claims:
+            if number > own and process.made_calls_since(tick) > calls and not self.was_restored:
+                self.violations.append(
+                    f"superseded: {process.name} {what} in generation {own}, long after generation {number} was claimed"
+                )
+                return
+
     def claim_was_put(self, key: str) -> None:
         process = self.scheduler.current
+        number = int(key.rpartition("/")[2])
+        newest = max((other for _, other in self.claims), default=0)
+        self.claims.append((self.scheduler.ticks, number))
         if process:
-            process.local["generation"] = int(key.rpartition("/")[2])
+            process.local["generation"] = number
+            process.local["claimed a lower number"] = number < newest and not self.was_restored
 
     def savepoint_was_put(self, uri: str, value: bytes) -> None:
         record = json.loads(value)["body"]["records"][0]
@@ -183,7 +259,14 @@ class World:
     def about_to_commit(self, target: Target, name: str, transaction: Transaction) -> None:
         if (target.name, name) not in self.named and (target.name, name) not in self.by_hand:
             self.violations.append(f"undecided: {target.name} {short(name)} was committed, and no record ever named it")
-        if twice := sorted(target.visible().keys() & set(transaction.rows)):
+        participant = target.name, transaction.lineage, transaction.checkpoint, transaction.subtask
+        decided = self.decided_rows.get(participant)
+        if decided is not None and sorted(decided) != sorted(transaction.rows) and (target.name, name) in self.named:
+            self.violations.append(
+                f"other rows: {target.name} {short(name)} has {transaction.rows}, decided were {decided}"
+            )
+        self.require_newest(f"commits {short(name)}", calls=14)
+        if twice := sorted(target.visible().keys() & set(map(id_of, transaction.rows))):
             self.violations.append(f"duplicated: rows {twice} of {target.name} by {short(name)}")
 
     def listed_in_doubt(self, sink: str, names: list[str]) -> None:
@@ -232,6 +315,15 @@ class World:
             return self.job_store().history()
         except (CheckpointError, StorageError):
             return []
+
+
+CHANGED = 1000
+"""What is added to an id when the source gives another row in its place."""
+
+
+def id_of(row: int) -> int:
+    """Return the id of a row, whichever of its contents the source has given."""
+    return row % CHANGED
 
 
 def name_of(identity: Any) -> str:
