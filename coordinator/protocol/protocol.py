@@ -457,7 +457,8 @@ class CheckpointProtocol:
     ) -> None:
         """Raise `StorageBehind` if a sink has committed an unknown checkpoint (R15).
 
-        This is a checkpoint after those `known` by lineage, or one of another lineage.
+        This is a checkpoint after those `known` by lineage, or one of another lineage. Raises
+        `Superseded` if a newer driver may have committed it.
         """
         try:
             memories.require_none_later(
@@ -465,6 +466,9 @@ class CheckpointProtocol:
             )
         except StorageBehind:
             self.fence.displaced = True
+            if self.fence.generation:
+                # The cause may be a newer driver of this storage, perhaps of a restored savepoint.
+                self.fence.require_newest("go on")
             raise
 
     def _commit_in_doubt_again(
@@ -760,14 +764,9 @@ class CheckpointProtocol:
         newest_rows = memories.newest_rows(self.newest)
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
-            try:
-                self._require_none_later(
-                    name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1)
-                )
-            except StorageBehind:
-                # The cause may be another driver, perhaps of a savepoint that was restored.
-                self.fence.require_newest("go on")
-                raise
+            self._require_none_later(
+                name, remembered, self._known_up_to(batch.facts.checkpoint_id - 1)
+            )
             self._require_not_behind(name, remembered, newest_rows, batch)
 
     def _require_not_behind(

@@ -123,12 +123,17 @@ def target_while_running() -> Iterator[Scenario]:
                 yield of([(gap, "set back", back(chosen, moment, while_running=True)), (100, "driver", 1)], sinks=TWO)
 
 
+def lost(number: int, *, after: int = 0, which: int = 0) -> list[Event]:
+    """A decided transaction is rolled back: its driver dies so many calls after it has put its record of that number."""
+    return [(0, "until decided", number), (after, "crash", 0), (0, "roll back", which)]
+
+
 def losses_given_up() -> Iterator[Scenario]:
     """An operator gives rows up while a driver replays them."""
     for gap in range(50):
-        lost = [(30, "crash", 0), (0, "roll back", 0)]
-        yield of([*lost, (0, "driver", 1), (gap, "resolve", 1)], sinks=TWO)
-        yield of([*lost, (0, "resolve", 1), (gap, "driver", 1), (9, "switch", 0)], sinks=one("letters"))
+        lost_rows = lost(1, after=gap % 3)
+        yield of([*lost_rows, (0, "driver", 1), (gap, "resolve", 1)], sinks=TWO)
+        yield of([*lost_rows, (0, "resolve", 1), (gap, "driver", 1), (9, "switch", 0)], sinks=one("letters"))
 
 
 def rolled_back_when_decided() -> Iterator[Scenario]:
@@ -165,6 +170,24 @@ def replay_then_storage() -> Iterator[Scenario]:
                             (0, "driver", 1),
                         ]
                         yield of(events, sinks=one(kind))
+
+
+def second_driver_while_replaying() -> Iterator[Scenario]:
+    """A second driver starts at each moment of a replay, and the first one goes on after it."""
+    for gap in range(56):
+        for kind in ("prepared", "whole", "letters"):
+            first = [*lost(1), (0, "driver", 1)]
+            yield of([*first, (gap, "driver", 1), (END, "switch", 0)], sinks=one(kind))
+            yield of([*first, (gap, "driver", 1), (5 + gap % 19, "switch", 0), (9, "switch", 1)], sinks=one(kind))
+
+
+def storage_of_before_a_replay() -> Iterator[Scenario]:
+    """A driver dies after a replay, and storage is restored to each moment of it."""
+    for after in range(7):
+        for moment in range(34, 64):
+            for kind in ("prepared", "whole", "kafka", "letters"):
+                replayed = [*lost(1), (0, "driver", 1), (0, "until decided", 0), (after, "crash", 0)]
+                yield of([*replayed, (0, "set back", back(1, moment))], sinks=one(kind), partitions=1 + moment % 2)
 
 
 def lost_answers() -> Iterator[Scenario]:
@@ -423,6 +446,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         rolled_back_when_decided,
         moved_on_with_losses,
         replay_then_storage,
+        second_driver_while_replaying,
+        storage_of_before_a_replay,
         lost_answers,
         late_packets,
         late_tasks,

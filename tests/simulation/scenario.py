@@ -100,6 +100,7 @@ PROFILES: dict[str, dict[str, int]] = {
         "source down": 1,
         "input": 1,
         "sinks": 1,
+        "until decided": 3,
     },
     "savepoints": {
         "switch": 8,
@@ -130,6 +131,7 @@ PROFILES: dict[str, dict[str, int]] = {
         "time": 1,
         "crash all": 2,
         "damage": 1,
+        "until decided": 2,
     },
     "all": {
         "switch": 6,

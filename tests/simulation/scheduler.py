@@ -117,6 +117,8 @@ class Scheduler:
         self._perform = perform
         self._gap = self._next_gap()
         self._names = 0
+        self.holds_events = False
+        """Whether the gap before the next event stands still, until something has happened or nobody runs."""
         self.hub = getcurrent()
         self.processes: list[Process] = []
         """Those that have not ended."""
@@ -149,9 +151,10 @@ class Scheduler:
         process.calls += 1
         if self.ticks > self.limit:
             raise Runaway(f"{process.name} at {what}")
-        self._gap -= 1
-        if self._gap < 0:
-            self.give_way()
+        if not self.holds_events:
+            self._gap -= 1
+            if self._gap < 0:
+                self.give_way()
         fault, process.fault = process.fault, ""
         if self.trace is not None:
             self.trace.append(f"{self.ticks:5d} {process.name:16s} {what}{f'  FAULT {fault}' if fault else ''}")
@@ -211,7 +214,8 @@ class Scheduler:
     def run(self) -> None:
         """Run until every process has ended and every event has happened."""
         while True:
-            if self._gap < 0 or not self.processes:
+            if (self._gap < 0 and not self.holds_events) or not self.processes:
+                self.holds_events = False
                 if self._events:
                     _, kind, argument = self._events.pop()
                     self._gap = self._next_gap()
@@ -249,7 +253,7 @@ class Scheduler:
         if wakes_at < math.inf:
             self.now = max(self.now, wakes_at)
         elif self._events:
-            self._gap = -1
+            self._gap, self.holds_events = -1, False
         else:
             waiting = ", ".join(process.name for process in self.processes)
             raise Runaway(f"{waiting} wait for something that never comes")

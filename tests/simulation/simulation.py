@@ -243,6 +243,11 @@ class Simulation:
     def _event_driver(self, argument: int) -> None:
         self._spawn("driver", partial(self._drive, 1 + argument % 4, argument // 4 % 2, argument // 8 % 8))
 
+    def _event_until_decided(self, argument: int) -> None:
+        """Hold the following events until so many more records are put."""
+        self.world.decisions_to_come = 1 + argument % 4
+        self.scheduler.holds_events = True
+
     def _event_crash(self, argument: int) -> None:
         victim = self.scheduler.current
         if victim is None or victim.ended:

@@ -263,7 +263,7 @@ class SimBatch:
     def run(self, tasks: Mapping[str, Any], ended: Callable[[str], None]) -> list[Any]:
         """Run the tasks as Spark does it: each by itself, a failed one a second time, some with a speculative copy."""
         if any(task.replay for task in tasks.values()):
-            self._world.require_newest("replays", calls=20)
+            self._world.require_newest("replays", calls=9)
         job = SparkJob(self, tasks)
         job.run()
         self.was_computed = True

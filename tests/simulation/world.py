@@ -84,6 +84,8 @@ class World:
         self.epochs = 0
         self.speculative = 0
         """The number of tasks that get a speculative copy from now on."""
+        self.decisions_to_come = 0
+        """The number of records after which events happen again."""
         self.decided = False
         """Whether a record was ever put."""
         self.named: set[tuple[str, str]] = set()
@@ -172,6 +174,9 @@ class World:
             return
         body = json.loads(value)["body"]
         self.decided = True
+        if self.decisions_to_come:
+            self.decisions_to_come -= 1
+            self.scheduler.holds_events = self.decisions_to_come > 0
         first_unit = json.loads(body["offsets"][0])[0]
         for sink in body["partitions"]:
             self.first_units[sink] = min(first_unit, self.first_units.get(sink, first_unit))
