@@ -1,4 +1,4 @@
-# make demo | setup | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | model | clean. Each but
+# make demo | setup | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | soak | model | clean. Each but
 # model sets up .venv first, once, and again only when pyproject.toml changed. `make demo` installs what the demo needs, and
 # the others add the rest. If uv is on the PATH, it installs the packages, in less time than pip.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
@@ -25,7 +25,7 @@ unexport $(filter-out SPARK_LOCAL_IP,$(filter PG% SPARK_% PYSPARK_SUBMIT_ARGS HA
 export no_proxy := 127.0.0.1,127.0.0.2,localhost,$(or $(no_proxy),$(NO_PROXY))
 export NO_PROXY := $(no_proxy)
 
-.PHONY: demo setup test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
+.PHONY: demo setup test test-all test-matrix test-pythons mutants lint docs bench chaos soak model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(DEMO)
@@ -87,6 +87,10 @@ bench: java $(READY)
 
 chaos: java $(READY) $(CLASSES)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+# The simulator, with new seeds until Ctrl-C.
+soak: $(READY)
+	@$(BIN)/python -m tests.simulation soak -j $(shell nproc)
 
 model:
 	@$(PYTHON) docs/model/check.py $(ARGS)

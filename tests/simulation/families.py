@@ -124,7 +124,7 @@ def target_while_running() -> Iterator[Scenario]:
 
 
 def lost(number: int, *, after: int = 0, which: int = 0) -> list[Event]:
-    """A decided transaction is rolled back: its driver dies so many calls after it has put its record of that number."""
+    """A decided transaction is rolled back: its driver dies so many calls after it has put the record N."""
     return [(0, "until decided", number), (after, "crash", 0), (0, "roll back", which)]
 
 

@@ -1,28 +1,21 @@
-"""The real coordinator in a simulated world: schedules that once failed, each moment of some kinds, and new ones."""
+"""The simulator itself: schedules that once failed, the same trace each time, a fault that is found and made small."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.simulation import families
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.search import SEEDS
 from tests.simulation.shrink import fails_alike, shrink, signature
 from tests.simulation.simulation import play
 
 ROOT = Path(__file__).parents[2]
-EVERY = 8
-"""The short loop plays each so-manieth scenario of a family."""
-SECONDS = 20.0
-"""Processor time for new seeds."""
 
 
 @pytest.mark.parametrize("path", sorted(SEEDS.glob("*.json")), ids=lambda path: path.stem)
@@ -32,35 +25,6 @@ def test_what_once_failed(path: Path) -> None:
     assert result.faults == []
     if path.stem.startswith("limit"):
         assert result.limits
-
-
-@pytest.mark.parametrize("family", families.FAMILIES)
-def test_each_moment(family: str) -> None:
-    for scenario in families.scenarios(family, every=EVERY):
-        assert play(scenario).faults == [], scenario.to_json()
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("family", families.FAMILIES)
-def test_every_moment(family: str) -> None:
-    for scenario in families.scenarios(family):
-        assert play(scenario).faults == [], scenario.to_json()
-
-
-def first_seed() -> int:
-    """Return where the seeds begin: elsewhere for each commit, and at the same place for the same one."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return int(hashlib.sha256(done.stdout.encode()).hexdigest()[:10], 16)
-
-
-def test_new_seeds() -> None:
-    first = first_seed()
-    end = time.process_time() + float(os.environ.get("SIMULATION_SECONDS", SECONDS))
-    for seed in itertools.count(first):
-        assert play(draw(seed)).faults == [], f"python -m tests.simulation shrink {seed}"
-        if time.process_time() > end:
-            break
-    print(f"{seed - first + 1} schedules, from seed {first} on")
 
 
 def test_a_scenario_gives_the_same_trace_in_two_processes() -> None:
