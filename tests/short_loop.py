@@ -86,7 +86,7 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
     },
     "a lake table that is not written once, or that another engine reads wrongly": {
         "lakes/test_lakes.py": (
-            "test_another_writer_commits_amid_ours",
+            "test_another_writer_commits_during_ours",
             "test_a_file_that_somebody_deleted_before_the_commit_is_lost",
             "test_delta_readers_skip_files_by_bounds_and_miss_no_row",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -39,9 +40,9 @@ from sinks.lake.sink import LakeSink, app_of
 from sinks.postgres import PostgresSink
 from sinks.testing import SCHEMA, rows
 from sinks.testing.conformance import ids
-from sinks.testing.lines import at, lines, watched
 from sinks.testing.table_crashes import At
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint, TransactionId
+from tests.lakes.steps import before_step
 from tests.lakes.tables import LAKES, DeltaLake, IcebergLake
 from tests.protocol.job import Job, Steps
 
@@ -109,21 +110,20 @@ def test_partitions_by_names_with_dots(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- others at the same time
-def test_another_writer_commits_amid_ours(lake: Lake) -> None:
-    """At any line between the look and the commit. Both have their rows, once."""
+def test_another_writer_commits_during_ours(lake: Lake) -> None:
+    """Another writer commits before each step of our commit in turn. Both have their rows, once."""
     sink = lake.sink()
-    committed(sink, pre_committed(sink, rows(0, 1)))
-    expected = [0]
-    trial = pre_committed(sink, rows(1, 1), 1)
-    stops = lines(sink, lambda: committed(sink, trial), 12)
-    expected.append(1)
-    for count, stop in enumerate(stops):
-        ours, theirs = rows(100 + count, 1), rows(1000 + count, 1)
-        made = pre_committed(sink, ours, 2 + count)
-        with watched(sink, at(stop, lambda: lake.append(theirs))):  # noqa: B023
+    expected = []
+    for number in itertools.count():
+        ours, theirs = rows(2 * number, 1), rows(2 * number + 1, 1)
+        made = pre_committed(sink, ours, number)
+        with before_step(number, lambda: lake.append(theirs)) as stop:  # noqa: B023
             assert committed(sink, made) == [COMMITTED]
-        expected += [100 + count, 1000 + count]
-    assert lake.ids() == sorted(expected)
+        expected.append(2 * number)
+        if not stop.step:
+            break
+        expected.append(2 * number + 1)
+    assert lake.ids() == expected
 
 
 def test_two_drivers_commit_and_abort_at_random(lake: Lake) -> None:
@@ -342,24 +342,50 @@ def test_partitions_that_double_rows_after_the_decision_are_to_be_undone(tmp_pat
     assert lake.ids() == [0, 1]
 
 
-@pytest.mark.parametrize("kind", LAKES, ids=lambda kind: kind.kind)
-def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
-    """At any line of it: the rows are found by their new partition, or they are lost and told so."""
-    made = kind(tmp_path / "trial")
-    made.create()
-    trial = pre_committed(made.sink(), rows(0, 1))
-    stops = lines(sink := made.sink(), lambda: committed(sink, trial), 24)
-    states = []
-    for stop in stops:
-        lake = kind(tmp_path / str(stop.number))
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            DeltaLake,
+            {
+                "DeltaTable.update_incremental": LOST,  # the sink has yet to look at the table
+                "DeltaTable.create_write_transaction": LOST,  # the log refuses the commit, so the sink looks again
+                "ObjectFiles.delete": COMMITTED,
+            },
+        ),
+        (
+            IcebergLake,
+            {
+                "TableFiles.names": LOST,  # the sink has yet to look at the table
+                "SqlCatalog.commit_table": COMMITTED,  # a snapshot may add files of earlier partitions
+                "PyArrowFileIO.new_output": LOST,  # the catalog has read the table, so the sink looks again
+                "TableFiles.delete": COMMITTED,
+            },
+        ),
+    ],
+    ids=["delta", "iceberg"],
+)
+def test_other_partitions_during_the_commit(kind: Any, expected: dict[str, CommitState], tmp_path: Path) -> None:
+    """The partitions change before each step of a commit in turn.
+
+    Readers find the rows by their new partition, or the sink reports them as lost and nobody finds them. `expected`
+    has the steps that make a difference, each with the answer if the partitions change before its last time.
+    """
+    states = {}
+    for number in itertools.count():
+        lake = kind(tmp_path / str(number))
         lake.create()
         lake.append(rows(500, 1))
-        one = pre_committed(sink := lake.sink(), rows(0, 2))
-        with watched(sink, at(stop, lake.repartition)):
-            states += committed(sink, one)
+        sink = lake.sink()
+        made = pre_committed(sink, rows(0, 2))
+        with before_step(number, lake.repartition) as stop:
+            [states[stop.step]] = committed(sink, made)
         found = [row["id"] for row in lake.rows() if row["name"] in lake.names_found("user-0")]
-        assert found == ([0] if states[-1] is COMMITTED else [])
-    assert {*states} == {COMMITTED, LOST}
+        assert found == ([0] if states[stop.step] is COMMITTED else [])
+        if not stop.step:
+            break
+    assert states == states | expected
+    assert {*states.values()} == {COMMITTED, LOST}
 
 
 @pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE])

@@ -1700,6 +1700,14 @@ MUTANTS = (
         LAKES,
     ),
     Mutant(
+        "Lakes: a decision is kept though another writer was first",
+        "sinks/lake",
+        "                if (files := decide(table, marked, memory)) is not None:\n",
+        "                files = files if attempt else decide(table, marked, memory)\n"
+        "                if files is not None:\n",
+        ("tests/lakes/test_lakes.py::test_other_partitions_during_the_commit",),
+    ),
+    Mutant(
         "Lakes: what the memory has forgotten counts as undecided",
         "sinks/lake",
         "return True if forgotten or short in",
