@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Holding:
-    """What the external system has of a part.
+    """The answer of an external system about one part.
 
     * `fingerprint` is the count and hash that the transactions stored with their rows, such as in a
       ledger. It is None if the system cannot tell, and `remarks` say why.

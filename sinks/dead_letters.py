@@ -47,7 +47,7 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """What `DeadLettering.read_dead_letters` returns.
+    """The result of `DeadLettering.read_dead_letters`.
 
     `rows` are the dead letters, in any order, each with its columns. `gaps` say why some that were
     written may be missing.

@@ -14,7 +14,7 @@ _CLOCK_LIMIT = 5.0  # seconds
 
 
 class Severity(str, Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"

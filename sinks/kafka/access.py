@@ -1,5 +1,7 @@
-"""How a sink comes to its brokers: by connections that are made when they are first needed, and
-that tasks leave to each other."""
+"""How a sink reaches its brokers.
+
+Connections are made when the sink first needs them, and tasks leave them to each other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ T = TypeVar("T")
 
 
 class BrokerAccess:
-    """The brokers of a sink, and how long they are waited for.
+    """The brokers of a sink, and the time that the sink waits for them.
 
     A pickled copy is for a task. It takes the connections that the last task of its process with
     the same settings left there, and leaves its own.
@@ -41,7 +43,7 @@ class BrokerAccess:
 
     @property
     def cluster(self) -> Cluster:
-        """The brokers, with connections that this may make."""
+        """The brokers; the first use of the property makes the object that connects to them."""
         if self._cluster is None:
             self._reached_by = time.monotonic() + self._answer_seconds
             self._cluster = take(self._place) if self._in_task and self._place else None
@@ -56,7 +58,7 @@ class BrokerAccess:
 
     @property
     def seconds_left(self) -> float:
-        """How long the brokers may still take for their answers."""
+        """The seconds that the brokers may still take for their answers."""
         return self._reached_by - time.monotonic()
 
     def patiently(self, question: Callable[[], T]) -> T:
@@ -82,7 +84,7 @@ class BrokerAccess:
 
     @property
     def _place(self) -> tuple[object, ...] | None:
-        """Where tasks with the same settings leave connections to each other.
+        """The key under which tasks with the same settings leave connections to each other.
 
         There is none for settings that are objects.
         """

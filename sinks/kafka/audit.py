@@ -1,9 +1,8 @@
-"""How many records of transactions consumers can read: counted in the log, by the headers of its
-record batches.
+"""How many records of transactions consumers can read, counted in the log.
 
-Each batch there names the producer's id and epoch, which are of one transaction alone. So its
-records are counted between the first and the last offset that the producer was told, without a look
-into them.
+The headers of the record batches there name the producer's id and epoch, which belong to one
+transaction alone. So the records of a transaction are counted between its first and its last
+offset, as the brokers told the producer, and are not read themselves.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ ProducerEpoch = tuple[int, int]
 
 
 Spans = dict[ProducerEpoch, tuple[int, int]]
-"""Of one partition: the first offset of each transaction, and the one after its last."""
+"""The transactions in one partition, each with its first offset and the one after its last."""
 
 
 @retry(
     retry=retry_if_exception_type(OffsetOutOfRangeError), stop=stop_after_attempt(3), reraise=True
 )
 def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
-    """`patience`: seconds to wait for the brokers' markers of what was committed just before.
+    """Count the records of each part that consumers can read.
 
-    Counts again if retention removes records meanwhile.
+    `patience` is how many seconds to wait for the brokers' markers of transactions that were
+    committed just before. If retention removes records during the count, the count starts again.
     """
     here = cluster.cluster_id()
     ids = cluster.topics.ids(
@@ -133,9 +133,10 @@ def _logs(committables: Iterable[Committable]) -> dict[Where, Spans]:
 def batches(
     cluster: Cluster, place: Where, offset: int, end: int, patience: float
 ) -> Iterator[tuple[Any, bool]]:
-    """From an offset to another, and whether readers with read_committed get its records.
+    """Yield record batches, and whether readers with read_committed get each.
 
-    Ends where they are held up for so long.
+    The batches are those from `offset` to before `end`. The call stops early if readers are held up
+    for `patience` seconds. Raises the error that a broker answers.
     """
     deadline = time.monotonic() + patience
     while offset < end:

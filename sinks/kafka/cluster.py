@@ -1,8 +1,10 @@
-"""What the brokers of a cluster are asked and told: by a task that writes a transaction, and by the
-driver, which ends those that other processes began, and asks what became of them.
+"""The questions and orders for the brokers of a cluster.
 
-How they are asked, and which of them, is in `connection.py`. What they tell about topics is in
-`topics.py`, and what they remember of a job in `memory.py`.
+A task asks when it writes a transaction. The driver ends transactions that other processes began,
+and asks for the state of each.
+
+The module `connection.py` has how the brokers are asked, and which of them. `topics.py` has what
+they say about topics, and `memory.py` what they remember of a job.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ EndResult = int | Exception
 """The result of EndTxn for one transaction: the broker's error code (0: done), or why the broker
 gave none."""
 States = dict[str, tuple[Identity, str]]
-"""By transactional id."""
+"""The newest transaction of each transactional id, and its state."""
 
 
 class Cluster:
@@ -90,10 +92,11 @@ class Cluster:
 
     # ------------------------------------------------------------------ the end of transactions
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[EndResult]:
-        """EndTxn for each, side by side: the request that its own producer would have sent.
+        """Send EndTxn for each transaction, side by side, as its own producer would have done.
 
-        Repeating it is safe. An abort fences whoever still holds the transactional id, or it could
-        go on with a part of its records.
+        Repeating the call is safe. An abort fences anyone who still holds the transactional id,
+        because they could continue with a part of their records. Returns a result for each
+        transaction, in order.
         """
         fences = self.fences
         answers, _ = self._end(identities, partial(_end_txn, commit, fences))
@@ -110,15 +113,20 @@ class Cluster:
     def commit(
         self, identities: Sequence[Identity], topics: Iterable[str], *, fences: bool
     ) -> tuple[list[EndResult], list[Ids]]:
-        """As `end`, where `fences` is known; and the ids that topics have after that, as each
-        coordinator tells."""
+        """Commit transactions as `end` does, and look at their topics after that.
+
+        `fences` is the cluster's property of that name, which the caller has asked for already.
+        Returns a result for each transaction, and the ids that the topics have after the commit, as
+        each coordinator tells them.
+        """
         return self._end(identities, partial(_end_txn, True, fences), sorted(topics))
 
     def fence(self, identity: Identity) -> None:
-        """Abort it by a newer epoch, behind which no leader takes what is still under way.
+        """Abort a transaction by a newer epoch.
 
-        InitProducerId would abort whichever transaction of the id is open now: if another attempt
-        has begun one, that has fenced this one.
+        No leader takes what is still in flight after that. InitProducerId aborts whichever
+        transaction of the id is open now. If another attempt has begun one, that attempt has fenced
+        this transaction, and nothing is sent.
         """
         name = identity["transactional_id"]
         if self.states([name]).get(name) == (identity, "Ongoing"):
@@ -126,9 +134,12 @@ class Cluster:
 
     @property
     def fences(self) -> bool:
-        """Whether the end of a transaction raises the epoch, and what is sent to a partition adds
-        it (KIP-890). What brokers can and what the cluster may do differ: an operator may raise the
-        latter, and lower it, at any time."""
+        """True if the end of a transaction raises the epoch, as with KIP-890.
+
+        With it, records that are sent to a partition also add the partition to the transaction.
+        What the brokers can do and what the cluster may do are two things, because an operator can
+        raise and lower the cluster's feature level at any time.
+        """
         return self.net.ask(self._fences)
 
     async def _fences(self) -> bool:
@@ -146,9 +157,12 @@ class Cluster:
         request: Callable[[Identity], Any],
         topics: Sequence[str] = (),
     ) -> tuple[list[EndResult], list[Ids]]:
-        """Ask for each, and again for those that have been ended just before, whose markers are on
-        their way, and where the coordinator has moved. The ids of `topics` are asked for behind
-        that, on the same connections: a broker answers in the order of the requests."""
+        """Send a request for each transaction, and repeat it while a coordinator is not ready.
+
+        A coordinator is not ready if it has ended a transaction just before, whose markers are on
+        their way, or if it has moved. The ids of `topics` are asked for behind the requests, on the
+        same connections, and a broker answers requests in their order.
+        """
         ids_after: list[Ids] = []
 
         def asked(places: Sequence[int]) -> dict[int, EndResult]:
@@ -183,8 +197,10 @@ class Cluster:
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:
-        """The newest transaction of each transactional id that its coordinator knows, and its state
-        there."""
+        """Return the newest transaction of each transactional id, and its state.
+
+        A transactional id that its coordinator does not know is missing from the result.
+        """
         names = list(transactional_ids)
         return self.net.ask(lambda: self._states(names)) if names else {}
 
@@ -204,8 +220,10 @@ class Cluster:
         return states
 
     async def _described(self, names: Sequence[str]) -> dict[str, Any]:
-        """By transactional id, what its coordinator tells of the newest transaction, or an
-        exception."""
+        """Return the coordinator's description of the newest transaction of each transactional id.
+
+        An exception in place of a description says why there is none.
+        """
 
         def request(places: list[int]) -> Any:
             return DescribeTransactionsRequest(transactional_ids=[names[at] for at in places])
@@ -219,9 +237,9 @@ class Cluster:
         return described
 
     def ended_in(self, states: Collection[str], identity: Identity) -> bool:
-        """Whether its coordinator has it in one of these states.
+        """Tell whether the coordinator has the transaction in one of these states.
 
-        Where the end fences, it has raised the epoch by one.
+        If the end of a transaction fences, it has raised the epoch by one.
         """
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))
@@ -229,8 +247,11 @@ class Cluster:
         return state in states and (now == identity or (self.fences and now == fenced))
 
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
-        """Seconds since each one's newest transaction began, by the clock of the coordinator's
-        broker and ours."""
+        """Return how many seconds ago the newest transaction of each transactional id began.
+
+        An age is None if no transaction is open. It compares the clock of the coordinator's broker
+        with the clock of this machine.
+        """
         now = time.time()
         described = self.net.ask(lambda: self._described(transactional_ids))
         begun = [
@@ -239,7 +260,7 @@ class Cluster:
         return [None if began < 0 else now - began / 1000 for began in begun]
 
     def ongoing(self, prefix: str) -> list[Identity]:
-        """The open transactions whose transactional id starts with `prefix`."""
+        """Return the open transactions whose transactional id starts with `prefix`."""
         answers = self.net.ask(
             lambda: self.net.ask_all(lambda _: [transactions_request("Ongoing")])
         )
@@ -249,7 +270,7 @@ class Cluster:
     def states_and_logs(
         self, transactional_ids: Sequence[str], places: Iterable[Where]
     ) -> tuple[States, Logs]:
-        """Return what `states` and `Topics.logs` do, asked for at the same time."""
+        """Return the results of `states` and `Topics.logs`, asked for at the same time."""
         (_, _, logs), states = self.net.ask(
             lambda: self.net.both(
                 lambda: self.topics.ids_and_logs((), places),
@@ -261,7 +282,7 @@ class Cluster:
     def before_commit(
         self, topics: Iterable[str], places: Iterable[Where]
     ) -> tuple[str, Ids, Logs, bool]:
-        """Return the cluster's id, the topics', the logs, and `fences`."""
+        """Return the id of the cluster, the ids of the topics, the logs, and `fences`."""
         found, fences = self.net.ask(
             lambda: self.net.both(lambda: self.topics.ids_and_logs(topics, places), self._fences)
         )
@@ -271,9 +292,10 @@ class Cluster:
     def begin(
         self, transactional_id: str, timeout_ms: int, topic: str | None = None
     ) -> tuple[Identity, Place | None, bool]:
-        """Fence and abort whoever else has the id, and begin its next transaction.
+        """Fence and abort anyone else who has the transactional id, and begin its next transaction.
 
-        Also returns the `Place` of the topic, if one is named, and `fences`.
+        Returns the transaction, the `Place` of the topic, or None if no topic is named, and
+        `fences`. `timeout_ms` is how long the brokers keep the transaction open, in milliseconds.
         """
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
@@ -292,7 +314,7 @@ class Cluster:
         )
 
     def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
-        """To the transaction, which does not add them by itself."""
+        """Add partitions to a transaction where sending records does not add them."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=identity["transactional_id"],
             v3_and_below_producer_id=identity["producer_id"],
@@ -317,10 +339,12 @@ class Cluster:
         *,
         adds: bool,
     ) -> None:
-        """Send record batches, by topic and partition.
+        """Send record batches to a broker, and do not wait.
 
-        `answered` is called in another thread, with the response or an exception. `adds`:
-        partitions join the transaction by this.
+        * `batches` has, by topic, the number of a partition and a record batch for it.
+        * `timeout_ms` is how long the broker may wait for replicas, in milliseconds.
+        * `answered` is called in another thread, with the response or an exception.
+        * With `adds`, the partitions join the transaction by this request.
         """
         data = ProduceRequest.TopicProduceData
         request = ProduceRequest(
@@ -356,8 +380,10 @@ class Cluster:
         )
 
     def version(self) -> str:
-        """Return the release that the API versions of a broker are of, as far as the client knows
-        releases."""
+        """Return the release of a broker, by its API versions.
+
+        The client knows releases up to its own.
+        """
         node = self.brokers()[0]
         release = self.net.call(lambda admin: admin.get_broker_version_data(node)).broker_version
         return ".".join(map(str, release))
@@ -372,6 +398,9 @@ def _end_txn(commit: bool, fences: bool, identity: Identity) -> Any:
 
 
 def _raise_epoch(identity: Identity) -> Any:
-    """Begins nothing, so any timeout will do: the least is below every
-    transaction.max.timeout.ms."""
+    """Make a request that raises the epoch.
+
+    The request begins no transaction, so any timeout will do. One millisecond is below every
+    transaction.max.timeout.ms.
+    """
     return InitProducerIdRequest(transaction_timeout_ms=1, min_version=3, **identity)

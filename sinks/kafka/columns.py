@@ -25,7 +25,7 @@ _TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 _RESERVED = pa.array(
     [b".", b"..", b"__consumer_offsets", b"__transaction_state", b"__share_group_state"]
 )
-"""The last ones are the brokers' own, which they take from no client."""
+"""Names that no topic of a client can have. The last three are topics of the brokers."""
 
 
 def _bytes(kind: pa.DataType) -> bool:
@@ -50,7 +50,10 @@ _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def with_value(df: DataFrame) -> DataFrame:
-    """Without a column `value`, it is a struct of all columns that are none of the sink's own."""
+    """Add the column `value`, unless there is one.
+
+    It is a struct of all columns that are none of the sink's own.
+    """
     from pyspark.sql import functions
 
     names = df.columns
@@ -64,21 +67,22 @@ def with_value(df: DataFrame) -> DataFrame:
 
 
 def value_type(schema: pa.Schema) -> pa.DataType:
-    """Of the column that `with_value` makes of these."""
+    """Return the type of the column `value` that `with_value` makes of these columns."""
     if "value" in schema.names:
         return schema.field("value").type
     return pa.struct([field for field in schema if field.name not in _COLUMNS])
 
 
 def key_type(schema: pa.Schema) -> pa.DataType:
-    """Of the column `key`."""
+    """Return the type of the column `key`, or null if there is no such column."""
     return schema.field("key").type if "key" in schema.names else pa.null()
 
 
 def with_json(df: DataFrame) -> DataFrame:
-    """`key` and `value` as JSON text where they are structs, maps, arrays or variants.
+    """Convert `key` and `value` to JSON where they are structs, maps, arrays or variants.
 
-    Without a column `value`, it is an object of all columns that are none of the sink's own.
+    Without a column `value`, the JSON is an object of all columns that are none of the sink's own.
+    Raises SchemaMismatch for names that JSON cannot have, as `_require_names` does.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
@@ -104,14 +108,17 @@ def with_json(df: DataFrame) -> DataFrame:
 
 
 _JSON = {"ignoreNullFields": "false", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
-"""Spark's own format cuts off what is below a millisecond."""
+"""Options of Spark's to_json. Its own format cuts off everything below a millisecond."""
 _MOMENTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"}
-"""Spark 2 has no such pattern; where its patterns are asked for, `with_texts` writes the same."""
+"""One more option. Spark 2 has no such pattern, so `with_texts` writes the same without it."""
 
 
 def _require_names(column: str, kind: DataType) -> None:
-    """Raise SchemaMismatch for maps whose keys Spark would write as it has them in its memory: an
-    address, or the days since 1970; and for fields of one name, of which readers find one."""
+    """Raise SchemaMismatch for a type whose names JSON, or a reader of it, cannot tell apart.
+
+    Spark writes some keys of maps as it has them in memory, such as an address, or the days since
+    1970. Of two fields with the same name, readers find one.
+    """
     from pyspark.sql.types import (
         ArrayType,
         BooleanType,
@@ -145,7 +152,7 @@ def check(
 ) -> None:
     """Raise SchemaMismatch with every column that does not fit.
 
-    `serialized`: those that somebody makes bytes of.
+    `serialized` are columns that a serializer makes bytes of, so any type of them fits.
     """
     problems = []
     if "value" not in schema.names:
@@ -177,15 +184,21 @@ def check(
 
 
 def refusals(bad: pa.Array, kind: str, why: Callable[[int], str]) -> Iterator[Refusal]:
-    """Of the rows that are `bad`; null is not."""
+    """Yield a refusal for each row that is `bad`. Null counts as good.
+
+    `why` gets the place of the row in the batch.
+    """
     for at in pc.indices_nonzero(pc.fill_null(bad, False)).to_pylist():
         yield Refusal(at, kind, why(at))
 
 
 def refused(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Refusal]:
-    """Rows that no topic takes, whatever its settings: without a topic, or with a name that none
-    has; for a partition that none has; with a timestamp that is not after 1970, or a header that
-    Kafka's client would make another one of. `default_topic` is for rows without one."""
+    """Yield rows that no topic takes, whatever its settings.
+
+    Such a row has no topic, or the name of its topic is impossible. It may also ask for an
+    impossible partition, have a timestamp that is not after 1970, or a header that Kafka's client
+    would change. `default_topic` is for rows without a topic.
+    """
     names = batch.schema.names
     if "topic" in names:
         topic = batch["topic"].cast(pa.binary())  # a text of Spark may be no UTF-8

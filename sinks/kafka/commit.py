@@ -1,10 +1,12 @@
-"""The commit of transactions that tasks left open, and what became of each: what the answer to
-EndTxn means, and the witness that is asked when it means nothing certain.
+"""The commit of transactions that tasks left open, and the outcome of each.
 
-The coordinator remembers only the newest transaction of a transactional id, and not for ever. A
-record of the transaction itself is the lasting proof: its batch in the log carries producer id and
-epoch, and the log tells which transactions it has aborted. "Fenced" or "not found" alone is never
-taken for lost, nor for committed.
+This module says what the coordinator's answer to EndTxn means. If the answer proves nothing, the
+sink asks a witness.
+
+The coordinator remembers only the newest transaction of a transactional id, and not permanently.
+The lasting proof is a record of the transaction itself. The batch of the record in the log carries
+the producer's id and epoch, and the log says which transactions it has aborted. The answers
+"fenced" and "not found" alone prove neither a loss nor a commit.
 """
 
 from __future__ import annotations
@@ -47,23 +49,24 @@ ASK_THE_WITNESS = {
     ProducerFencedError.errno,
     TransactionalIdNotFoundError.errno,
 }
-"""The coordinator has ended this transaction, either way, or forgotten it."""
+"""Answers of a coordinator that has ended the transaction, by commit or abort, or forgotten it."""
 _NOT_ALLOWED = {
     TransactionalIdAuthorizationFailedError.errno,
     ClusterAuthorizationFailedError.errno,
 }
 
 _ENDED_TOGETHER = 1000
-"""Requests that are under way at once."""
+"""How many requests are in flight at once."""
 _WITNESS_THREADS = 8
 _BY_HAND = "Look for its rows in the topic; they are either all there or none"
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Of one sink.
+    """The commit of one sink's transactions.
 
-    `servers` and `target` are for people; `patiently` asks again while the brokers are at work.
+    * `servers` and `target` name the brokers and the target in messages.
+    * `patiently` repeats a question while the brokers are at work.
     """
 
     sink: str
@@ -124,17 +127,22 @@ class Commit:
     def _to_the_same(
         self, committable: Committable, outcome: CommitOutcome | Exception
     ) -> CommitOutcome | Exception:
-        """What is lost is written again, to the topic of now."""
+        """Turn LOST into UNKNOWN if the sink's target is not the one that the rows were written to.
+
+        The coordinator writes the rows of a LOST transaction again, and they would go to the target
+        of now.
+        """
         mismatch = committable.target_mismatch(self.target)
         if mismatch and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
             return CommitOutcome.unknown(f"{outcome.reason}; {mismatch}")
         return outcome
 
     def _without_its_topic(self, committable: Committable, ids: Ids) -> CommitOutcome:
-        """A topic that it wrote to is gone, and its records there too.
+        """Settle a transaction after one of its topics was deleted, and the records there with it.
 
-        If it was committed before, that is as with any topic that somebody deletes; else it is
-        aborted, so that all of it is written again.
+        If the transaction was committed before, it stays COMMITTED, as with any topic that somebody
+        deletes. Otherwise the driver aborts it, so that all its rows are written again. Raises
+        NotYetKnown if nobody has created the topic again.
         """
         topic = made_anew(committable, ids)
         name = committable.transaction["transactional_id"]
@@ -154,8 +162,11 @@ class Commit:
     def _interrupted(
         self, committables: Sequence[Committable], logs: Logs
     ) -> dict[int, Callable[[], CommitOutcome]]:
-        """Those that are open, but not whole, are aborted, so that all of each is written again: an
-        EndTxn would say that they are committed."""
+        """Return an abort for each open transaction that is not whole, by its place.
+
+        An EndTxn would report such a transaction as committed. After an abort, all its rows are
+        written again.
+        """
         ended = in_part(committables, logs)
         names = {at: committables[at].transaction["transactional_id"] for at in ended}
         states = self.brokers.states(names.values())
@@ -188,9 +199,9 @@ class Commit:
         return answers, ids_after
 
     def _answered(self, committable: Committable, answer: EndResult) -> CommitOutcome:
-        """The outcome that the answer to EndTxn(commit) means.
+        """Return the outcome that the answer to EndTxn(commit) means.
 
-        Raises what may change by asking again.
+        Raises the error, or NotYetKnown, if asking again may change the answer.
         """
         if isinstance(answer, Exception):
             raise answer
@@ -206,8 +217,12 @@ class Commit:
         raise NotYetKnown(f"{name}: {for_code(answer).message}")
 
     def _witnessed(self, committable: Committable, answer: str) -> CommitOutcome:
-        """What the first record tells that the log still has, of those that begin a partition; if
-        there is none, what the coordinator tells of an abort. `answer` is why they are asked."""
+        """Ask the witnesses, which are the records that begin a partition, and return the outcome.
+
+        The first witness that proves an outcome decides. If none does, the transaction's
+        coordinator may know of an abort. `answer` is the reason for asking, and part of the
+        outcome's message.
+        """
         if not committable.proof:
             return CommitOutcome.unknown(
                 f"{_forgotten(committable, answer)} only the record in storage told where its rows "
@@ -233,7 +248,11 @@ class Commit:
     def _record_tells(
         self, committable: Committable, topic: str, partition: int, offset: int, answer: str
     ) -> CommitOutcome:
-        """What became of the transaction, by a record of it."""
+        """Return the outcome that one record of the transaction proves, or UNKNOWN.
+
+        Raises NotYetKnown while readers are held up before the record, and an error of Kafka if the
+        broker does not return the record.
+        """
         about = _about(committable)
         forgotten = _forgotten(committable, answer)
         where = f"{topic}-{partition} at offset {offset}"
@@ -293,9 +312,12 @@ def places_of_all(committables: Iterable[Committable]) -> set[tuple[str, int]]:
 
 
 def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
-    """Which of these lack some of their partitions or records, and why: their coordinator does not
-    know of it, and would commit the rest. One that was ended as a whole looks the same here: only
-    its coordinator tells."""
+    """Return why transactions lack some of their partitions or records, by place in `committables`.
+
+    A transaction without such a reason is left out. The coordinator does not know that something is
+    missing, and would commit the rest. A transaction that was ended as a whole looks the same here,
+    and only its coordinator can tell.
+    """
     reasons: dict[int, str] = {}
     for at, committable in enumerate(committables):
         producer = committable.transaction["producer_id"], committable.transaction["producer_epoch"]
@@ -330,14 +352,14 @@ def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
 
 
 def ongoing(committable: Committable) -> tuple[Identity, str]:
-    """As `Cluster.states` has it."""
+    """Return an open transaction in the form that `Cluster.states` gives it."""
     return dict(committable.transaction), "Ongoing"
 
 
 def made_anew(committable: Committable, ids: Ids) -> str | None:
-    """A topic that the transaction wrote to and that is gone, or another one of that name now.
+    """Return a topic that the transaction wrote to and that was deleted, or recreated since.
 
-    `ids` are those of the topics as they are.
+    Return None if there is no such topic. `ids` are the ids of the topics as they are now.
     """
     return next(
         (
@@ -350,9 +372,12 @@ def made_anew(committable: Committable, ids: Ids) -> str | None:
 
 
 def places_of(committable: Committable) -> dict[tuple[str, int], list[int]]:
-    """Topics and partitions that the transaction wrote to, as far as the brokers have told (without
-    proof: none), and the offset of its first record there; then, unless an older version wrote it,
-    the one after the last, and the last sequence number."""
+    """Return the topics and partitions that the transaction wrote to, as far as the brokers told.
+
+    Each has a list of numbers, the first of which is the offset of the first record there. The next
+    two are the offset after the last record and the last sequence number. An older version of this
+    library wrote the first number only. Without proof, the result is empty.
+    """
     proof = committable.proof
     spans = proof.get("spans") or (
         {proof["topic"]: [[proof["partition"], proof["offset"]]]} if proof else {}

@@ -1,7 +1,7 @@
-"""How the brokers of one cluster are asked, and whom: who coordinates a transactional id or a
-group, and who leads a partition.
+"""The connections to the brokers of one cluster.
 
-Everything here is about any question. What the questions are is told in `cluster.py`,
+They find out which broker to ask: the coordinator of a transactional id or a group, or the leader
+of a partition. Everything here is about any question. The questions are in `cluster.py`,
 `topics.py` and `memory.py`.
 """
 
@@ -55,13 +55,14 @@ _SHORTEST_TRY = 0.5
 
 
 class Connections:
-    """The connections to the brokers of one cluster: one for each broker, shared by all threads.
+    """The connections to the brokers of one cluster, one for each broker, shared by all threads.
 
-    They are made at the first use. Each call raises what keeps the brokers from answering; it asks
-    once, and `errors.patiently` asks again. Coroutines run in kafka-python's thread, by `ask`.
+    They are made at the first use. Each call asks once, and raises what keeps the brokers from
+    answering; `errors.patiently` asks again. Coroutines run in kafka-python's thread, by `ask`.
 
-    `options` are kafka-python's; `timeout` is in seconds; `reached_by` is the time.monotonic() from
-    which on the first answer is waited for no more.
+    * `options` are kafka-python's.
+    * `timeout` is in seconds.
+    * `reached_by` is the time.monotonic() until which the first answer is waited for.
     """
 
     def __init__(
@@ -73,9 +74,12 @@ class Connections:
         self._lock = Lock()
         self._client: Client | None = None
         self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
-        """Their nodes."""
+        """The nodes of coordinators, by kind and name."""
         self.leaders: dict[str, Leaders] = {}
-        """By topic, as last told. Asked beside the question whether they still are."""
+        """The leaders of each topic, as the brokers last told them.
+
+        They are asked at the same time as the question whether they still lead.
+        """
 
     @property
     def client(self) -> Client:
@@ -212,8 +216,12 @@ class Connections:
         return by_leader
 
     async def ask_all(self, requests: Callable[[int], list[Any]]) -> dict[int, list[Any]]:
-        """Ask every broker its `requests`: those that the client knows at once, beside the question
-        which there are, and then those that have joined since. Raises if one does not answer."""
+        """Send every broker its requests, and return the responses of each.
+
+        The brokers that the client knows get their requests at once, beside the question which
+        brokers there are. Brokers that have joined since get theirs after that. Raises an error if
+        a broker does not answer.
+        """
         known = self._open_client.nodes()
         about_them, sent = await self.both(
             lambda: self.metadata(()), lambda: self._ask_each(requests, known)
@@ -240,12 +248,15 @@ class Connections:
         together: bool = False,
         behind: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """Send one request for each transactional id (or group), made of its place among `names`,
-        which may have one twice; or, `together`, one for all of a coordinator. Return a response or
-        an exception for each name.
+        """Send requests to coordinators, and return a response or an exception for each name.
 
-        A broker that answers that it is not the coordinator, or not at all, is looked for anew the
-        next time. `behind` makes a last request to each coordinator, whose answers come last.
+        The names are transactional ids or groups, and a name may come twice. `request` makes a
+        request from places among `names`. Each name gets a request of its own, or, with `together`,
+        each coordinator gets one request for all of its names.
+
+        If a broker answers that it is not the coordinator, or does not answer, the coordinator is
+        looked for again the next time. `behind` makes a last request to each coordinator, whose
+        answers come last.
         """
         nodes = await self.coordinators_of(kind, names)
         asked: defaultdict[Any, list[int]] = defaultdict(list)
@@ -305,18 +316,18 @@ class Connections:
 
 
 def metadata_request(topics: Iterable[str]) -> Any:
-    """The question of where these topics are. It creates none."""
+    """Make the request for the places of these topics, which creates none."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10)
 
 
 def coordinator_request(kind: CoordinatorType, names: list[str]) -> Any:
-    """The question of who coordinates these transactional ids or groups."""
+    """Make the request for the coordinators of these transactional ids or groups."""
     return FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=4)
 
 
 def transactions_request(state: str) -> Any:
-    """The question of which transactions a broker coordinates that are in this state."""
+    """Make the request for the transactions in this state that a broker coordinates."""
     return ListTransactionsRequest(state_filters=[state], producer_id_filters=[])
 
 

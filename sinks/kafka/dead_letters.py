@@ -1,6 +1,9 @@
-"""Dead letters of a KafkaSink: which rows no topic takes, told before they are produced; letters as
-records; and the newest letters in a topic, read as a consumer with read_committed sees them, to its
-end and no further."""
+"""Dead letters of a KafkaSink.
+
+The module finds rows that no topic takes before they are produced, and writes dead letters as
+records. It also reads the newest dead letters of a topic. It reads as a consumer with
+read_committed does, and only up to the end that the topic has when the reading begins.
+"""
 
 from __future__ import annotations
 
@@ -44,25 +47,28 @@ _HEADERS = {
     "exactly_once.checkpoint": "checkpoint",
     "exactly_once.time": "time",
 }
-"""Texts all, the first five under the names of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of
-Kafka 4.2)."""
+"""Headers, all of them strings, with the columns that they come from. The first five have the names
+of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of Kafka 4.2)."""
 
 _ROW = "exactly_once.row"
 _ROW_SCHEMA = "exactly_once.row_schema"
-"""The whole row, where the value is the row's own; and the types of its columns, if Spark has names
-for them."""
+"""Headers with the whole row, if the value is the row's own, and with the types of its columns, if
+Spark has names for them."""
 
 _HELD_UP = 5.0
-"""Seconds that the end of a transaction is waited for that holds readers up."""
+"""Seconds to wait for the end of a transaction that holds readers up."""
 _PAUSE = 0.05
 _WINDOW = 2_000
-"""Offsets of a partition that are looked at first for the newest letters; then ten times as many,
-and so on."""
+"""How many offsets of a partition are read first for the newest dead letters. If these are too few,
+ten times as many are read, and so on."""
 
 
 def records(letters: pa.RecordBatch) -> pa.RecordBatch:
-    """Letters as columns of a KafkaSink: raw key and value, or, without a value, the whole row as
-    JSON."""
+    """Convert dead letters to the columns of a KafkaSink.
+
+    They get the raw key and value of the row. If the row has no value, its value is the whole row
+    as JSON.
+    """
     rows = letters["row"].cast(pa.binary())
     value = pc.if_else(letters["value"].is_valid(), letters["value"], rows)
     texts = {
@@ -86,7 +92,7 @@ def records(letters: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def letter_of(record: Any) -> dict[str, Any] | None:
-    """The columns of the letter that a record is; None for one that is none."""
+    """Return the columns of the dead letter that a record is, or None for any other record."""
     headers = {name: value or b"" for name, value in record.headers}
     if not _HEADERS.keys() <= headers.keys():
         return None
@@ -111,9 +117,10 @@ def letter_of(record: Any) -> dict[str, Any] | None:
 def refused(
     batch: pa.RecordBatch, default_topic: str | None, producer: TransactionalProducer
 ) -> Iterator[Refusal]:
-    """Rows for a partition that their topic has not, and those that are too large.
+    """Yield rows that their topic does not take.
 
-    Each has a topic.
+    Such a row asks for a partition that its topic does not have, or its record is too large. Each
+    row needs a topic, by its column or by default.
     """
     numbered = batch.append_column("number of the row", pa.array(range(batch.num_rows)))
     for topic, rows in by_topic(numbered, default_topic):
@@ -139,7 +146,10 @@ def _of_topic(
 
 # ---------------------------------------------------------------------- read again
 def read_dead_letters(cluster: Cluster, topic: str, of: tuple[str, str], most: int) -> DeadLetters:
-    """Those `of` a job and a sink, the last `most` of each partition."""
+    """Return the dead letters of a job and a sink, the last `most` of each partition.
+
+    `of` is the job and the sink. The result names gaps, such as records that retention has removed.
+    """
     if (about := cluster.topics.place(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
     places = [(topic, number) for number in sorted(about.leaders)]

@@ -1,4 +1,4 @@
-"""What errors of Kafka mean for who writes, and whether to ask again."""
+"""The meaning of Kafka's errors for a sink, and whether to ask again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _TOO_LARGE = (
 
 
 class Fenced(RuntimeError):
-    """A transaction that was ended before its producer did so, or whose transactional id somebody
-    else has taken."""
+    """A transaction that was ended before its producer ended it.
+
+    Somebody else may also have taken its transactional id.
+    """
 
 
 _FENCED = (
@@ -78,13 +80,16 @@ _MEANINGS: dict[str, tuple[type[Exception], str]] = {
 
 
 class NotYetKnown(Exception):
-    """The outcome cannot be told now: ask again."""
+    """An outcome that the brokers cannot tell now. The caller asks again."""
 
     retriable = True
 
 
 def failure(error: Exception, what: str) -> Exception:
-    """The exception for an error of Kafka's: a SinkError if trying again cannot help."""
+    """Return the exception that an error of Kafka means for the sink.
+
+    It is a SinkError if another try cannot help. `what` is what failed, and begins the message.
+    """
     name = name_of(error)
     if name in _MEANINGS:
         kind, meaning = _MEANINGS[name]
@@ -93,17 +98,20 @@ def failure(error: Exception, what: str) -> Exception:
 
 
 def name_of(error: Exception) -> str:
-    """Kafka's name of an error that a broker has told; of any other, its type's."""
+    """Return Kafka's name of an error that a broker sent, or the type's name of any other error."""
     return str(getattr(error, "message", "") or type(error).__name__)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether asking again may help."""
+    """Tell whether another try may help."""
     return isinstance(error, UnknownBrokerIdError) or bool(getattr(error, "retriable", False))
 
 
 def patiently(question: Callable[[], T], seconds: float) -> T:
-    """Ask again for so long, while a coordinator moves or is at work."""
+    """Ask again while a coordinator moves or is at work, for at most this many seconds.
+
+    Raises the last error.
+    """
     again = Retrying(
         retry=retry_if_exception(is_passing),
         wait=wait_exponential(multiplier=0.003, max=0.2),
@@ -114,7 +122,10 @@ def patiently(question: Callable[[], T], seconds: float) -> T:
 
 
 def ask(what: str, seconds: float, question: Callable[[], T]) -> T:
-    """Ask as `patiently` does, and raise what an error of Kafka's means for `what` is asked."""
+    """Ask as `patiently` does, and raise the sink's exception for an error of Kafka.
+
+    `what` is what is asked, and begins the message.
+    """
     try:
         return patiently(question, seconds)
     except KafkaError as error:

@@ -139,12 +139,11 @@ _NEWEST = BrokerVersionData(max(BROKER_API_VERSIONS))
 first broker could when it was asked, even after an upgrade."""
 
 _SET_UP = ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms")
-"""Of a connection. In kafka-python 3.0 they are not among the options that the admin client
-takes."""
+"""Options of a connection that the admin client of kafka-python 3.0 does not take."""
 
 _BOUND_OF_RUN = "default_api_timeout_ms"
 _REQUESTS_OF_A_QUESTION = 10
-"""One after the other, at most. Each of them has a timeout of its own."""
+"""How many requests one question sends at most, one after another. Each has its own timeout."""
 
 
 class Client:
@@ -155,7 +154,7 @@ class Client:
     """
 
     admin: KafkaAdminClient
-    """For what kafka-python has public calls for."""
+    """The client for everything that kafka-python has a public call for."""
     _client: KafkaNetClient
 
     def __init__(self, options: Mapping[str, Any], timeout_ms: int, first_ms: float) -> None:
@@ -223,7 +222,7 @@ class Client:
 
     # ----------------------------------------------------------------- what it knows of the cluster
     def nodes(self) -> list[int]:
-        """The brokers that it knows of."""
+        """Return the ids of the brokers that the client knows."""
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     def learn(self, metadata: Any) -> None:
@@ -231,9 +230,9 @@ class Client:
         self._manager.cluster.update_metadata(metadata)
 
     def add_coordinator(self, broker: Any, kind: CoordinatorType, name: str) -> int:
-        """The node of a coordinator that a broker has named.
+        """Return the node of a coordinator that a broker has named.
 
-        It may have joined since the client has last asked.
+        The coordinator may have joined the cluster after the client last asked.
         """
         node: int = self._manager.cluster.add_coordinator(
             broker, kind, name, synthesize_node_id=False
@@ -259,8 +258,8 @@ _WITH_PASSWORDS = {
     "kafka.protocol.parser": " Send",
     "kafka.net.connection": "Sasl",
 }
-"""By logger, what the messages contain that show passwords at DEBUG: of the configuration, and of
-logins as they are sent."""
+"""Parts of the messages that show passwords at DEBUG, by logger. Such messages have the
+configuration, or logins as they are sent."""
 
 
 def filter_kafka_log() -> None:

@@ -38,8 +38,10 @@ _METADATA = re.compile(r"lineage=(\w*)(?: round=(\d+))?")
 
 @dataclass(frozen=True)
 class Mark:
-    """The checkpoint, and the replay (above 0) of it, that a transaction is a part of, as an offset
-    of partition `PARTITION` of a topic of the job."""
+    """The checkpoint that a transaction is part of, and its replay if that is above 0.
+
+    It is stored as an offset of partition `PARTITION` of a topic of the job.
+    """
 
     group: str
     lineage: str
@@ -119,9 +121,12 @@ class GroupMemory:
         return self._net.ask(lambda: self._settled_offsets(group, prefix))
 
     async def _settled_offsets(self, group: str, prefix: str) -> list[tuple[int, str]]:
-        """A broker that was frozen answers with the offsets of then, until it learns that another
-        broker coordinates the group now. So all other brokers have to name the broker that is asked
-        for the offsets."""
+        """Ask the group's coordinator for the offsets, once all other brokers agree on it.
+
+        A broker that was frozen answers with outdated offsets until it learns that another broker
+        coordinates the group. So all other brokers have to name the broker that is asked for the
+        offsets.
+        """
         node = raised((await self._net.coordinators_of(GROUP, [group]))[group])
 
         def requests(broker: int) -> list[Any]:

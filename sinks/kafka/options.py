@@ -1,5 +1,7 @@
-"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's
-questions."""
+"""One set of options, under librdkafka's names.
+
+They are for the producers in tasks, and for the driver's questions.
+"""
 
 from __future__ import annotations
 
@@ -64,17 +66,20 @@ _KNOWN = (*_CLIENT, *_SECURITY, *_NUMBERS, "compression.type")
 class ProducerOptions:
     compression: str
     batch_bytes: int
-    """Of a record batch."""
+    """The bytes of a record batch, at most."""
     largest: int
-    """Bytes of key, value and headers of a record."""
+    """The bytes of key, value and headers of a record, at most."""
     buffer_bytes: int
-    """Of rows and record batches that the brokers have not acknowledged."""
+    """The bytes of rows and record batches that the brokers have not acknowledged, at most."""
     transaction_timeout_ms: int
 
 
 def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> Iterable[str]:
-    """What is wrong with them: those that the sink sets itself, that nobody knows, and values that
-    cannot be."""
+    """List what is wrong with the options.
+
+    They may be options that the sink sets itself, unknown options, or impossible values. The
+    transaction timeout is in seconds.
+    """
     for name in options:
         if name in _OURS:
             yield f"the option {name} is not to be set: {_OURS[name]}"
@@ -108,7 +113,11 @@ def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> 
 def client_options(
     bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """kafka-python's configuration: who we are and whom we trust; `own` goes on top."""
+    """Return kafka-python's configuration, with `own` on top.
+
+    Raises ConfigurationError if two options contradict each other, or if a certificate cannot be
+    read.
+    """
     made: dict[str, Any] = {"bootstrap_servers": bootstrap.split(",")}
     made |= {_CLIENT[name]: value for name, value in options.items() if name in _CLIENT}
     if "security_protocol" in made:
@@ -136,7 +145,10 @@ def client_options(
 
 
 def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """Reads the files again for each connection: they may be renewed while a driver runs."""
+    """Return a TLS context that reads its files again for each connection.
+
+    Somebody may renew the files while a driver runs.
+    """
     authorities = options.get("ssl.ca.location")
     key = options.get("ssl.key.location")
     unreadable = "the certificates named in ssl.… options cannot be read"

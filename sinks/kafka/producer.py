@@ -1,8 +1,10 @@
-"""One transaction of a task, from its begin until it is sealed, so that any process can finish it:
-rows become record batches, several of which are under way at once.
+"""One transaction of a task, from its begin until it is sealed.
 
-All state is the calling thread's. kafka-python's own thread carries bytes, and hands over what the
-brokers answer.
+A sealed transaction can be finished by any process. Rows become record batches, several of which
+are in flight at once.
+
+All state belongs to the calling thread. The thread of kafka-python only carries bytes, and hands
+over the brokers' answers.
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ _REQUEST_TIMEOUT = 30.0
 leader may wait for its replicas."""
 _SETTLE_TIMEOUT = 5.0
 _REQUEST_BYTES = 4 << 20
-"""Record batches in one request, at most, unless a single one is larger."""
+"""The bytes of record batches in one request, at most, unless a single one is larger."""
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 _SEQUENCES = 1 << 31
 _KNOWN_AGAIN = 5
-"""Record batches of a producer that the leader of a partition knows, if they come twice."""
+"""How many of a producer's newest record batches a leader recognizes if they come twice."""
 _IN_FLIGHT = 5
-"""Requests to one broker."""
+"""How many requests to one broker are in flight, at most."""
 
 _OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 _DUPLICATE = "DUPLICATE_SEQUENCE_NUMBER"
@@ -71,38 +73,39 @@ class _Batch:
     data: bytes
     records: int
     timed: bool
-    """Whether its records have timestamps of their own."""
+    """True if the records have timestamps of their own."""
     made: float
 
 
 @dataclass
 class _Partition:
-    """Its record batches have sequence numbers in their order, by which the leader takes each once.
+    """The rows and record batches for one partition of a topic.
 
-    After one that was not taken, no other is sent until all answers are there; then all of them are
-    sent again.
+    The record batches have sequence numbers in their order, by which the leader takes each batch
+    once. After a batch that the leader did not take, no other batch is sent until all answers have
+    arrived. Then all of them are sent again.
     """
 
     topic: WrittenTopic
     number: int
     rows: list[pa.RecordBatch] = field(default_factory=list)
     bytes: int = 0
-    """Of these rows, at most."""
+    """The bytes that these rows take in a record batch, at most."""
     sequence: int = 0
     made: int = 0
-    """Record batches."""
+    """How many record batches were made."""
     batches: deque[_Batch] = field(default_factory=deque)
-    """Those that are not acknowledged, in their order."""
+    """The record batches that are not acknowledged, in their order."""
     under_way: int = 0
-    """So many of them: the first, unless one was not taken."""
+    """How many of `batches` are in flight: the first ones, unless a leader did not take one."""
     leader: int = -1
-    """Of what is under way."""
+    """The leader that the batches in flight were sent to."""
     retry_at: float | None = None
-    """After one was not taken: when all may be sent again, by time.monotonic()."""
+    """The time.monotonic() for sending all batches again after a leader did not take one."""
     pause: float = field(default_factory=lambda: _FIRST_PAUSE)
     added: bool = False
     taken: int = -1
-    """The latest of its record batches that the leader has taken."""
+    """The number of the latest record batch that the leader has taken."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -110,8 +113,11 @@ class _Partition:
 
     @property
     def next(self) -> _Batch | None:
-        """That may be sent: a leader knows the last five again, and no more; and it takes any as
-        the first one of a producer that it does not know."""
+        """The batch that may be sent now, or None.
+
+        A leader recognizes only the last five batches if they come twice. If a leader does not know
+        the producer, it takes any batch as the first one, so the first batch is sent alone.
+        """
         if (
             self.retry_at is not None
             or self.under_way == len(self.batches)
@@ -139,9 +145,12 @@ response."""
 class TransactionalProducer:
     """One transaction of one producer.
 
-    `transactional_id` names it; `default_topic` is for rows without a topic; `mark` is what the
-    transaction carries for the brokers' memory; `limits`: bytes that a topic takes in one record
-    batch, as far as they are known. `columns.refused` keeps away rows that none can write.
+    * `transactional_id` names the transaction.
+    * `default_topic` is for rows without a topic.
+    * `mark` is what the transaction carries for the brokers' memory.
+    * `limits` are the bytes that a topic takes in one record batch, as far as they are known.
+
+    Rows that no topic takes must not come here. `columns.refused` finds them.
     """
 
     def __init__(
@@ -166,22 +175,22 @@ class TransactionalProducer:
         self._failure: Exception | None = None
         self._identity: Identity | None = None
         self._adds = False
-        """Whether partitions join the transaction by what is sent to them (KIP-890)."""
+        """True if sending records to a partition adds it to the transaction (KIP-890)."""
         self._spans: dict[tuple[str, int], tuple[int, int]] = {}
-        """Of the records whose offsets the brokers have told."""
+        """The first offset and the one after the last, as far as the brokers told offsets."""
         self._untold = False
         self._partitions: dict[tuple[str, int], _Partition] = {}
         # No SimpleQueue: in Python 3.10 it may wait forever, whatever the timeout.
         self._answers: Queue[ProduceResult] = Queue()
         self._requests: Counter[int] = Counter()
-        """Under way, by node."""
+        """How many requests are in flight, by node."""
         self._held = self._encoded = 0
-        """Bytes of rows that wait for others, and of record batches that are not acknowledged."""
+        """The bytes of rows that wait for others, and of batches that are not acknowledged."""
         self._closed = False
 
     # ------------------------------------------------------------------ life
     def begin(self, timeout: float) -> None:
-        """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
+        """Fence and abort anyone else who has the id, and begin, within `timeout` seconds."""
         how = self.transactional_id, self._options.transaction_timeout_ms, self.default_topic
         self._identity, place, self._adds = ask(
             f"begin of {self.transactional_id}", timeout, lambda: self._brokers.begin(*how)
@@ -192,10 +201,17 @@ class TransactionalProducer:
                 self._topics.add(self.default_topic, place)
 
     def seal(self, timeout: float) -> Committable:
-        """Flush, and leave the transaction open at the broker for somebody else to finish: by its
-        name there. The proof says where one of its records lies; the ids of all topics that it
-        wrote to; and in `spans`, by topic: partition, offset of the first record there, the one
-        after the last, and the sequence number of the last, unless a broker did not tell an offset.
+        """Flush, and leave the transaction open at the broker, for another process to finish.
+
+        The committable has the name that the transaction has at the broker. Its proof has:
+
+        * the place of one record of the transaction, as `topic`, `partition` and `offset`;
+        * `topic_ids`, the ids of all topics that the transaction wrote to;
+        * `spans`, by topic, unless a broker did not tell an offset: the partition, the offset of
+          the first record there, the offset after the last record, and the sequence number of the
+          last record.
+
+        Raises an error if the brokers do not acknowledge all records within `timeout` seconds.
         """
         self.flush(timeout)
         self.end_mark()
@@ -224,7 +240,7 @@ class TransactionalProducer:
         )
 
     def commit(self, timeout: float) -> None:
-        """Flush and commit."""
+        """Flush and commit, within `timeout` seconds for each of the two."""
         self.flush(timeout)
         self.end_mark()
         ask(f"commit of {self.transactional_id}", timeout, lambda: self._end(commit=True))
@@ -237,7 +253,10 @@ class TransactionalProducer:
             raise for_code(answer)(self.transactional_id)
 
     def abort(self, timeout: float) -> None:
-        """Throw all away. What cannot be is left to the sweep, as is one that was sealed."""
+        """Abort the transaction, and wait at most `timeout` seconds for records in flight.
+
+        A transaction that cannot be aborted, or that was sealed, is left to the sweep.
+        """
         if self._closed or self._identity is None:
             return
         self._settle(min(timeout, _SETTLE_TIMEOUT))
@@ -253,8 +272,11 @@ class TransactionalProducer:
             )
 
     def _settle(self, timeout: float) -> None:
-        """What is under way would else come behind the abort, and begin another transaction where
-        nothing fences it."""
+        """Wait for the answers to all requests, at most `timeout` seconds.
+
+        Otherwise a request might come after the abort, and begin another transaction if nothing
+        fences the request.
+        """
         deadline = time.monotonic() + timeout
         while self._requests.total() and time.monotonic() < deadline:
             self._hear(0.05)
@@ -262,7 +284,7 @@ class TransactionalProducer:
             wait([self._marking], _REQUEST_TIMEOUT)
 
     def close(self) -> None:
-        """An open transaction stays open."""
+        """Drop the rows and record batches. An open transaction stays open at the broker."""
         self._closed = True
         if self._marking:
             wait([self._marking], _REQUEST_TIMEOUT)
@@ -270,8 +292,10 @@ class TransactionalProducer:
 
     # ------------------------------------------------------------------ the offset that remembers
     def _begin_mark(self, topic: str) -> None:
-        """Once, as soon as there is a topic: the brokers take some time for it, in which records
-        are written."""
+        """Begin to add the mark to the transaction, once, as soon as there is a topic.
+
+        The brokers take some time for it, during which records are written.
+        """
         if self._mark and self._add_mark is None:
             self._add_mark = partial(
                 self._brokers.memory.add_offset,
@@ -303,7 +327,8 @@ class TransactionalProducer:
     def write(self, batch: pa.RecordBatch) -> None:
         """Send the rows, or keep them until there are more.
 
-        Waits while too much is under way; raises what one that failed means.
+        Waits while too much is in flight. Raises the error of a record that failed, and BadValue if
+        a row asks for a partition that its topic does not have.
         """
         self._raise_failure()
         if not batch.num_rows:
@@ -331,9 +356,10 @@ class TransactionalProducer:
             self._keep(self._topics[name], number, share, bytes)
 
     def _keep(self, topic: WrittenTopic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
-        """Until there is a record batch of them.
+        """Keep rows for a partition until they fill a record batch.
 
-        Those without a partition go to all in turn, a batch at a time.
+        Rows without a partition go to all partitions in turn, a batch at a time. `bytes` are the
+        bounds of the rows.
         """
         ends = np.concatenate([[0], np.cumsum(bytes)])
         start = 0
@@ -356,7 +382,10 @@ class TransactionalProducer:
             self._encode(*self._partitions.values())
 
     def _encode(self, *partitions: _Partition) -> None:
-        """The rows that they have, and wait while too much is under way."""
+        """Make record batches of the rows that the partitions have.
+
+        Waits while too much is in flight.
+        """
         for partition in partitions:
             if partition.rows:
                 self._make_batch(partition)
@@ -384,9 +413,10 @@ class TransactionalProducer:
             partition.topic.turn += 1
 
     def partitions(self, name: str, wanted: int) -> int:
-        """Return how many partitions the topic has, of which a row asks for this one.
+        """Return how many partitions the topic has.
 
-        They may have become more.
+        `wanted` is a partition that a row asks for. If the topic had fewer before, the brokers are
+        asked again, because partitions may have been added.
         """
         if self._topics.lacks(name, wanted):
             place = self._topics.find(name)
@@ -395,14 +425,16 @@ class TransactionalProducer:
         return len(self._topics[name].leaders)
 
     def too_large(self, name: str, rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
-        """Yield what `WrittenTopics.too_large` does, of a topic that may be new."""
+        """Yield what `WrittenTopics.too_large` does, for a topic that may be new."""
         self.partitions(name, 0)
         yield from self._topics.too_large(name, rows)
 
     # ------------------------------------------------------------------ requests
     def flush(self, timeout: float) -> None:
-        """Return when every record sent was acknowledged by the broker, or raise what went wrong
-        with one."""
+        """Return when the brokers have acknowledged every record.
+
+        Raises the error of a record that failed, and KafkaTimeoutError after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         self._raise_failure()
         self._encode(*self._partitions.values())
@@ -415,7 +447,7 @@ class TransactionalProducer:
             raise self._late()
 
     def _patience(self) -> float:
-        """Seconds until there is something to send again, at most a tenth."""
+        """Return the seconds until something can be sent again, at most a tenth of a second."""
         now = time.monotonic()
         return max(
             0.0, min([0.1, *(partition.due_at - now for partition in self._partitions.values())])
@@ -428,7 +460,7 @@ class TransactionalProducer:
         return late
 
     def _send(self) -> None:
-        """Whatever may be sent now."""
+        """Send the record batches that may be sent now."""
         self._take(0)
         now = time.monotonic()
         by_leader: defaultdict[int, list[_Partition]] = defaultdict(list)
@@ -457,7 +489,7 @@ class TransactionalProducer:
             partition.retry_at = None
 
     def _add(self, partitions: Sequence[_Partition]) -> None:
-        """To the transaction, before the first record."""
+        """Add partitions to the transaction, before their first records are sent."""
         if places := [partition.place for partition in partitions]:
             identity = self._identity or {}
             what = f"partitions of {self.transactional_id}"
@@ -480,7 +512,11 @@ class TransactionalProducer:
         )
 
     def _take(self, timeout: float) -> None:
-        """All answers that are there, as `_hear`. Raises what has failed."""
+        """Take all answers that have arrived, as `_hear` does.
+
+        Raises the error of a record that failed, and KafkaTimeoutError if a record batch is older
+        than the transaction timeout.
+        """
         self._hear(timeout)
         self._raise_failure()
         oldest = time.monotonic() - self._options.transaction_timeout_ms / 1000
@@ -488,7 +524,7 @@ class TransactionalProducer:
             raise self._late()
 
     def _hear(self, timeout: float) -> None:
-        """Waits for the first answer, and takes all that are there."""
+        """Wait for the first answer, at most `timeout` seconds, and take all that have arrived."""
         try:
             answered = self._answers.get(timeout=timeout)
             while True:
@@ -523,7 +559,10 @@ class TransactionalProducer:
                 self._taken(partition, batch, about.base_offset, about.log_append_time_ms)
 
     def _taken(self, partition: _Partition, batch: _Batch, offset: int, appended_at: int) -> None:
-        """Offset -1 if the broker did not tell it."""
+        """Note that a leader took a batch, whose first record has this offset.
+
+        `offset` and `appended_at` are -1 if the broker did not tell them.
+        """
         partition.batches.remove(batch)
         self._encoded -= len(batch.data)
         self.delivered += batch.records
@@ -574,8 +613,10 @@ class TransactionalProducer:
 
 
 def _next_of(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
-    """What goes into one request: of each partition one record batch, since a leader takes no
-    more."""
+    """Choose the batches of one request, and count them as in flight.
+
+    A leader takes one record batch of each partition in a request.
+    """
     taken: list[tuple[_Partition, _Batch]] = []
     bytes = 0
     for partition in partitions:

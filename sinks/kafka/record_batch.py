@@ -1,9 +1,10 @@
-"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per
-record; and which partition a record goes to.
+"""From Arrow columns to Kafka's record batches, without a Python object for each record.
+
+The batches have message format 2. The module also says which partition a record goes to.
 
 The records of a batch are, one after another, a few numbers, the key, a number, the value, and the
-headers. Arrow puts these columns together row by row; the data of the column that comes of it is
-what a batch holds.
+headers. Arrow joins these columns row by row, and the data of the joined column is what a batch
+holds.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ from sinks.kafka.row_bytes import (
 
 _TRANSACTIONAL = 0x10
 _NONE = 1
-"""The length of what is null, -1, as a varint."""
+"""The length of null, which is -1, as a varint."""
 HEADER = 61
-"""Bytes of a batch before its records."""
+"""The bytes of a batch before its records."""
 
 
 # ---------------------------------------------------------------------- columns
 def milliseconds(moments: pa.Array) -> pa.Array:
-    """From 1970, rounded, which is what Kafka keeps of points in time, in whatever zone."""
+    """Convert timestamps to milliseconds since 1970, rounded.
+
+    That is what Kafka keeps of points in time. The time zone of the column makes no difference, and
+    null stays null.
+    """
     counts = moments.cast(pa.timestamp("us", moments.type.tz)).view(pa.int64())
     whole = (counts.fill_null(0).to_numpy() + 500) // 1000
     return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
@@ -49,8 +54,10 @@ def milliseconds(moments: pa.Array) -> pa.Array:
 def by_topic(
     batch: pa.RecordBatch, default: str | None
 ) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """The rows of each topic of the column `topic`, in their order; `default` where it is null or
-    absent."""
+    """Yield each topic of the column `topic` with its rows, in their order.
+
+    Rows go to `default` where the column is null, or if there is no such column.
+    """
     if "topic" not in batch.schema.names:
         yield default, batch
         return
@@ -61,16 +68,21 @@ def by_topic(
 
 
 def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
-    """All elements, and where those of each list begin, and the last end."""
+    """Return all elements of the lists, and `len(lists) + 1` places among them.
+
+    The places are where the elements of each list begin, and where those of the last list end. A
+    null list has no elements.
+    """
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return lists.flatten(), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 # ---------------------------------------------------------------------- records
 def _headers(lists: pa.Array) -> tuple[RowBytes, pa.Array | None]:
-    """How many each row has, and all of them.
+    """Return how many headers each row has, and the encoded headers of each row.
 
-    Each is encoded once; a row's are a slice of them all.
+    All headers are encoded at once, and the headers of a row are a slice of them. Without any
+    header, the count is 0 and the column is None.
     """
     each, ends = _flat(lists)
     if not len(each):
@@ -82,7 +94,11 @@ def _headers(lists: pa.Array) -> tuple[RowBytes, pa.Array | None]:
 
 
 def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
-    """The records' section, in pieces; `deltas` are of the timestamps."""
+    """Return the records of a batch, in pieces that are bytes or buffers.
+
+    `deltas` are the milliseconds from the batch's first timestamp to each row's timestamp. They are
+    None if all rows have the batch's timestamp.
+    """
     count = rows.num_rows
     names = rows.schema.names
     key, value = (
@@ -122,14 +138,15 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
 
 # ---------------------------------------------------------------------- batches
 CODECS: Sequence[str] = ("none", "gzip", "snappy", "lz4", "zstd")
-"""By their numbers in a batch."""
+"""The codecs, in the order of their numbers in a record batch."""
 
 _SNAPPY_BLOCK = 32 << 10
 _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _LZ4_BLOCK = 64 << 10
 _LZ4_FRAME = bytes.fromhex("04224d18604082")
-"""Version 1, blocks of 64 KiB that do not depend on others, and a checksum of that. Java reads no
-blocks that do, which Arrow's own frames have."""
+"""The header of a frame of version 1, with blocks of 64 KiB that do not depend on others, and the
+checksum of the header. Arrow's own frames have blocks that depend on others, which Java cannot
+read."""
 _LZ4_RAW = 1 << 31
 
 
@@ -143,7 +160,7 @@ def _compressed(codec: str, pieces: list[Any]) -> list[Any]:
 
 
 def _snappy(data: bytes) -> Iterator[bytes]:
-    """In the frame of Java's library."""
+    """Yield the compressed data in pieces, in the frame of the Java library snappy-java."""
     yield _XERIAL
     for at in range(0, len(data), _SNAPPY_BLOCK):
         block = pa.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], "snappy", asbytes=True)
@@ -169,7 +186,7 @@ _FRAMED = {"snappy": _snappy, "lz4": _lz4}
 
 
 class Origin(NamedTuple):
-    """The producer of a transaction, and the sequence number of the first record there."""
+    """The producer of a transaction, and the sequence number of a batch's first record."""
 
     producer_id: int
     epoch: int
@@ -182,9 +199,14 @@ _PLAIN = Origin(-1, -1, -1)
 def record_batch(
     rows: pa.RecordBatch, now: int, codec: str = "none", origin: Origin | None = None
 ) -> bytes:
-    """One batch of at least one row: columns `value`, `key` (string or binary), `headers`,
-    `timestamp`, each optional. `now` is the timestamp of rows without one, in milliseconds. With an
-    `origin` it is part of a transaction."""
+    """Return one record batch of at least one row.
+
+    * `rows` have any of the columns `value` and `key` (string or binary), `headers` and
+      `timestamp`.
+    * `now` is the timestamp of rows without one, in milliseconds since 1970.
+    * `codec` is one of `CODECS`. If it makes the records longer, they stay uncompressed.
+    * With an `origin`, the batch is part of a transaction.
+    """
     first = last = now
     deltas = None
     if "timestamp" in rows.schema.names:
@@ -209,7 +231,7 @@ def record_batch(
 
 
 def latest_time(batch: bytes) -> int:
-    """Of the records in a `record_batch`, in milliseconds since the epoch."""
+    """Return the latest timestamp in a `record_batch`, in milliseconds since 1970."""
     (latest,) = struct.unpack_from(">q", batch, 35)
     return int(latest)
 
@@ -218,12 +240,16 @@ def latest_time(batch: bytes) -> int:
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
 _LONG = 4096
-"""Bytes of a key that is hashed by itself: a column is hashed in as many steps as its longest key
-has words."""
+"""From this many bytes on, a key is hashed by itself. A column is hashed in as many steps as its
+longest key has words."""
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
-    """Of a binary column without nulls, as of the Java clients, and so of Spark's own sink."""
+    """Hash each key of a binary column without nulls, as the Java clients do.
+
+    Spark's own Kafka sink uses the Java clients, so equal keys go to the same partition with both.
+    The hashes are not negative as 32-bit integers.
+    """
     ends = ends_of(keys).astype(np.int64)
     lengths = np.diff(ends)
     order = np.argsort(-lengths, kind="stable")
@@ -256,11 +282,14 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
 
 
 FREE = -1
-"""No partition: the producer chooses."""
+"""In place of a partition: the producer chooses one."""
 
 
 def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
-    """Of each row, by its column `partition`, or by its key; or `FREE`."""
+    """Return the number of each row's partition, of the topic's `count` partitions.
+
+    The column `partition` comes first, then the key's hash. A row with neither gets `FREE`.
+    """
     partitions = np.full(rows.num_rows, FREE, np.int64)
     if "key" in rows.schema.names and rows["key"].null_count < rows.num_rows:
         keys = rows["key"].cast(pa.binary())
@@ -277,14 +306,13 @@ def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
 # --------------------------------------------------------------------- rows on their way to batches
 @dataclass(frozen=True)
 class RecordBatchPlan:
-    """How the rows of one topic become record batches: what each takes there, and which partition
-    it goes to."""
+    """The rows of one topic, with what each row takes in a record batch and its partition."""
 
     rows: pa.RecordBatch
     sizes: Numbers
-    """Bytes of key, value and headers of each row."""
+    """The bytes of key, value and headers of each row."""
     bounds: Numbers
-    """Bytes that each row takes in a batch, at most."""
+    """The bytes that each row takes in a batch, at most."""
 
     @classmethod
     def of(cls, rows: pa.RecordBatch) -> RecordBatchPlan:
@@ -303,10 +331,10 @@ class RecordBatchPlan:
         return cls(rows, sizes, sizes + around)
 
     def shares(self, count: int) -> Iterator[tuple[int, pa.RecordBatch, Numbers]]:
-        """Yield each of `count` partitions that rows go to (or `FREE`), with these rows and their
-        bounds.
+        """Yield each partition that rows go to, or `FREE`, with these rows and their bounds.
 
-        The rows come without the columns that only say where they go.
+        The topic has `count` partitions. The rows come without the columns that only say where they
+        go.
         """
         where = partitions_of(self.rows, count)
         rows = self.rows.select(

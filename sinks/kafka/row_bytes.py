@@ -1,5 +1,7 @@
-"""The bytes of many rows at once: numbers and texts of each, one after another, without a Python
-object per row."""
+"""The bytes of many rows at once, without a Python object for each row.
+
+The bytes of a row are numbers and strings, one after another.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Bytes(NamedTuple):
-    """Some bytes of each row, few as those of a number."""
+    """A few bytes of each row, such as those of a number."""
 
     bytes: npt.NDArray[np.uint8]
-    """The first of all rows, the second, …"""
+    """The first byte of all rows, then the second byte of all rows, and so on."""
     lengths: Numbers
 
 
 RowBytes = Bytes | int
-"""Bytes that belong into each row: some for each, such as those of its number, or one byte that all
-rows share."""
+"""Bytes that belong into each row. They are a few of its own, such as those of a number, or one
+byte that all rows share."""
 
 
 def varints(numbers: Numbers) -> Bytes:
-    """Zigzag, as Kafka and Avro have them."""
+    """Encode numbers as zigzag varints, which Kafka and Avro use."""
     unsigned = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     width = max(1, -(-int(unsigned.max(initial=0)).bit_length() // 7))
     lengths = np.ones(len(numbers), np.int64)
@@ -44,7 +46,10 @@ def varints(numbers: Numbers) -> Bytes:
 
 
 def lengths_of(column: pa.Array) -> Numbers:
-    """In bytes; -1 of null."""
+    """Return the length of each value in bytes; -1 stands for null.
+
+    The column holds strings or binary values.
+    """
     lengths: Numbers = (
         pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
     )
@@ -52,7 +57,10 @@ def lengths_of(column: pa.Array) -> Numbers:
 
 
 def texts(count: int, *parts: RowBytes) -> pa.Array:
-    """For each row its numbers, one after the other."""
+    """Join the numbers of each row into one binary value.
+
+    `count` is the number of rows.
+    """
     width = sum(1 if isinstance(part, int) else len(part.bytes) for part in parts)
     data = np.empty((count, width), np.uint8)
     used = np.ones((count, width), np.bool_)
@@ -83,9 +91,10 @@ def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def rows_of(count: int, parts: Sequence[RowBytes | pa.Array]) -> pa.Array:
-    """For each row its numbers and bytes, one after the other; null is nothing.
+    """Join the numbers and bytes of each row into one binary value; null adds nothing.
 
-    To take from all columns is three times as fast as Arrow's own join.
+    `count` is the number of rows. One `take` from all columns is three times as fast as Arrow's own
+    join.
     """
     columns = list[pa.Array]()
     for whole, group in groupby(parts, lambda part: isinstance(part, pa.Array)):

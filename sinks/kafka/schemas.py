@@ -1,4 +1,4 @@
-"""The columns of a KafkaSink that go by schemas of a registry: `value` and `key`."""
+"""The columns of a KafkaSink that a registry's schemas describe: `value` and `key`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _TYPES = {"value": value_type, "key": key_type}
 
 
 class Schemas:
-    """Of one sink; none of them is needed. `problems`: what is wrong with the settings."""
+    """The schemas of one sink, which needs none unless a column is written as Avro.
+
+    `problems` say what is wrong with the settings.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,11 @@ class Schemas:
         return [values.column for values in self._columns]
 
     def check(self, schema: pa.Schema, written: Callable[[str], Iterable[Committable]]) -> None:
-        """`written`: the newest checkpoint's transactions whose proof has this name."""
+        """Check the rows, and what the registry has of schemas that are in use, for each column.
+
+        `written` gets the name of an entry in a proof. It returns the newest checkpoint's
+        transactions that have the entry.
+        """
         for values in self._columns:
             used = [committable.proof[values.proof] for committable in written(values.proof)]
             values.check(_TYPES[values.column](schema), {each["id"]: each["hash"] for each in used})
@@ -86,11 +93,11 @@ class Schemas:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The schemas of a transaction, for its proof."""
+        """The schemas that a transaction's proof names."""
         return {values.proof: values.writer.named for values in self._columns}
 
     def encoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
-        """Columns of bytes, and the rows that a schema does not take."""
+        """Encode the columns, and return the batch with the rows that a schema does not take."""
         refused = list[Refusal]()
         for values in self._columns:
             at = batch.schema.get_field_index(values.column)

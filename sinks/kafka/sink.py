@@ -72,15 +72,15 @@ class KafkaSink(
     Auditable[TransactionalProducer],
     Diagnosable[TransactionalProducer],
 ):
-    """Records into one topic, or those that a column `topic` names.
+    """A sink that writes records into one topic, or into the topics that a column `topic` names.
 
-    Columns, as for Spark's Kafka sink: `value` and `key` (string or binary; a null value is a
-    tombstone), `topic` (string), `partition` (int), `headers` (array of struct<key: string, value:
-    binary>), and `timestamp`.
+    The columns are those of Spark's Kafka sink. They are `value` and `key` (string or binary; a
+    null value is a tombstone), `topic` (string), `partition` (int), `headers` (array of struct<key:
+    string, value: binary>), and `timestamp`.
 
-    Each task writes one Kafka transaction and leaves it open; the driver ends it by EndTxn.
-    Consumers with `isolation.level=read_committed` see its records only then, and wait for it
-    meanwhile.
+    Each task writes one Kafka transaction and leaves it open, and the driver ends it by EndTxn.
+    Consumers with `isolation.level=read_committed` see the records only then, and wait for them
+    until then.
     """
 
     system = "Kafka"
@@ -110,41 +110,42 @@ class KafkaSink(
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the
-          sink's uid.
-        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`,
+        * `topic` is for rows without a column `topic`. `name` (default: the topic, or "kafka") is
+          the sink's uid.
+        * `options` have librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`,
           `compression.type` … (docs/kafka.md has all).
-        * `transaction_timeout`: how long the broker keeps a transaction open after a task's first
-          record, in seconds, or as a text such as "15 min". What it aborts after the decision is
-          written again, so nothing is lost; it must be below the broker's
-          transaction.max.timeout.ms (15 minutes by default).
-        * `create_topic`: create a missing `topic` with the brokers' defaults.
-        * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text;
-          without a column `value`, all other columns become its fields.
-        * `value_format="avro"`: `value`, a struct or the struct of all other columns, is written as
-          a record of Avro in Confluent's wire format. `schema_registry` is the registry's URL, or
-          settings of confluent-kafka's SchemaRegistryClient. `subject` (default: `topic` +
-          "-value") has the schema. With `schema_evolution="none"` that schema has to take the rows;
-          "add" registers new nullable fields, and a first version; "widen" also wider numbers. See
-          docs/schema-registry.md
-        * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of
-          `key_subject` (default: `topic` + "-key"), which never changes; unless `schema_evolution`
-          is "none", the sink registers it.
-        * `value_serializer`: a function without arguments, called once in each task, that returns a
-          serializer as those of confluent-kafka's schema registry client (Avro, Protobuf, JSON
-          Schema): it is called with each value (a struct is a dict) and a SerializationContext, and
-          returns bytes.
-        * `timeout`: how long a request to a broker may take: seconds, or a text such as "30 s".
-        * `client_options`: options of kafka-python's client, which connects to the brokers. All
-          options travel to the executors, so they have to be picklable.
-        * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by
-          which a start knows that checkpoint storage was set back. It needs the right to read the
-          topic and groups of that prefix.
-        * `dead_letters`: a sink for rows that no topic takes. `max_dead_letters`: the most of them
-          in a checkpoint, or, as a float, their largest share of its rows.
+        * `transaction_timeout` is how long the broker keeps a transaction open after a task's first
+          record, in seconds, or as a string such as "15 min". If the broker aborts a transaction
+          after the commit decision, its rows are written again, so nothing is lost. The timeout
+          must be below the broker's transaction.max.timeout.ms (15 minutes by default).
+        * `create_topic` creates a missing `topic` with the brokers' defaults.
+        * `value_format="json"` makes JSON of a `value` or `key` of struct, map or array type.
+          Without a column `value`, all other columns become its fields.
+        * `value_format="avro"` writes `value`, which is a struct or the struct of all other
+          columns, as a record of Avro in Confluent's wire format. `schema_registry` is the
+          registry's URL, or settings of confluent-kafka's SchemaRegistryClient. `subject` (default:
+          `topic` + "-value") has the schema. With `schema_evolution="none"` that schema has to take
+          the rows; "add" registers new nullable fields, and a first version; "widen" also registers
+          wider numbers. See docs/schema-registry.md
+        * `key_format="avro"` writes `key`, which is a struct, as a record of Avro, by the first
+          version of `key_subject` (default: `topic` + "-key"), which never changes. Unless
+          `schema_evolution` is "none", the sink registers that version.
+        * `value_serializer` is a function without arguments, called once in each task. It returns a
+          serializer like those of confluent-kafka's schema registry client (Avro, Protobuf, JSON
+          Schema), which is called with each value (a struct is a dict) and a SerializationContext,
+          and returns bytes.
+        * `timeout` is how long a request to a broker may take, in seconds, or as a string such as
+          "30 s".
+        * `client_options` are options of kafka-python's client, which connects to the brokers. All
+          options travel to the executors, so they must be picklable.
+        * `remember` says whether transactions carry an offset of the consumer group `tpc.JOB.SINK`.
+          By the offset, a start notices that checkpoint storage was restored to an older state. The
+          principal needs the permission Read on the topic and on groups of that prefix.
+        * `dead_letters` is a sink for rows that no topic takes. `max_dead_letters` is the most of
+          them in a checkpoint, or, as a float, their largest share of its rows.
 
         Raises ConfigurationError for options that the sink sets itself, and for a kafka-python that
-        it cannot use.
+        the sink cannot use.
         """
         KAFKA_PYTHON.check()
         if value_format in _TRANSFORMS:
@@ -207,15 +208,15 @@ class KafkaSink(
             options=self._producer_options,
         )
         self._committed: Sequence[Committable] = ()
-        """What `commit_all` was last asked for."""
+        """The committables that `commit_all` got last."""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
-        """See that the columns are the sink's, the brokers answer, the topic is there (or create
-        it), and that a transaction of this timeout may be begun: one is, without records, and
-        aborted.
+        """Check the columns, the brokers, the topic and the transaction timeout.
 
-        Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
+        A missing topic is created if the sink has `create_topic`. The sink begins a transaction
+        without records, and aborts it, to see whether the brokers accept the timeout. Raises
+        ConfigurationError with what is wrong, or SchemaMismatch if only columns are wrong.
         """
         if schema == SCHEMA and self.value_serializer:
             raise ConfigurationError(
@@ -235,9 +236,9 @@ class KafkaSink(
         return self._schemas.diff(schema)
 
     def _written_last(self, named: str) -> Iterable[Committable]:
-        """The newest checkpoint's, with this name in its proof.
+        """Return the newest checkpoint's transactions that have `named` in their proof.
 
-        A topic that was made anew has no such records.
+        A topic that was recreated has no such records, so its transactions are left out.
         """
         written = [committable for committable in self._committed if named in committable.proof]
         ids = self._brokers.topics.ids(topics_of(written)) if written else {}
@@ -248,8 +249,11 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
-        """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps
-        each for days."""
+        """Begin a transaction under a transactional id of the sink's pool.
+
+        The same few ids serve all checkpoints, because a broker keeps each id for days. Raises what
+        keeps the brokers from answering within twice the sink's `timeout`.
+        """
         pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
         round = TransactionId.parse(context.transaction_id).round
         mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id, round)
@@ -278,7 +282,7 @@ class KafkaSink(
         transaction.write(rows)
 
     def _as_records(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
-        """Rows as they are produced, and which of them cannot be."""
+        """Return the rows as they are produced, and the rows that cannot be produced."""
         if batch.schema == SCHEMA:
             return dead_letters.records(batch), []
         refused = list(columns.refused(batch, self.topic))
@@ -288,7 +292,10 @@ class KafkaSink(
     def write_good_rows(
         self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int
     ) -> Sequence[Refusal]:
-        """Refused by the columns alone, before a record is produced."""
+        """Write the rows that the columns alone do not rule out, and return the others.
+
+        Nothing is produced if all rows, or more than `most`, are ruled out.
+        """
         rows, unwritable = self._as_records(batch)
         by_row = {refusal.row: refusal for refusal in unwritable}
         left = without(batch.num_rows, unwritable)
@@ -321,7 +328,7 @@ class KafkaSink(
             self._access.leave_nothing()
 
     def commit_directly(self, transaction: TransactionalProducer) -> None:
-        """At-least-once: the task commits its own transaction."""
+        """Commit the task's own transaction, in at-least-once mode."""
         transaction.commit(self._delivery_timeout)
         transaction.close()
 
@@ -331,8 +338,11 @@ class KafkaSink(
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """What somebody has ended since its task let go of it is written again before the decision,
-        not after it: that asks nothing of the query."""
+        """Raise TransactionEnded if a transaction is not open any more, or not whole.
+
+        If somebody ended the transaction before the commit decision, its rows are written again,
+        and nothing is asked of the query.
+        """
         names = [committable.transaction["transactional_id"] for committable in committables]
         places = places_of_all(committables)
         states, logs = self._access.patiently(lambda: self._brokers.states_and_logs(names, places))
@@ -364,9 +374,9 @@ class KafkaSink(
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """All requests are under way at once.
+        """Commit all transactions, with all requests in flight at once.
 
-        Visible some milliseconds after the answers, by the brokers' markers.
+        The rows become visible some milliseconds after the answers, by the brokers' markers.
         """
         self._committed = committables
         return self._commit(committables)
@@ -402,14 +412,20 @@ class KafkaSink(
         return self._brokers.ongoing(_prefix(job, self.name))
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        """None where the group has no offset: it was never written, has expired, or went with the
-        topic."""
+        """Return the newest checkpoint of each lineage that the consumer group has an offset of.
+
+        Return None if the group has no offset. Nobody ever wrote one, it has expired, or it was
+        deleted with the topic.
+        """
         return {
             lineage: checkpoint for lineage, (checkpoint, _) in self._rounds(job).items()
         } or None
 
     def _rounds(self, job: str) -> Mapping[str, tuple[int, int]]:
-        """By lineage, the newest checkpoint and the newest round of it."""
+        """Return by lineage the newest checkpoint and its newest round.
+
+        Raises ConfigurationError if the principal may not read the consumer group.
+        """
         if not self.remember:
             return {}
         group = _group(job, self.name)
@@ -448,7 +464,10 @@ class KafkaSink(
         ]
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """By the record batches in the log, and by what the brokers remember."""
+        """Count the records by the record batches in the log, and by what the brokers remember.
+
+        With `quick`, the log is not read.
+        """
         if quick:
             counted = Audit([Holding(remarks=("the log was not read",))] * len(parts))
         else:
@@ -467,7 +486,10 @@ class KafkaSink(
         )
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
-        """Of what a consumer gets of the topic now, from its end on."""
+        """Return the newest dead letters that a consumer gets from the topic now.
+
+        Return None if the sink has no topic of its own.
+        """
         if self.topic is None:
             return None
         return dead_letters.read_dead_letters(self._brokers, self.topic, (job, sink), most)

@@ -1,6 +1,6 @@
-"""Times as the texts that JSON has for them, made without a pattern.
+"""Times as the strings that JSON has for them, made without a pattern.
 
-With `spark.sql.legacy.timeParserPolicy=LEGACY` Spark writes by the patterns of Spark 2: these know
+With `spark.sql.legacy.timeParserPolicy=LEGACY`, Spark writes by the patterns of Spark 2. These know
 no offset with seconds, have other days before 1582, and other years after 9999.
 """
 
@@ -21,8 +21,10 @@ def has_old_patterns(session: SparkSession) -> bool:
 
 
 def with_texts(value: Column, kind: DataType) -> Column:
-    """The value with texts in place of dates and of timestamps, of which those without a time zone
-    stay: Spark has no old pattern for them."""
+    """Replace dates and timestamps in a value by strings, at any depth.
+
+    Timestamps without a time zone stay, because Spark has no old pattern for them.
+    """
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, DateType, MapType, StructType, TimestampType
 
@@ -46,19 +48,26 @@ def with_texts(value: Column, kind: DataType) -> Column:
 
 
 def _holds_times(kind: DataType) -> bool:
-    """A field of that name counts as well, which costs a little and alters nothing."""
+    """Tell whether a type contains a date or a timestamp.
+
+    A field with such a name counts as well, which costs a little and changes nothing.
+    """
     return re.search('"(date|timestamp)"', kind.json()) is not None
 
 
 def _date(value: Column) -> Column:
-    """A cast of the date itself follows the policy, too."""
+    """Write a date as yyyy-MM-dd.
+
+    The cast goes through a timestamp without a time zone, because a cast of the date itself follows
+    the policy.
+    """
     from pyspark.sql import functions
 
     return functions.substring_index(value.cast("timestamp_ntz").cast("string"), " ", 1)
 
 
 def _moment(value: Column) -> Column:
-    """As the pattern yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX writes it."""
+    """Write a timestamp as the pattern yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX does."""
     from pyspark.sql import functions
 
     to_the_second = functions.substring_index(value.cast("string"), ".", 1)
@@ -72,7 +81,7 @@ def _moment(value: Column) -> Column:
 
 
 def _offset(value: Column) -> Column:
-    """Of the session's time zone at that moment: Z, +05:30, or +00:53:28."""
+    """Write the session's time zone at that moment as an offset: Z, +05:30 or +00:53:28."""
     from pyspark.sql import functions
 
     days = functions.unix_date(value.cast("date")).cast("long")

@@ -1,7 +1,6 @@
-"""What the brokers tell about topics: who leads their partitions, what the logs hold, how they are
-set up.
+"""The topics of a cluster: leaders of partitions, contents of logs, and settings.
 
-What the brokers are asked about transactions is in `cluster.py`.
+The questions about transactions are in `cluster.py`.
 """
 
 from __future__ import annotations

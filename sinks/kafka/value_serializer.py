@@ -1,4 +1,4 @@
-"""What a user's serializer makes of the column `value`."""
+"""The bytes that a user's serializer makes of the column `value`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def serialize_values(
 ) -> pa.RecordBatch:
     """Replace the column `value` by the bytes that the serializer makes of it.
 
-    Raises BadValue for what it refuses, and for what it returns and Kafka does not take.
+    Raises BadValue if the serializer refuses a value, or returns what Kafka does not take.
     """
     values = rows["value"]
     topics = [default_topic] * rows.num_rows

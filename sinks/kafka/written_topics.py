@@ -1,5 +1,7 @@
-"""What a producer knows of the topics that its transaction writes to: who leads their partitions,
-and how large a record batch they take."""
+"""The topics that a producer's transaction writes to.
+
+The producer knows the leaders of their partitions, and how large a record batch they take.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ class WrittenTopic:
 
     name: str
     limit: float
-    """Bytes of a record batch that it takes, if we may know."""
+    """The bytes of a record batch that the topic takes, if the principal may know."""
     largest: int
-    """Bytes of the records that are put into one."""
+    """The bytes of records that the sink puts into one record batch."""
     leaders: Mapping[int, int] = field(default_factory=dict)
     turn: int = field(default_factory=lambda: random.randrange(1 << 16))
     missing_since: float | None = None
@@ -62,8 +64,7 @@ class WrittenTopics:
         self._known: dict[str, WrittenTopic] = {}
         self.cluster_id = ""
         self.ids: dict[str, str] = {}
-        """Asked for before the first record for a topic, so a topic that is made anew later has
-        another one."""
+        """The ids of topics before their first record, so a recreated topic has another id."""
 
     def __getitem__(self, name: str) -> WrittenTopic:
         return self._known[name]
@@ -90,7 +91,7 @@ class WrittenTopics:
         return ask(f"partitions of topic {name!r}", _TELL_TIMEOUT, found)
 
     def add(self, name: str, place: Place) -> None:
-        """Know the topic from now on, or know it as it is now."""
+        """Remember the topic, or what has changed about it."""
         if name not in self._known:
             limit = self._limits.get(name) or self._limit(name, math.inf)
             self._known[name] = WrittenTopic(

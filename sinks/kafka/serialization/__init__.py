@@ -4,4 +4,4 @@ from typing import Literal
 
 SchemaEvolution = Literal["none", "add", "widen"]
 STEPS: tuple[SchemaEvolution, ...] = ("none", "add", "widen")
-"""Each does what those before it do."""
+"""Each step includes the steps before it."""

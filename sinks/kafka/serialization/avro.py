@@ -1,4 +1,7 @@
-"""Avro schemas of rows: what a registered one lacks for them. Nothing here asks a registry."""
+"""Avro schemas for rows, and what a registered schema lacks for them.
+
+Nothing here asks a registry.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ with needs_extra("avro"):
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
 Schema = Any
-"""Of Avro, as JSON: a dict, a name, or a list, which is a union."""
+"""A schema of Avro as JSON: a dict, a name, or a list, which is a union."""
 
 _MOST_DIGITS = 38
-"""Of a decimal of Spark."""
+"""The most digits of a decimal in Spark."""
 UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _LOGICAL = {
     *("date", "decimal", "duration", "uuid", "time-millis", "time-micros"),
@@ -52,9 +55,10 @@ _ESSENTIAL = (
 
 @dataclass(frozen=True)
 class Merged:
-    """A schema that takes the rows: the registered one with `changes`, or a first one.
+    """A schema that takes the rows.
 
-    `unfit` is what none fixes.
+    It is the registered schema with `changes`, or a first schema. `unfit` says what no change can
+    fix.
     """
 
     text: str
@@ -64,8 +68,10 @@ class Merged:
 
 @cache
 def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merged:
-    """`registered` with room for rows of this type, or, without one, a schema that is called
-    `name`."""
+    """Return the registered schema with room for rows of this type.
+
+    Without a registered schema, make one that is called `name`.
+    """
     unfit = [*_unnameable(value, "")]
     for where, kind in (
         *((f"column {field.name!r}: ", field.type) for field in value),
@@ -94,9 +100,9 @@ def merged(registered: str | None, value: pa.StructType, name: str = "") -> Merg
 
 @cache
 def parsed(text: str) -> tuple[Schema, Mapping[str, Schema]]:
-    """A schema with full names, as fastavro takes it, and its named types.
+    """Return a schema with full names, as fastavro takes it, and its named types.
 
-    Raises ValueError for what is none.
+    Raises ValueError for a string that is not a schema.
     """
     named: dict[str, Schema] = {}
     try:
@@ -106,13 +112,16 @@ def parsed(text: str) -> tuple[Schema, Mapping[str, Schema]]:
 
 
 def hash_of(text: str) -> str:
-    """Of all that tells how bytes are read by this schema."""
+    """Hash all of a schema that decides how bytes are read."""
     return hashlib.sha256(essence(text).encode()).hexdigest()[:16]
 
 
 def essence(text: str) -> str:
-    """What tells how bytes are read: the schema without docs, defaults and aliases, and with full
-    names. A text that is no schema is its own essence."""
+    """Return all of a schema that decides how bytes are read.
+
+    That is the schema with full names, and without docs, defaults and aliases. A string that is not
+    a schema is its own essence.
+    """
     try:
         return json.dumps(_essential(parsed(text)[0]), sort_keys=True)
     except ValueError:
@@ -129,12 +138,12 @@ def _essential(schema: Schema) -> Schema:
 
 
 def shown(text: str) -> str:
-    """On one line."""
+    """Write a schema on one line."""
     return json.dumps(json.loads(text))
 
 
 def form_of(schema: Schema, named: Mapping[str, Schema]) -> Mapping[str, Any] | None:
-    """The one type, besides null, of a field; None for a union of several."""
+    """Return the one type of a field besides null, or None for a union of several types."""
     if isinstance(schema, list):
         branches = [branch for branch in schema if branch != "null"]
         return form_of(branches[0], named) if len(branches) == 1 else None
@@ -144,7 +153,7 @@ def form_of(schema: Schema, named: Mapping[str, Schema]) -> Mapping[str, Any] | 
 
 
 def has(form: Mapping[str, Any]) -> str:
-    """A type and its logical type in one word."""
+    """Return a type and its logical type as one word."""
     logical = form.get("logicalType")
     return str(form["type"]) + (logical if logical in _LOGICAL else "")
 
@@ -154,7 +163,7 @@ def nullable(schema: Schema) -> bool:
 
 
 def null_first(schema: Schema) -> bool:
-    """Whether null may be the default."""
+    """Tell whether null may be the default."""
     return schema == "null" or (isinstance(schema, list) and schema[:1] == ["null"])
 
 
@@ -163,7 +172,10 @@ def _below(path: str, step: str) -> str:
 
 
 def _unnameable(kind: pa.DataType, path: str) -> Iterator[str]:
-    """Names of fields that Avro does not take, and such as differ in capitals alone."""
+    """Yield what is wrong with the names of fields.
+
+    Avro does not take each name, and readers confuse names that differ only in capital letters.
+    """
     if t.is_struct(kind):
         names = Counter(field.name.lower() for field in kind)
         for field in kind:
@@ -184,7 +196,10 @@ def _unnameable(kind: pa.DataType, path: str) -> Iterator[str]:
 
 
 class _Merge:
-    """Makes room in a schema for rows, and collects what it changes and what it cannot."""
+    """A merge of a schema with the type of rows.
+
+    It collects what it changes in the schema, and what it cannot change.
+    """
 
     def __init__(self, named: Mapping[str, Schema]) -> None:
         short = Counter(name.rpartition(".")[2] for name in named)
@@ -226,9 +241,9 @@ class _Merge:
         return {**schema, "fields": fields}
 
     def new(self, kind: pa.DataType, path: str, name: str, namespace: str) -> Schema:
-        """For a column without a field.
+        """Return a schema for a column without a field.
 
-        All that may be null in Spark, but keys of maps, may be null here.
+        Whatever may be null in Spark may be null here, except keys of maps.
         """
 
         def optional(inner: pa.DataType, path: str, called: str) -> Schema:
@@ -264,7 +279,7 @@ class _Merge:
         return primitive if len(primitive) > 1 else primitive["type"]
 
     def of(self, schema: Schema, kind: pa.DataType, path: str) -> Schema:
-        """The schema of a field, an element or a value, with room for this type."""
+        """Return the schema of a field, an element or a value, with room for this type."""
         if t.is_null(kind):
             if not nullable(schema):
                 self.unfit.append(f"column {path!r} is always null, and the field takes no null")
@@ -293,7 +308,10 @@ class _Merge:
         return self._simple(schema, form, kind, path)
 
     def _shared(self, name: str, kind: pa.DataType, path: str) -> Schema:
-        """A named type that stands elsewhere; what it would need there, others would get too."""
+        """Check a named type that is defined elsewhere, and leave it as it is.
+
+        Any change would apply to the other places as well, so a needed change is unfit.
+        """
         before = len(self.changes)
         self.of(self.named[name], kind, path)
         if len(self.changes) > before:
@@ -355,7 +373,8 @@ _BY_VALUE = {
     "longlocal-timestamp-micros": ("longlocal-timestamp-millis",),
     "longtime-micros": ("inttime-millis",),
 }
-"""What else takes a type, of which not each value may fit. A number is taken for milliseconds."""
+"""Other types that take a type, though perhaps not each of its values. A number counts as
+milliseconds."""
 
 
 def _primitive(kind: pa.DataType) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Records of Avro from columns of plain types, all rows at once."""
+"""Records of Avro from columns of plain types, for all rows at once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from sinks.kafka.row_bytes import Bytes, Numbers, RowBytes, lengths_of, varints
 from sinks.kafka.serialization.avro import UUID, Schema, null_first
 
 RowPieces: TypeAlias = "list[RowBytes | pa.Array]"
-"""The bytes of all rows in pieces, each of which has its bytes of every row: joined, they are the
-records."""
+"""The bytes of all rows in pieces. Each piece has some bytes of every row, and the joined pieces
+are the records."""
 Mask = npt.NDArray[np.bool_]
 
 
 class RowByRow(Exception):
-    """Such columns are not written at once."""
+    """Columns that cannot be written at once."""
 
 
 def record(schema: Schema, rows: pa.StructArray, where: Mask) -> RowPieces:
-    """These rows as fastavro writes them.
+    """Encode rows to the same bytes as fastavro does.
 
-    Raises RowByRow for other types, and if a row is to be refused.
+    Rows that `where` rules out get no bytes. Raises RowByRow for types that this module does not
+    write, and if a row is to be refused.
     """
     columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
     parts: RowPieces = []
@@ -47,7 +48,7 @@ def valid(column: pa.Array) -> Mask:
 
 
 def _only(where: Mask, part: RowBytes) -> RowBytes:
-    """Of these rows alone."""
+    """Return the bytes of the rows in `where`, and none for the other rows."""
     if where.all():
         return part
     if isinstance(part, int):
@@ -109,13 +110,13 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
 
 
 def _integers(column: pa.Array) -> Numbers:
-    """0 of null."""
+    """Return the values as integers; 0 stands for null."""
     numbers: Numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
     return numbers
 
 
 def _floats(column: pa.Array, kind: pa.DataType) -> Bytes:
-    """As they are in memory."""
+    """Return the bytes of floats, in little-endian order, as Avro has them; 0 stands for null."""
     numbers = column.cast(kind).fill_null(0).to_numpy()
     data = (
         numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)

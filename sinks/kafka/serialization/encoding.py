@@ -41,12 +41,12 @@ with needs_extra("avro"):
 logger = get_logger(__name__)
 
 MAGIC = b"\0"
-"""What Confluent's wire format begins with, before four bytes of the schema's id."""
+"""The first byte of Confluent's wire format. Four bytes of the schema's id follow."""
 
 _MOST_BYTES = 1 << 30
-"""Bytes of columns: what is made of them has offsets of 32 bits."""
+"""The most bytes of columns that are encoded at once, because the result has offsets of 32 bits."""
 _AGREES: dict[tuple[str, pa.DataType], bool] = {}
-"""Whether the first rows of a schema and type were the same bytes at once and row by row."""
+"""True for a schema and type whose first rows were the same bytes at once and row by row."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class AvroWriter:
 
     @property
     def named(self) -> dict[str, Any]:
-        """For a record of what was written with it."""
+        """The schema's id and hash, for the proof of a transaction."""
         return {"id": self.schema_id, "hash": hash_of(self.text)}
 
     def encoded(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        """A value for each row, null for a null one, and which rows the schema does not take; those
-        are null too.
+        """Encode each row to a value, and return the rows that the schema does not take.
 
-        Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an
+        A null row, and a row that the schema does not take, become null. Raises SchemaMismatch for
+        columns that the schema has no place for, because rows that were kept may be those of an
         earlier query.
         """
         fit = merged(self.text, column.type)
@@ -140,8 +140,11 @@ def _validate(row: Any, schema: Schema) -> None:
 
 @cache
 def _physical(text: str) -> Schema:
-    """For rows `with_integers` and `_fitting`: of all logical types only decimals of bytes stay,
-    and UUIDs. A field's default is what is written."""
+    """Return the schema for rows that `with_integers` and `_fitting` have converted.
+
+    Of all logical types, only decimals of bytes and UUIDs stay. The default of a field is the value
+    that fastavro writes.
+    """
 
     def stripped(part: dict[str, Any]) -> dict[str, Any]:
         keep = (part.get("type"), part.get("logicalType")) in (
@@ -159,7 +162,7 @@ def _physical(text: str) -> Schema:
 
 
 def _default(schema: Schema, value: Any, named: Mapping[str, Schema]) -> Any:
-    """A default as fastavro writes it; in JSON, bytes are a text."""
+    """Convert a default to the value that fastavro writes. In JSON, bytes are a string."""
     schema = schema[0] if isinstance(schema, list) else schema
     form = schema if isinstance(schema, dict) else named.get(schema, {"type": schema})
     if form["type"] in ("bytes", "fixed") and isinstance(value, str):
@@ -176,7 +179,10 @@ def _default(schema: Schema, value: Any, named: Mapping[str, Schema]) -> Any:
 
 
 def _refuses_null(schema: Schema) -> bool:
-    """Whether rows have to be validated: a null where none may be would be written as false."""
+    """Tell whether rows must be validated, because some type takes no null.
+
+    Otherwise fastavro would write such a null as false.
+    """
     if isinstance(schema, list):
         return any(map(_refuses_null, schema))
     if not isinstance(schema, dict):
@@ -188,9 +194,10 @@ def _refuses_null(schema: Schema) -> bool:
 
 # -------------------------------------------------------------------- what Avro has in another form
 def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, list[Refusal]]:
-    """With days and times as the integers that the schema has for them, in its unit.
+    """Convert days and times to the integers that the schema has for them, in its unit.
 
-    A row with a time that is finer is refused, and null.
+    Also returns the rows that it refuses, because they have a finer time than the unit. These rows
+    become null.
     """
     schema, named = parsed(text)
 
@@ -219,8 +226,11 @@ Change = Callable[[pa.DataType, str], pa.DataType]
 def _retyped(
     kind: pa.DataType, change: Change, schema: Schema, named: Mapping[str, Schema]
 ) -> pa.DataType:
-    """`change` gets each type that is not nested, and what the schema has for it; "" where it has
-    no such field."""
+    """Return the type with each of its types that are not nested changed.
+
+    `change` gets such a type, and what the schema has for it. That is "" if the schema has no such
+    field.
+    """
     form = form_of(schema, named) or {"type": ""}
 
     def again(field: pa.Field, schema: Schema) -> pa.Field:
@@ -241,7 +251,10 @@ def _retyped(
 
 
 def _entry(form: Mapping[str, Any], named: Mapping[str, Schema]) -> tuple[Schema, Schema]:
-    """Of a map's key and value: of Avro's map, or of an array of records."""
+    """Return the schemas of a map's key and value.
+
+    The map is Avro's own, or an array of records.
+    """
     if form["type"] == "map":
         return "string", form["values"]
     entry = form_of(form.get("items", ""), named) or {}
@@ -272,8 +285,11 @@ Fit = Callable[[Any], Any]
 def _fitting(
     schema: Schema, named: Mapping[str, Schema], kind: pa.DataType, path: str
 ) -> Fit | None:
-    """From a value to one that fastavro writes as it is; raises ValidationError for one that its
-    type does not take. None if there is nothing to do."""
+    """Return a function that converts a value to one that fastavro writes as it is.
+
+    The function raises ValidationError for a value that the type does not take. Return None if
+    there is nothing to convert.
+    """
     form = form_of(schema, named)
     if form is None:
         return None
@@ -338,7 +354,11 @@ def _of_value(form: Mapping[str, Any], kind: pa.DataType, path: str) -> Fit | No
 
 
 def _fixed(value: Decimal, form: Mapping[str, Any], path: str) -> bytes:
-    """As two's complement of all bytes. fastavro writes other bytes for some."""
+    """Encode a decimal as two's complement of the field's full size.
+
+    fastavro writes other bytes for some values. Raises ValidationError if the value is too large
+    for the field.
+    """
     sign, digits, exponent = value.as_tuple()
     whole: int = int("".join(map(str, digits))) * 10 ** (int(exponent) + form.get("scale", 0))
     try:

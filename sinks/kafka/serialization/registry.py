@@ -1,5 +1,7 @@
-"""A schema registry, asked for one subject: Confluent's interface, which others have too (Apicurio,
-Karapace)."""
+"""A schema registry, asked for one subject.
+
+The interface is Confluent's, which other registries have as well, such as Apicurio and Karapace.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,27 @@ with needs_extra("avro"):
 T = TypeVar("T")
 
 KIND = "AVRO"
-"""As registries call it."""
+"""The name of Avro in registries."""
 _NOT_FOUND = 404
 _CONFLICT = 409
 _RETRIES = {"max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 2000}
 
 
 class RefusedSchema(Exception):
-    """The registry does not take a schema into the subject: what it says about that."""
+    """A schema that the registry does not take into the subject, with the registry's reason."""
 
 
 class Registry:
-    """Answers what the registry has now: nothing is cached for longer than this object lives.
+    """One subject of a schema registry, as it is now; a context manager.
 
-    A context manager.
+    Nothing is cached for longer than this object lives. Each method raises ConfigurationError if
+    the registry cannot be asked.
     """
 
     def __init__(self, settings: Mapping[str, Any], subject: str) -> None:
-        """`settings` are SchemaRegistryClient's.
+        """Set up the client with settings of SchemaRegistryClient.
 
-        Raises ConfigurationError where the client refuses them.
+        Raises ConfigurationError if the client refuses them.
         """
         self.subject = subject
         given = str(settings.get("url", ""))
@@ -59,13 +62,13 @@ class Registry:
         self._client.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def latest(self) -> RegisteredSchema | None:
-        """The subject's newest version."""
+        """Return the subject's newest version."""
         return self._ask(
             "for the latest version", lambda: self._client.get_latest_version(self.subject)
         )
 
     def first(self) -> RegisteredSchema | None:
-        """The subject's oldest version."""
+        """Return the subject's oldest version."""
         numbers = self._ask("for the versions", lambda: self._client.get_versions(self.subject))
         if not numbers:
             return None
@@ -74,17 +77,17 @@ class Registry:
         )
 
     def schema(self, schema_id: int) -> Schema | None:
-        """The one that has this number, in whatever subject."""
+        """Return the schema that has this number, in any subject."""
         return self._ask(f"for the schema {schema_id}", lambda: self._client.get_schema(schema_id))
 
     def compatibility(self) -> str:
-        """How far versions of the subject may differ: its own rule, or the registry's."""
+        """Return how far versions of the subject may differ, by its own rule or the registry's."""
         what = "for the compatibility"
         own = self._ask(what, lambda: self._client.get_compatibility(self.subject))
         return str(own or self._ask(what, self._client.get_compatibility) or "NONE")
 
     def takes(self, text: str) -> bool:
-        """Whether the registry finds this schema compatible with the subject's latest version."""
+        """Ask whether a schema is compatible with the subject's latest version."""
         schema = Schema(text, KIND)
         what = "whether a schema is compatible"
         return (
@@ -93,9 +96,9 @@ class Registry:
         )
 
     def register(self, text: str) -> int:
-        """The number of the schema, which is the same for one that is registered already.
+        """Register a schema, and return its number.
 
-        Raises `RefusedSchema`.
+        If the schema is registered already, its number stays the same. Raises `RefusedSchema`.
         """
         schema = Schema(text, KIND)
         schema_id = self._ask(
@@ -106,7 +109,10 @@ class Registry:
         return schema_id
 
     def _ask(self, what: str, question: Callable[[], T]) -> T | None:
-        """None for what is not there."""
+        """Ask a question, and return None for what does not exist.
+
+        `what` is what is asked, for the message of the error.
+        """
         try:
             return question()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The driver's part: which registered schema the values of a batch are written with."""
+"""The driver's part: it chooses the registered schema that a batch's values are written with."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a subject's schema comes to take the rows.
+    """A step by which a subject's schema takes the rows.
 
-    `version`, `schema_id` and `before` are of the schema that it has: 0 and None if it has none.
+    `version`, `schema_id` and `before` are those of the schema that the subject has. They are 0, 0
+    and None if it has none.
     """
 
     version: int
@@ -57,7 +58,7 @@ class ValueColumn:
 
     column = "value"
     proof = "schema"
-    """`proof`: where a committable names the schema."""
+    """The entry of a committable's proof that names the schema."""
     otherwise = "Cast the columns in Spark, or let a `value_serializer` write the values"
 
     def __init__(
@@ -78,8 +79,11 @@ class ValueColumn:
         self._writer: AvroWriter | None = None
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
-        """Raise ConfigurationError if `evolve` would, or if the registry gives another schema than
-        ours for the numbers in `used`. Registers nothing."""
+        """Check the rows and the schemas in use against the registry, and register nothing.
+
+        `used` has hashes of schemas by their numbers. Raises SchemaMismatch or ConfigurationError
+        if `evolve` would, or if the registry has another schema under one of these numbers.
+        """
         with self._registry() as registry:
             self._require_same(registry, used)
             plan = self._plan(registry, value)
@@ -88,8 +92,12 @@ class ValueColumn:
                 raise self._incompatible(plan, registry.compatibility())
 
     def evolve(self, value: pa.DataType) -> None:
-        """Choose the schema of these values, and register it if the subject's latest one lacks
-        something for them."""
+        """Choose the schema of these values.
+
+        If the subject's latest schema lacks something for them, register a new version. Raises
+        SchemaMismatch if the rows do not fit, or need a step that `schema_evolution` does not
+        allow.
+        """
         with self._registry() as registry:
             plan = self._plan(registry, value)
             self._require_allowed(plan)
@@ -162,7 +170,7 @@ class ValueColumn:
         return Registry(self._settings, self.subject)
 
     def _written(self, registry: Registry) -> RegisteredSchema | None:
-        """The version that values are written with."""
+        """Return the version that values are written with, or None if the subject has none."""
         return registry.latest()
 
     def _plan(self, registry: Registry, value: pa.DataType) -> _Plan:
@@ -231,11 +239,11 @@ class ValueColumn:
 
 
 class KeyColumn(ValueColumn):
-    """The column `key`.
+    """The column `key` of one sink.
 
-    Equal keys have to be equal bytes for as long as the topic lives, or they change their
+    Equal keys must be equal bytes as long as the topic lives. Otherwise they change their
     partition, and compaction keeps both. So the schema is the subject's first version, which
-    nothing changes, and stays the one that the topic's records have.
+    nothing changes, and which stays the schema of the topic's records.
     """
 
     column = "key"
