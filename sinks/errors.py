@@ -129,7 +129,7 @@ class SinkError(ExactlyOnceError):
 
 
 class ConfigurationError(SinkError):
-    """An option, a setting of the server, a right or the table is not as the sink needs it."""
+    """An option, a setting of the server, a privilege or the table is not as the sink needs it."""
 
     code = "EO-CONFIG"
 

@@ -72,7 +72,7 @@ def test_the_driver_makes_its_executors_in_its_own_namespace(submit_args: str) -
 class Api(BaseHTTPRequestHandler):
     """As much of a Kubernetes API server as a driver needs to ask for its first executor."""
 
-    rights: ClassVar[dict[str, Any]] = {}
+    permissions: ClassVar[dict[str, Any]] = {}
     """The rules of the example's Role: what each resource may be asked for, in `NAMESPACE`."""
     refused: ClassVar[list[str]] = []
     executor_asked_for: ClassVar[threading.Event] = threading.Event()
@@ -85,7 +85,7 @@ class Api(BaseHTTPRequestHandler):
             return self._say(200, {"major": "1", "minor": "34"})
         namespace, resource, name = match.groups()
         verb = self._verb(name, query)
-        if namespace != NAMESPACE or verb not in self.rights.get(resource, ()):
+        if namespace != NAMESPACE or verb not in self.permissions.get(resource, ()):
             self.refused.append(f"{verb} {path}")
             return self._say(403, {"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403})
         if verb == "watch":
@@ -121,7 +121,7 @@ class Api(BaseHTTPRequestHandler):
 @pytest.fixture
 def api(objects: dict[str, Any]) -> Iterator[str]:
     for rule in objects["Role"]["rules"]:
-        Api.rights |= dict.fromkeys(rule["resources"], rule["verbs"])
+        Api.permissions |= dict.fromkeys(rule["resources"], rule["verbs"])
     server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)

@@ -67,8 +67,9 @@ def doctor(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Check storage and every sink: connect, check versions, settings and rights, prepare and roll
-    back an empty transaction. It does not disturb a running driver, and leaves nothing behind."""
+    """Check storage and every sink: connect, check versions, settings and permissions, prepare and
+    roll back an empty transaction. It does not disturb a running driver, and leaves nothing
+    behind."""
     with coordinator_of(job, missing_storage=True) as coordinator:
         findings = list(_findings(coordinator, location))
     show([{"subject": subject, **vars(finding)} for subject, finding in findings], as_json)

@@ -103,14 +103,14 @@ class HadoopStorage(CheckpointStorage):
             where = java.jvm.java.net.URI.create(f"{parts.scheme}://{parts.netloc}")
             self._files: Any = self._fs.FileContext.getFileContext(where, conf)
             root = self._fs.Path(self.uri)
-            rights = self._fs.permission.FsPermission
+            permissions = self._fs.permission.FsPermission
             if not self._files.util().exists(root):
                 if not make:
                     raise NoSuchStorage(self.uri, "", "there is no such directory")
                 # The directories above it, which are made too, stay open to other users.
-                self._files.mkdir(root, rights.getDirDefault(), True)
-                self._files.setPermission(root, rights("700"))
-            self._files.mkdir(root, rights("700"), True)
+                self._files.mkdir(root, permissions.getDirDefault(), True)
+                self._files.setPermission(root, permissions("700"))
+            self._files.mkdir(root, permissions("700"), True)
             behind = self._files.resolvePath(root).toUri().getScheme()
             self._folder = root.toUri().getPath() + "/"
             # SHOULD_REPLICATE: no erasure coding, which cannot sync
@@ -119,7 +119,7 @@ class HadoopStorage(CheckpointStorage):
             )
             self._options = java.new_array(options.CreateOpts, 2)
             self._options[0] = options.CreateOpts.createParent()
-            self._options[1] = options.CreateOpts.perms(rights("600"))
+            self._options[1] = options.CreateOpts.perms(permissions("600"))
             self._no_overwrite = java.new_array(options.Rename, 0)
         if behind != "hdfs":
             raise StorageError(

@@ -63,7 +63,7 @@ _CLOUD_ADVICE = (
     ),
     (
         "status code: 40[13]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken",
-        "Check the credentials in {}; they need the rights to list, read, write and delete objects "
+        "Check the credentials in {}; they need permission to list, read, write and delete objects "
         "below the prefix",
     ),
     (

@@ -12,7 +12,7 @@ from sinks.errors import BadValue, ConfigurationError
 
 T = TypeVar("T")
 
-NO_RIGHTS_ON_GROUP = (
+NO_PERMISSION_ON_GROUP = (
     "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read "
     "on groups with the prefix 'tpc.'; or remember=False, and a checkpoint storage that was set "
     "back goes unnoticed)"
@@ -48,10 +48,10 @@ _MEANINGS: dict[str, tuple[type[Exception], str]] = {
         "the principal may not use the transactional id (ACL: Write and Describe on transactional "
         "ids with the prefix 'tpc.')",
     ),
-    "GROUP_AUTHORIZATION_FAILED": (ConfigurationError, NO_RIGHTS_ON_GROUP),
+    "GROUP_AUTHORIZATION_FAILED": (ConfigurationError, NO_PERMISSION_ON_GROUP),
     "CLUSTER_AUTHORIZATION_FAILED": (
         ConfigurationError,
-        "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
+        "the principal lacks a permission on the cluster (ACL: IdempotentWrite)",
     ),
     "INVALID_TRANSACTION_TIMEOUT": (
         ConfigurationError,

@@ -28,7 +28,7 @@ from sinks.kafka.commit import (
     places_of_all,
     topics_of,
 )
-from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, NotYetKnown
+from sinks.kafka.errors import NO_PERMISSION_ON_GROUP, NotYetKnown
 from sinks.kafka.internals import KAFKA_PYTHON
 from sinks.kafka.memory import Mark, newest_marks
 from sinks.kafka.options import option_problems, producer_options
@@ -435,7 +435,7 @@ class KafkaSink(
                 self._access.patiently(lambda: self._brokers.memory.settled_offsets(group, prefix))
             )
         except GroupAuthorizationFailedError as error:
-            raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
+            raise ConfigurationError(f"sink {self.name!r}: {NO_PERMISSION_ON_GROUP}") from error
 
     # ------------------------------------------------------------------ for operators
     def set_answer_timeout(self, seconds: float) -> None:

@@ -129,13 +129,13 @@ class TargetTopic:
                 f"there is no {named} at {self._access.bootstrap_servers}, or the principal may "
                 "not see it; create it, or set create_topic=True"
             )
-        rights = about["authorized_operations"]
-        if "WRITE" not in rights:
+        operations = about["authorized_operations"]
+        if "WRITE" not in operations:
             return (
                 f"the principal may not write to {named}; it may "
-                f"{', '.join(rights) or 'do nothing'}"
+                f"{', '.join(operations) or 'do nothing'}"
             )
-        if self._remember and "READ" not in rights:
+        if self._remember and "READ" not in operations:
             return (
                 f"the principal may not read {named}, which the group needs that remembers the "
                 "job's checkpoints (ACL: Read on the topic; or remember=False, and a checkpoint "

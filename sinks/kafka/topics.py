@@ -82,7 +82,7 @@ class Topics:
         return ids_in(self._net.ask(lambda: self._net.metadata(names)))
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
-        """Return partitions, leaders and our rights (`authorized_operations`) of a topic.
+        """Return partitions, leaders and our permissions (`authorized_operations`) of a topic.
 
         Return None if the topic does not exist.
         """
@@ -119,7 +119,7 @@ class Topics:
     def largest_batch(self, topic: str) -> int | None:
         """Return the bytes of a record batch that the topic takes.
 
-        Return None without the right to ask.
+        Return None without the permission to ask.
         """
         limit = self.settings(topic, ["max.message.bytes"]).get("max.message.bytes")
         return int(limit) if limit else None
@@ -128,7 +128,7 @@ class Topics:
         """List why a failover may lose acknowledged records.
 
         A replica that lags behind may become the leader, or one broker's word is enough. The list
-        is empty if the topic does not exist, or without the right to ask.
+        is empty if the topic does not exist, or without the permission to ask.
         """
         unclean = "unclean.leader.election.enable"
         enough = "min.insync.replicas"
@@ -279,7 +279,7 @@ def settings_of(
 ) -> dict[str, str]:
     """Return the settings in force of a broker or a topic.
 
-    There are none if it does not exist, or without the right to ask.
+    There are none if it does not exist, or without the permission to ask.
     """
     of = ConfigResource(kind, name, dict.fromkeys(names))
     described = connections.call(lambda admin: admin.describe_configs([of], config_filter="all"))

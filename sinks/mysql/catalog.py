@@ -1,4 +1,4 @@
-"""MySQL's and MariaDB's description of the target: columns, constraints, indexes and rights."""
+"""MySQL's and MariaDB's description of the target: columns, constraints, indexes and privileges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymysql.constants import ER
 from sinks.errors import ConfigurationError
 from sinks.mysql.columns import MySQLColumn, MySQLTarget, members_of, target_type
 from sinks.mysql.connection import (
-    RIGHTS,
+    DENIED,
     SHAPE,
     Connection,
     code_of,
@@ -27,7 +27,7 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.dialect import ROW, MySQLDialect
 from sinks.mysql.server import MySQLServer
-from sinks.sql.catalog import LEDGER_RIGHTS, Catalog, ColumnTypes, by_table
+from sinks.sql.catalog import LEDGER_PRIVILEGES, Catalog, ColumnTypes, by_table
 from sinks.sql.databases import TRIGGERS, lacks_characters
 from sinks.sql.dialect import marks
 from sinks.sql.names import witness_of
@@ -154,24 +154,24 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
                 "name"
             )
 
-    def missing_rights(
+    def missing_privileges(
         self,
         connection: Connection,
         target: MySQLTarget,
-        rights: Sequence[str],
+        privileges: Sequence[str],
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> Iterator[str]:
-        """Yield the rights that the user lacks, in the words of the server.
+        """Yield the privileges that the user lacks, in the words of the server.
 
-        EXPLAIN needs the rights of the statement that it explains. Whether tables can be made is
-        tried.
+        EXPLAIN needs the privileges of the statement that it explains. The sink tries whether
+        tables can be made.
         """
         schema = target.schema
-        needed = [(target.name, target.names[0], rights)]
-        for name, column, rights in [
+        needed = [(target.name, target.names[0], privileges)]
+        for name, column, privileges in [
             *needed,
-            *((ledger, "transaction_id", LEDGER_RIGHTS) for ledger in ledgers),
+            *((ledger, "transaction_id", LEDGER_PRIVILEGES) for ledger in ledgers),
         ]:
             name = quoted(schema, name)
             column = quoted(column)
@@ -181,12 +181,12 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
                 "UPDATE": f"UPDATE {name} SET {column} = {column} WHERE 1 = 0",
                 "DELETE": f"DELETE FROM {name} WHERE 1 = 0",
             }
-            for right in rights:
+            for privilege in privileges:
                 try:
-                    query(connection, f"EXPLAIN {statements[right]}")
+                    query(connection, f"EXPLAIN {statements[privilege]}")
                 except pymysql.Error as error:
-                    if code_of(error) in RIGHTS:
-                        yield f"GRANT {right} ON {name} is missing: {error_text(error)}"
+                    if code_of(error) in DENIED:
+                        yield f"GRANT {privilege} ON {name} is missing: {error_text(error)}"
                     elif not connection.open:
                         raise
         probe = quoted(schema, _PROBE)
@@ -195,7 +195,7 @@ class MySQLCatalog(Catalog[Connection, MySQLTarget]):
             for statement in [create_probe, f"DROP TABLE IF EXISTS {probe}"] * create:
                 execute(connection, statement)
         except pymysql.Error as error:
-            if code_of(error) not in RIGHTS:
+            if code_of(error) not in DENIED:
                 raise
             yield f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {error_text(error)}"
 
@@ -231,7 +231,7 @@ def definition(connection: Connection, schema: str, name: str) -> str:
     try:
         text: str = query(connection, f"SHOW CREATE TABLE {quoted(schema, name)}")[0][1]
     except pymysql.Error as error:
-        if code_of(error) not in {*RIGHTS, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR}:
+        if code_of(error) not in {*DENIED, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR}:
             raise
         return ""
     return re.sub(r" AUTO_INCREMENT=\d+", "", text)

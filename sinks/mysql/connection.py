@@ -387,7 +387,7 @@ def literal(text: str) -> str:
 XA_UNKNOWN = 1397  # XAER_NOTA
 _XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
 BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
-RIGHTS = {1044, 1142, 1143, 1227, 1370}
+DENIED = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _GTID_UNSAFE = 1785
 SHAPE = {*_CHANGED, 1364, 1906, 3105, _GTID_UNSAFE}
@@ -430,8 +430,8 @@ def fault(error: Exception) -> Fault | None:
         return Fault(
             "blocked", text, advice=f"{others} (XA RECOVER); lock_timeout= of the sink is the limit"
         )
-    if code in RIGHTS:
-        return Fault("right", text)
+    if code in DENIED:
+        return Fault("privilege", text)
     if code in _CHANGED:
         return Fault("gone" if code == ER.NO_SUCH_TABLE else "changed", text)
     if code == _GTID_UNSAFE:

@@ -41,7 +41,7 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
       COMMIT. This is for appends only.
     * `staged`: each task writes into a staging table beside the target and commits that, and the
       driver moves all staging tables of a checkpoint in one transaction. This works for users and
-      servers without XA rights, and is the only strategy for upserts.
+      servers without XA privileges, and is the only strategy for upserts.
 
     The table `ledger`, beside the target, records what became of each transaction.
 

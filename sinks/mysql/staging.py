@@ -20,7 +20,7 @@ from sinks.mysql import catalog
 from sinks.mysql.catalog import MySQLCatalog
 from sinks.mysql.columns import MySQLColumn, MySQLTarget, target_type
 from sinks.mysql.connection import (
-    RIGHTS,
+    DENIED,
     SHAPE,
     Connection,
     code_of,
@@ -99,8 +99,8 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     ) -> Iterable[str]:
         """Try whether a temporary table can be made, and yield why not.
 
-        A temporary table has the same limits, and leaves nothing behind. If the user has no right
-        to make one, the first task tells.
+        A temporary table has the same limits, and leaves nothing behind. If the user lacks the
+        privilege to make one, the first task tells.
         """
         table = quoted(target.schema, "tpc width")
         columns = self.choose_columns(target.columns, batch, _merge_column)
@@ -111,7 +111,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         except pymysql.Error as error:
             if _is_too_wide(error):
                 yield self._too_wide(columns, error)
-            elif code_of(error) not in RIGHTS:
+            elif code_of(error) not in DENIED:
                 raise
 
     def _too_wide(self, columns: Sequence[MySQLColumn], error: pymysql.Error) -> str:
@@ -157,8 +157,9 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
                     f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
                 )
         # which `lock` needs
-        rights = [right for right in self.merge.rights(target, "staged") if right != "INSERT"]
-        yield from self.catalog.missing_rights(connection, target, rights)
+        needed = self.merge.privileges(target, "staged")
+        others = [privilege for privilege in needed if privilege != "INSERT"]
+        yield from self.catalog.missing_privileges(connection, target, others)
 
     def first_tie(self, connection: Connection, move: Move[MySQLTarget]) -> Row | None:
         self._require_room(connection, move, self.dialect.ties(move))
@@ -258,7 +259,7 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
             execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {given}")
             rows = execute(connection, self.dialect.keep_givers(move, givers))
         except pymysql.Error as error:
-            if code_of(error) not in RIGHTS:
+            if code_of(error) not in DENIED:
                 raise
             raise BadValue(
                 f"table {move.target.label}: rows of the batch swap the value of a unique index, "

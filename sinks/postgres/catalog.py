@@ -1,4 +1,4 @@
-"""PostgreSQL's description of the target: columns, constraints, indexes and rights."""
+"""PostgreSQL's description of the target: columns, constraints, indexes and privileges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres.columns import Check, PostgresColumn, PostgresTarget, SpecialUnique, target_type
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.postgres.server import PostgresServer
-from sinks.sql.catalog import LEDGER_RIGHTS, Catalog, ColumnTypes, by_table
+from sinks.sql.catalog import LEDGER_PRIVILEGES, Catalog, ColumnTypes, by_table
 from sinks.sql.databases import (
     HOMES,
     POSTGRES_FOREIGN_KEYS,
@@ -104,19 +104,23 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
             reasons += [f"column {name!r} {why}" for name in fixed]
         return reasons
 
-    def missing_rights(
+    def missing_privileges(
         self,
         connection: Connection,
         target: PostgresTarget,
-        rights: Sequence[str],
+        privileges: Sequence[str],
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> list[str]:
         """Tell which statements an owner has to run so that this role may do what the sink does."""
         place = sql.Identifier(target.schema).as_string()
-        needed = {target.name: rights} | dict.fromkeys(ledgers, LEDGER_RIGHTS)
+        needed = {target.name: privileges} | dict.fromkeys(ledgers, LEDGER_PRIVILEGES)
         names = {name: sql.Identifier(target.schema, name).as_string() for name in needed}
-        pairs = [(names[table], right) for table, rights in needed.items() for right in rights]
+        pairs = [
+            (names[table], privilege)
+            for table, privileges in needed.items()
+            for privilege in privileges
+        ]
         role, usage, may_create, missing = row(
             connection,
             "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'),"
@@ -127,13 +131,13 @@ class PostgresCatalog(Catalog[Connection, PostgresTarget]):
             " WHERE NOT has_table_privilege(name, wanted)"
             " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
             [name for name, _ in pairs],
-            [right for _, right in pairs],
+            [privilege for _, privilege in pairs],
             target.schema,
         )
         wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
         grants = [*wanted, *missing] if usage else [f"USAGE ON SCHEMA {place}"]
         return [
-            f"a right is missing; an owner has to run: GRANT {right} TO {role}" for right in grants
+            f"a right is missing; an owner has to run: GRANT {grant} TO {role}" for grant in grants
         ]
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:

@@ -276,7 +276,7 @@ def fault(error: BaseException | None) -> Fault | None:
             advice=_NOT_PREPARED if re.search("PREPARE|row-level security", text) else "",
         )
     if isinstance(error, errors.InsufficientPrivilege):
-        return Fault("right", text)
+        return Fault("privilege", text)
     if isinstance(error, errors.DuplicateTable | errors.UndefinedTable) and STAGING.search(text):
         state = "was there before" if isinstance(error, errors.DuplicateTable) else "is gone"
         return Fault("server", f"its staging table {state}", advice=_ONE_DRIVER)

@@ -104,9 +104,10 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
             known = plan.target
             ledger = plan.ledger
             ledgers = [ledger.name, ledger.witness.name]
-            rights = self.merge.rights(known, "staged")
-            if missing := list(self.catalog.missing_rights(connection, known, rights, ledgers)):
-                return "; ".join(missing)
+            privileges = self.merge.privileges(known, "staged")
+            missing = self.catalog.missing_privileges(connection, known, privileges, ledgers)
+            if reasons := "; ".join(missing):
+                return reasons
             catalog.lock(connection, known)
             connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
@@ -136,8 +137,8 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     def try_out(self, connection: Connection, move: Move[PostgresTarget]) -> None:
         """Insert one row.
 
-        Missing rights of defaults, a sequence that is behind, and the like show with the first row
-        only.
+        Missing privileges of defaults, a sequence that is behind, and the like show with the first
+        row only.
         """
         self.server.execute(connection, self.dialect.one_row(move))
 

@@ -58,9 +58,9 @@ class Backend(Generic[ConnectionT, TargetT]):
         obstacle, _, _ = (self.prepared.obstacle(connection) or "").partition(": ")
         if obstacle:
             return "staged", obstacle
-        rights = self.merge.rights(target, "staged")
+        privileges = self.merge.privileges(target, "staged")
         if target.own_keys and not list(
-            self.catalog.missing_rights(connection, target, rights, create=True)
+            self.catalog.missing_privileges(connection, target, privileges, create=True)
         ):
             return (
                 "staged",
@@ -71,7 +71,7 @@ class Backend(Generic[ConnectionT, TargetT]):
     def problems(self, connection: ConnectionT, target: TargetT, ledger: str) -> Iterable[str]:
         """Yield what is in the way, apart from columns that do not fit.
 
-        This is about the index that upserts need, the server, rights, and what is wrong in this
+        This is about the index that upserts need, the server, privileges, and what is wrong in this
         kind of database.
         """
         if self.merge.keys and not target.is_unique(self.merge.keys):
@@ -87,6 +87,6 @@ class Backend(Generic[ConnectionT, TargetT]):
         strategy, _ = self.choose(connection, target)
         ledgers = self.catalog.existing(connection, target.schema, [ledger, witness_of(ledger)])
         create = strategy == "staged" or len(ledgers) < 2
-        rights = self.merge.rights(target, strategy)
-        yield from self.catalog.missing_rights(connection, target, rights, ledgers, create)
+        privileges = self.merge.privileges(target, strategy)
+        yield from self.catalog.missing_privileges(connection, target, privileges, ledgers, create)
         yield from self.catalog.problems(connection, target, ledger)

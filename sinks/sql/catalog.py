@@ -23,8 +23,8 @@ from sinks.sql.table import mismatches
 logger = get_logger(__name__)
 
 Declared = TypeVar("Declared")
-LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
-"""The rights on the ledger that the sink's user needs."""
+LEDGER_PRIVILEGES = ("SELECT", "INSERT", "DELETE")
+"""The privileges on the ledger that the sink's user needs."""
 ColumnTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 """The columns of each table, in order, each with its type as the server writes it."""
 
@@ -110,18 +110,18 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
         """List every reason why the columns do not fit."""
         return mismatches(batch, target.columns)
 
-    def missing_rights(
+    def missing_privileges(
         self,
         connection: ConnectionT,
         target: TargetT,
-        rights: Sequence[str],
+        privileges: Sequence[str],
         ledgers: Iterable[str] = (),
         create: bool = False,
     ) -> Iterable[str]:
-        """Return the rights that the user lacks, and how to give them.
+        """Return the privileges that the user lacks, and how to give them.
 
-        The user needs `rights` on the target, those of `LEDGER_RIGHTS` on the ledgers, and, with
-        `create`, the right to create tables. By default none is missing.
+        The user needs `privileges` on the target, those of `LEDGER_PRIVILEGES` on the ledgers,
+        and, with `create`, the privilege to create tables. By default none is missing.
         """
         return ()
 

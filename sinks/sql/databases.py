@@ -62,7 +62,7 @@ TRIGGERS = {
 """Queries for what runs for each row that goes into a table, and may alter the row or leave it out.
 They return a name for a reader, and the definition. A trigger that every partition gets from the
 table counts as the table's. The parameters are the table's schema and name. In MySQL a user without
-the right TRIGGER sees none."""
+the privilege TRIGGER sees none."""
 
 COLLATIONS = (
     "SELECT collation_name FROM information_schema.columns"
@@ -239,8 +239,8 @@ _MYSQL = (
     " WHERE value <> '1'"
     " AND NOT (name = 'innodb_doublewrite'"
     " AND UPPER(value) IN ('ON', 'FAST', 'DETECT_AND_RECOVER'))",
-    # A replica is a thread that sends the binary log; users without the right PROCESS see none. The
-    # comments are SQL for MariaDB alone and for MySQL alone.
+    # A replica is a thread that sends the binary log; users without the privilege PROCESS see none.
+    # The comments are SQL for MariaDB alone and for MySQL alone.
     "SELECT 'its replicas are asynchronous, so a failover may lose what was committed' FROM DUAL"
     " WHERE EXISTS (SELECT 1 FROM information_schema.processlist"
     " WHERE LEFT(command, 11) = 'Binlog Dump')"

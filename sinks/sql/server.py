@@ -157,7 +157,7 @@ class Server(ABC, Generic[ConnectionT]):
             return (
                 f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
             )
-        if fault and fault.kind == "right":
+        if fault and fault.kind == "privilege":
             return f"the user lacks a right at {self}: {fault.text}"
         text = self.unreachable(error)
         return None if text is None else f"{text}. Check {self.CHECK}"
@@ -344,7 +344,7 @@ def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
 
 
 # ---------------------------------------------------------------------- errors
-Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refused", "other"]
+Kind: TypeAlias = Literal["blocked", "privilege", "gone", "changed", "server", "refused", "other"]
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class Fault:
     """The meaning of an error, whose `kind` is one of these:
 
     * `blocked`: a wait for a lock timed out, or was a deadlock;
-    * `right`: the user lacks a right;
+    * `privilege`: the user lacks a privilege;
     * `gone`, `changed`: a table is gone, or is not as it was;
     * `server`: the server is not set up for what is asked;
     * `refused`: a row is refused;
@@ -380,7 +380,7 @@ class Fault:
                 "coordinator aborts those and tries again), or two partitions of this batch write "
                 f"the same unique value{self.advice}"
             )
-        if self.kind == "right":
+        if self.kind == "privilege":
             return ConfigurationError(f"{who} lacks a right: {self.text}")
         if self.kind in ("gone", "changed"):
             return ConfigurationError(
@@ -401,8 +401,8 @@ class Fault:
 def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) -> Iterator[None]:
     """Turn the server's errors in this block into SinkErrors.
 
-    That applies to errors about rows, rights, locks or the set-up; all others pass as they are. The
-    SinkErrors name the table in place of a staging table, and say that `who` was at work.
+    That applies to errors about rows, privileges, locks or the set-up; all others pass as they are.
+    The SinkErrors name the table in place of a staging table, and say that `who` was at work.
     """
     try:
         yield

@@ -366,7 +366,7 @@ class TableSink(
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """Yield findings about the table, rights and settings, then those of every sink.
+        """Yield findings about the table, privileges and settings, then those of every sink.
 
         If there is an error, the findings of every sink are left out. The diagnosis may create the
         ledger, as the first batch would.

@@ -396,7 +396,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         """Tell what an operator has to fix; return None if a retry may help."""
         if isinstance(error, TargetRefuses):
             return str(error)
-        if (fault := self.server.fault(error)) and fault.kind == "right":
+        if (fault := self.server.fault(error)) and fault.kind == "privilege":
             return f"the user lacks a right: {fault.text}: grant it"
         if fault and fault.kind == "refused":
             return _refusal(fault, table)

@@ -324,8 +324,8 @@ class MergeOptions:
         extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
         return [column for column in columns if column not in extra]
 
-    def rights(self, target: Target, strategy: str) -> list[str]:
-        """List the rights that the sink needs on the target."""
+    def privileges(self, target: Target, strategy: str) -> list[str]:
+        """List the privileges that the sink needs on the target."""
         upsert = self.mode == "upsert"
         needed = {
             "INSERT": True,
@@ -333,7 +333,7 @@ class MergeOptions:
             "UPDATE": upsert,
             "DELETE": self.delete_marker,
         }
-        return [right for right, is_needed in needed.items() if is_needed]
+        return [privilege for privilege, is_needed in needed.items() if is_needed]
 
     def destination(self, target: Target) -> str:
         """Tell where rows go, and how, in the words by which committables are compared."""

@@ -34,12 +34,14 @@ _BLOCKED = re.compile(
 _REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
 """Some drivers answer a refused row with OperationalError."""
 
-# The words of databases for a table that is not as it was, and for a right that the user lacks.
+# The words of databases for a table that is not as it was, and for a privilege that the user lacks.
 _CHANGED = re.compile(
     r"no such (table|column)|has no column|(table|relation|column) .*(n.t|not) exist",
     re.IGNORECASE,
 )
-_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege|read.?only", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(command|permission) denied|insufficient privilege|read.?only", re.IGNORECASE
+)
 _BROKEN = """
 SELECT count(*) FROM sqlite_master AS its, pragma_foreign_key_check(its.name)
  WHERE its.type = 'table' AND its.sql LIKE '%initially%deferred%'
@@ -241,8 +243,8 @@ class SqlAlchemyServer(Server[Connection]):
             return Fault("refused", text)
         if isinstance(error, exc.NoSuchTableError) or (of_database and _CHANGED.search(text)):
             return Fault("changed", f"{text} (at {self})")
-        if _RIGHT.search(text):
-            return Fault("right", text)
+        if _DENIED.search(text):
+            return Fault("privilege", text)
         if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
             return Fault("server", f"{text} (at {self})")
         return Fault("other", text) if of_database else None

@@ -44,7 +44,7 @@ _CREATED = {kind: kind for kind in ("boolean", "double", "date", "timestamp")} |
 _CREATED |= {"float": "double", "timestamp_ntz": "timestamp", "string": "text", "binary": "blob"}
 _FAULTS: Mapping[str, Kind] = {
     "database .*is locked": "blocked",
-    "attempt to write a readonly|not authorized|access permission": "right",
+    "attempt to write a readonly|not authorized|access permission": "privilege",
     "no such table": "gone",
     "no such column|table .* has no column": "changed",
     "file is not a database|database .*is malformed": "server",
@@ -138,7 +138,7 @@ class SqliteDialect(Dialect[Target]):
 class SqliteServer(Pool[Connection]):
     """One file, in any journal mode. A transaction locks it against all other writers."""
 
-    CHECK = "the path, and your rights in its folder"
+    CHECK = "the path, and your permissions in its folder"
 
     def __init__(self, dialect: SqliteDialect, path: str | os.PathLike[str], *, name: str, lock_timeout: float) -> None:
         super().__init__(dialect, {"database": os.path.abspath(path)}, name=name, lock_timeout=lock_timeout)

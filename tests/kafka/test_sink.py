@@ -555,7 +555,7 @@ def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bo
         sink.close()
 
 
-@pytest.mark.parametrize("may_ask", [True, False], ids=["limit", "no right to ask for it"])
+@pytest.mark.parametrize("may_ask", [True, False], ids=["limit", "no permission to ask for it"])
 def test_small_records_that_are_too_large_together(
     kafka: KafkaService, may_ask: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,7 +213,7 @@ def test_settings_of_the_server_that_do_not_hold_for_the_sink(
             execute(admin, "SET GLOBAL init_connect = DEFAULT, GLOBAL completion_type = DEFAULT")
 
 
-def test_a_right_taken_away(db: Observer, mysql: MySQLService) -> None:
+def test_a_privilege_taken_away(db: Observer, mysql: MySQLService) -> None:
     user, everything = f"u{db.schema[-8:]}", f"SELECT, INSERT, DELETE, CREATE, DROP ON {db.schema}.*"
     with mysql.connect() as admin:
         dsn = mysql.add_user(admin, user, everything, db.schema)

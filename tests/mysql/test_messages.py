@@ -224,8 +224,8 @@ def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, messa
 
 
 @WHEN
-@pytest.mark.parametrize("right", ["INSERT ON {}.orders", "INSERT ON {}.tpc_ledger", "SELECT ON {}.tpc_ledger"])
-def test_rights_that_are_revoked(db: Observer, mysql: MySQLService, right: str, when: str) -> None:
+@pytest.mark.parametrize("privilege", ["INSERT ON {}.orders", "INSERT ON {}.tpc_ledger", "SELECT ON {}.tpc_ledger"])
+def test_privileges_that_are_revoked(db: Observer, mysql: MySQLService, privilege: str, when: str) -> None:
     with closing(MySQLSink(db.dsn, "orders", strategy="xa")) as first:
         first.check(SCHEMA)
     user = f"{db.schema}_less"[-32:]
@@ -240,7 +240,7 @@ def test_rights_that_are_revoked(db: Observer, mysql: MySQLService, right: str, 
             assert write(sink, 0) == COMMITTED
 
             def revoke() -> None:
-                execute(admin, f"REVOKE {right.format(db.schema)} FROM '{user}'@'%'")
+                execute(admin, f"REVOKE {privilege.format(db.schema)} FROM '{user}'@'%'")
 
             if when == "between":
                 revoke()

@@ -469,7 +469,7 @@ def limited(db: Observer, mysql: MySQLService) -> Iterator[str]:
         execute(admin, f"DROP USER {user}@'%'")
 
 
-def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLService) -> None:
+def test_missing_privileges_are_all_named(db: Observer, limited: str, mysql: MySQLService) -> None:
     user = f"{parameters(limited)['user']}@'%'"
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
     admin = mysql.connect()
@@ -489,7 +489,7 @@ def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLSe
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
 
 
-def test_a_driver_killed_while_it_tries_its_rights_leaves_a_table_that_the_next_one_drops(
+def test_a_driver_killed_while_it_tries_its_privileges_leaves_a_table_that_the_next_one_drops(
     db: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(connection: Any, statement: str) -> None:
@@ -511,7 +511,7 @@ def test_a_user_who_may_not_see_the_database(db: Observer, limited: str) -> None
         make(db, dsn=limited)
 
 
-def test_rows_that_swap_a_unique_value_need_a_right_that_is_named(
+def test_rows_that_swap_a_unique_value_need_a_privilege_that_is_named(
     db: Observer, limited: str, mysql: MySQLService
 ) -> None:
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id), ADD UNIQUE named (name)")

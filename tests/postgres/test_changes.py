@@ -145,7 +145,7 @@ CHANGES = {
     "unique": ("ADD CONSTRAINT one UNIQUE (id)", '"one".* (7|twice|2 times)', "DROP CONSTRAINT one"),
     "new column": ("ADD more integer NOT NULL", '"more" is NOT NULL.*give it a default', "ALTER more SET DEFAULT 0"),
     "gone": ("RENAME TO elsewhere", "not there any more|there is no table", "elsewhere RENAME TO orders"),
-    "right": ("", "GRANT INSERT ON", ""),
+    "privilege": ("", "GRANT INSERT ON", ""),
     "policy": ("ENABLE ROW LEVEL SECURITY", "row-level security", "DISABLE ROW LEVEL SECURITY"),
 }
 
@@ -166,7 +166,7 @@ def staging(db: Observer, role: str, **merge: Any) -> PostgresSink:
 
 def change(db: Observer, role: str, name: str, *, back: bool = False) -> None:
     what = CHANGES[name][2 if back else 0]
-    if name == "right":
+    if name == "privilege":
         db.run(f"GRANT INSERT ON orders TO {role}" if back else f"REVOKE INSERT ON orders FROM {role}")
     else:
         db.run(f"ALTER TABLE {'' if what.startswith('elsewhere') else 'orders '}{what}")

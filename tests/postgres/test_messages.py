@@ -135,8 +135,8 @@ def test_a_ledger_that_changes(db: Observer, sink: PostgresSink, change: str, me
 
 
 @WHEN
-@pytest.mark.parametrize("right", ["INSERT ON orders", "INSERT ON tpc_ledger", "USAGE ON SCHEMA public"])
-def test_rights_that_are_revoked(db: Observer, sink: PostgresSink, right: str, when: str) -> None:
+@pytest.mark.parametrize("privilege", ["INSERT ON orders", "INSERT ON tpc_ledger", "USAGE ON SCHEMA public"])
+def test_privileges_that_are_revoked(db: Observer, sink: PostgresSink, privilege: str, when: str) -> None:
     role = f"writer_{conninfo_to_dict(db.dsn)['dbname']}"
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'; GRANT ALL ON SCHEMA public TO {role}")
     db.run(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
@@ -149,7 +149,7 @@ def test_rights_that_are_revoked(db: Observer, sink: PostgresSink, right: str, w
         assert write(limited, 0) == COMMITTED
 
         def revoke() -> None:
-            db.run(f"REVOKE {right} FROM {role}")
+            db.run(f"REVOKE {privilege} FROM {role}")
 
         if when == "between":
             revoke()

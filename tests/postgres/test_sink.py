@@ -465,7 +465,7 @@ def test_options_that_contradict_each_other(options: dict[str, Any], reason: str
         PostgresSink("postgresql://h/d", "orders", **options)
 
 
-def test_missing_rights_are_named_as_the_statements_to_run(db: Observer) -> None:
+def test_missing_privileges_are_named_as_the_statements_to_run(db: Observer) -> None:
     role = f"limited_{conninfo_to_dict(db.dsn)['dbname']}"
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
     try:

@@ -332,7 +332,7 @@ def test_three_brokers_start_again_with_their_data(three: KafkaServer, way: str)
         assert found == values
 
 
-# ---------------------------------------------------------------------- users and rights
+# ---------------------------------------------------------------------- users and permissions
 
 
 @pytest.mark.large
@@ -361,7 +361,7 @@ def test_nobody_else_comes_in(secured: KafkaServer, wrong: dict[str, str]) -> No
 
 
 @pytest.mark.large
-def test_users_have_only_the_rights_they_were_given(secured: KafkaServer) -> None:
+def test_users_have_only_the_permissions_they_were_given(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
             _produce(secured, topic, "a", user="ann")
@@ -374,7 +374,7 @@ def test_users_have_only_the_rights_they_were_given(secured: KafkaServer) -> Non
 
 
 @pytest.mark.large
-def test_transactional_ids_need_a_right_of_their_own(secured: KafkaServer) -> None:
+def test_transactional_ids_need_a_permission_of_their_own(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         secured.allow("ann", "topic", topic, "write")
         producer = Producer(secured.client_options("ann") | {"transactional.id": "anns"})
@@ -390,7 +390,7 @@ def test_transactional_ids_need_a_right_of_their_own(secured: KafkaServer) -> No
 
 
 @pytest.mark.large
-def test_users_and_rights_survive_a_crash(secured: KafkaServer) -> None:
+def test_users_and_permissions_survive_a_crash(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         secured.allow("ann", "topic", topic, "write")
         secured.kill()

@@ -154,7 +154,7 @@ class TestFailures(LostPuts):
             "s3:DeleteObject": lambda: direct.delete("a"),
         }[action]
         with pytest.raises(
-            StorageError, match=r"key '.': cannot .*Check the credentials in AWS_\*; they need the rights"
+            StorageError, match=r"key '.': cannot .*Check the credentials in AWS_\*; they need permission"
         ):
             call()
 

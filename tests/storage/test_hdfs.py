@@ -85,8 +85,8 @@ class TestHdfs(ProcessConformance):
 
     def test_what_is_made_is_for_this_user(self, storage):
         storage.put_if_absent("job/1", b"1")
-        rights = [storage._files.getFileStatus(storage._path(name)).getPermission() for name in ("", "job/1")]
-        assert list(map(str, rights)) == ["rwx------", "rw-------"]
+        permissions = [storage._files.getFileStatus(storage._path(name)).getPermission() for name in ("", "job/1")]
+        assert list(map(str, permissions)) == ["rwx------", "rw-------"]
 
     def test_folders_above_stay_open_to_others(self, storage, uri):
         nested: Any = open_storage(f"{uri}-above/x/storage")
@@ -179,7 +179,7 @@ class TestHdfs(ProcessConformance):
             assert proxy.cuts == 2
             assert storage.list("") == ["b"]
 
-    def test_rights_are_missing(self, spark, storage, reopen, uri):
+    def test_permissions_are_missing(self, spark, storage, reopen, uri):
         storage.put_if_absent("a", b"1")
         with self.another_user(spark):
             other = reopen()

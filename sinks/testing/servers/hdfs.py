@@ -2,8 +2,8 @@
 
 Hadoop's mini cluster, a name node and one data node, in one Java process on free loopback ports. It
 comes from Maven Central (`sinks.testing.servers.maven`) in the version of the Hadoop client that
-pyspark ships, and runs on that client. The user that started it has all rights. What was written
-outlives `kill` and `start`.
+pyspark ships, and runs on that client. The user that started it has all permissions. What was
+written outlives `kill` and `start`.
 """
 
 from __future__ import annotations

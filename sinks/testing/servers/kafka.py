@@ -82,7 +82,7 @@ SILENT_JVM = ("-Xlog:disable", "-Xlog:all=off")
 _FIRST_RECORDS = "bootstrap.checkpoint"
 
 ADMIN = "admin"
-"""The user with all rights, where users are asked for."""
+"""The user with all permissions, where users are asked for."""
 
 
 class KafkaService(Service):
@@ -236,26 +236,26 @@ class KafkaServer(KafkaService):
         return {"bootstrap.servers": self.bootstrap} | self._credentials(user or ADMIN)
 
     def allow(self, user: str, kind: str, name: str, operation: str) -> None:
-        """Give a right, and return when a broker knows it: `allow("ann", "topic", "orders",
+        """Give a permission, and return when a broker knows it: `allow("ann", "topic", "orders",
         "write")`.
 
         `kind` is topic, group, transactional_id or broker (the cluster, whose name is
         kafka-cluster), `name` may be "*", `operation` is one of
         `confluent_kafka.admin.AclOperation`.
         """
-        right = _right(user, kind, name, operation)
+        permission = _permission(user, kind, name, operation)
         admin = self.admin()
-        for change in admin.create_acls([AclBinding(*right)]).values():
+        for change in admin.create_acls([AclBinding(*permission)]).values():
             change.result(START_TIMEOUT)
-        _await_rights(admin, AclBindingFilter(*right), 1)
+        _await_permissions(admin, AclBindingFilter(*permission), 1)
 
     def withdraw(self, user: str, kind: str, name: str, operation: str) -> None:
         """Take back what `allow` gave."""
-        right = AclBindingFilter(*_right(user, kind, name, operation))
+        permission = AclBindingFilter(*_permission(user, kind, name, operation))
         admin = self.admin()
-        for change in admin.delete_acls([right]).values():
+        for change in admin.delete_acls([permission]).values():
             change.result(START_TIMEOUT)
-        _await_rights(admin, right, 0)
+        _await_permissions(admin, permission, 0)
 
     # ------------------------------------------------------------------ inside
     def _credentials(self, user: str) -> dict[str, str]:
@@ -633,7 +633,7 @@ def _leaders(admin: AdminClient, topic: str) -> int:
 _Right = tuple[ResourceType, str, ResourcePatternType, str, str, AclOperation, AclPermissionType]
 
 
-def _right(user: str, kind: str, name: str, operation: str) -> _Right:
+def _permission(user: str, kind: str, name: str, operation: str) -> _Right:
     return (
         ResourceType[kind.upper()],
         name,
@@ -645,10 +645,10 @@ def _right(user: str, kind: str, name: str, operation: str) -> _Right:
     )
 
 
-def _await_rights(admin: AdminClient, right: AclBindingFilter, expected: int) -> None:
+def _await_permissions(admin: AdminClient, permission: AclBindingFilter, expected: int) -> None:
     _wait_until(
-        lambda: len(admin.describe_acls(right).result(START_TIMEOUT)) == expected,
-        f"the broker does not know of the change of {right}",
+        lambda: len(admin.describe_acls(permission).result(START_TIMEOUT)) == expected,
+        f"the broker does not know of the change of {permission}",
     )
 
 
@@ -663,7 +663,7 @@ def _wait_until(condition: Callable[[], bool], failure: str) -> None:
 class ExternalKafka(KafkaService, Unmanaged):
     """Brokers that somebody else runs, without encryption or password.
 
-    `topic` needs the right to create topics.
+    `topic` needs the permission to create topics.
     """
 
     unmanaged = "the brokers of TEST_KAFKA_BOOTSTRAP are not ours to stop"

@@ -40,7 +40,7 @@ from sinks.testing.servers.common import (
 )
 from sinks.testing.servers.maven import lock
 
-RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
+PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, TRIGGER, CREATE TEMPORARY TABLES"
 """What docs/mysql.md lists for the user of a sink, on its database."""
 _PASSWORD = "sesame"
 _PACKAGE = "mysql-server-core"
@@ -65,8 +65,9 @@ class MySQLService(Service):
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The DSN of a fresh database, for a user of its own who has the rights that docs/mysql.md
-        lists and no others. The user `USER_admin`, with the same password, may do everything.
+        """The DSN of a fresh database, for a user of its own who has the privileges that
+        docs/mysql.md lists and no others. The user `USER_admin`, with the same password, may do
+        everything.
 
         Dropped at the end with all that is in it, with its users, and with the XA branches of this
         library in it. A server that the test left crashed is started for that.
@@ -74,7 +75,7 @@ class MySQLService(Service):
         name = f"test_{uuid.uuid4().hex[:12]}"
         with self.connect() as admin:
             execute(admin, f"CREATE DATABASE {quoted(name)} CHARACTER SET utf8mb4")
-            dsn = self.add_user(admin, name, f"{RIGHTS} ON {quoted(name)}.*", name)
+            dsn = self.add_user(admin, name, f"{PRIVILEGES} ON {quoted(name)}.*", name)
             self.add_user(admin, f"{name}_admin", "ALL ON *.*", name)
             if not is_mariadb(admin):
                 execute(admin, f"GRANT XA_RECOVER_ADMIN ON *.* TO '{name}'@'%'")
@@ -92,13 +93,13 @@ class MySQLService(Service):
                 execute(admin, "SET SESSION lock_wait_timeout = 120")
                 execute(admin, f"DROP DATABASE {quoted(name)}")
 
-    def add_user(self, admin: Connection, user: str, rights: str, database: str) -> str:
+    def add_user(self, admin: Connection, user: str, privileges: str, database: str) -> str:
         """The DSN of a new user of a database.
 
-        `rights` are privileges and what they are on: "SELECT ON shop.*".
+        `privileges` come with what they are on: "SELECT ON shop.*".
         """
         execute(admin, f"CREATE USER '{user}'@'%' IDENTIFIED BY '{_PASSWORD}'")
-        execute(admin, f"GRANT {rights} TO '{user}'@'%'")
+        execute(admin, f"GRANT {privileges} TO '{user}'@'%'")
         return self.url(database, user, _PASSWORD)
 
     def url(self, database: str, user: str | None = None, password: str | None = None) -> str:
@@ -229,7 +230,7 @@ def _new_data(install: Path) -> Path:
 
 
 class ExternalMySQL(MySQLService, Unmanaged):
-    """A server that somebody else runs. `database` needs the right to create databases."""
+    """A server that somebody else runs. `database` needs the privilege to create databases."""
 
     unmanaged = "the server of TEST_MYSQL_DSN is not ours to stop"
 

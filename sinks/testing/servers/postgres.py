@@ -241,7 +241,7 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
 
 
 class ExternalPostgres(PostgresService, Unmanaged):
-    """A server that somebody else runs. `database` needs the right to create databases."""
+    """A server that somebody else runs. `database` needs the privilege to create databases."""
 
     unmanaged = "the server of TEST_POSTGRES_DSN is not ours to stop"
 

@@ -1,4 +1,4 @@
-"""KafkaSink as a user of a broker who has some of the rights."""
+"""KafkaSink as a user of a broker who has some of the permissions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Authority:
         return made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
+def test_permissions_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         sink = sink_of(secured, topic, user="ann", timeout=60)
         with pytest.raises(ConfigurationError, match=topic):
@@ -163,7 +163,7 @@ def test_a_topic_that_may_not_be_created(secured: KafkaServer) -> None:
     sink.close()
 
 
-def test_rights_on_the_group(secured: KafkaServer) -> None:
+def test_permissions_on_the_group(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         for operation in ("describe", "write"):
             secured.allow("cid", "topic", topic, operation)
@@ -192,7 +192,7 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
         without.close()
 
 
-def test_a_right_that_lacks_is_told_late(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permission_that_is_missing_is_told_late(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The offset is refused after the records were taken."""
     add_offset, producers = GroupMemory._add_offset, list[Any]()
 
