@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = 48
 SETTINGS = {"max_prepared_transactions": "64"}
 SILENCE = 600.0
-"""Seconds without a sign of the job until it is given up: more than the slowest machine needs to
+"""Seconds without news of the job until it is given up: more than the slowest machine needs to
 start Spark."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives some seconds: 11 s of CPU to the first checkpoint instead of 18 s."""

@@ -100,7 +100,7 @@ class Result:
 class Tier:
     """How drivers run, and how long things take there.
 
-    `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a sign of life
+    `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a heartbeat
     for `patience` seconds is taken for hung, and killed. One that is stopped until another comes to a point goes on
     after `longest_stop` seconds. Faults end after `limit` seconds of a round; if the rest takes more than `quiet`
     seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.

@@ -33,7 +33,7 @@ class Halt(CheckpointListener):
 
 @dataclass
 class DiesOfACommit(CheckpointListener):
-    """Is killed as soon as a checkpoint is complete, after a sign of life that told of its begin."""
+    """Is killed as soon as a checkpoint is complete, after a heartbeat that told of its begin."""
 
     checkpoint: int
     begun: Connection

@@ -109,7 +109,7 @@ def test_what_was_in_progress_when_a_driver_died(file_job: Job, monkeypatch: pyt
 
 
 def test_a_checkpoint_that_a_driver_died_of_just_after_it_was_complete_is_not_in_progress(file_job: Job) -> None:
-    """By its last sign of life it is: that came before."""
+    """By its last heartbeat it is: that came before."""
     file_job.beat_fast()
     text = file_job.file.read_text()
     file_job.file.write_text(text.replace("[checkpointing]", "[checkpointing]\nrequest_poll_interval = 0.1"))

@@ -160,7 +160,7 @@ def crash() -> None:
 
 
 class OutOfReach:
-    """In place of the store for the signs of life of a driver that was killed."""
+    """In place of the store for the heartbeats of a driver that was killed."""
 
     job = ""
 
@@ -169,7 +169,7 @@ class OutOfReach:
 
 
 def crash_at(step: Step, checkpoint_id: int, of: CheckpointCoordinator | None = None) -> CheckpointListener:
-    """`of`: whose signs of life end, too, and its history. Else there is a last one when the query is at its end."""
+    """`of`: whose heartbeats end, too, and its history. Else there is a last one when the query is at its end."""
 
     class Crash(CheckpointListener):
         def on_step(self, at, id, facts) -> None:

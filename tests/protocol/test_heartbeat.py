@@ -1,4 +1,4 @@
-"""Signs of life in storage."""
+"""Heartbeats in storage."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record
 FAST = {"heartbeat_interval": 0.1}
 
 
-class Signs(WrappedStorage):
-    """Counts the signs that were put; its clock is an hour behind this machine's. `broken`: refuses signs."""
+class Heartbeats(WrappedStorage):
+    """Counts the heartbeats that were put; its clock is an hour behind this machine's. `broken`: refuses heartbeats."""
 
     put = 0
     broken = False
@@ -39,19 +39,19 @@ class Signs(WrappedStorage):
         return time.time() - 3600
 
 
-def signs(job: Job) -> list[str]:
+def heartbeats(job: Job) -> list[str]:
     return job.storage.list(f"{JobStore(job.storage, 'job')._folder.root}/alive")
 
 
-def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:
+def test_a_driver_gives_heartbeats_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:
     seen: list[tuple[DriverStatus | None, int]] = []
 
     def runs() -> bool:
         driver = look_for_driver(JobStore(storage, "job"))
-        seen[:] = [(driver, len(signs(job)))]
+        seen[:] = [(driver, len(heartbeats(job)))]
         return storage.put > 5 and driver is not None and driver.state is State.RUNNING
 
-    storage = Signs(job.storage)
+    storage = Heartbeats(job.storage)
     coordinator = job.coordinator(Hooked(job.sink, "validate_all", hook=lambda: eventually(runs)), storage, config=FAST)
     with coordinator:
         job.query(1).run(coordinator)
@@ -67,10 +67,10 @@ def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Jo
     assert ended.sign.ended in reasons, "whichever is seen first"
     with job.coordinator(config=FAST) as again:
         job.query().run(again)
-    assert len(signs(job)) == 1
+    assert len(heartbeats(job)) == 1
 
 
-def test_the_last_sign_says_what_the_query_ended_with(job: Job) -> None:
+def test_the_last_heartbeat_says_what_the_query_ended_with(job: Job) -> None:
     with pytest.raises(CheckpointFailed):
         job.run(sink=Hooked(job.sink, "write", hook=fail))
     driver = look_for_driver(JobStore(job.storage, "job"))
@@ -91,7 +91,7 @@ def test_a_query_that_ends_outside_of_the_coordinator(job: Job) -> None:
 
 
 def test_a_driver_that_gives_no_more_signs_is_silent_and_its_query_goes_on(job: Job) -> None:
-    storage = Signs(job.storage)
+    storage = Heartbeats(job.storage)
     storage.broken = True
 
     def silent() -> bool:
@@ -116,17 +116,17 @@ def test_an_operators_claim_is_no_driver(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("age", "overdue"), [(29.0, False), (31.0, False), (46.0, True), (89.0, True)])
-def test_a_driver_that_missed_a_sign_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
+def test_a_driver_that_missed_a_heartbeat_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
     driver = DriverStatus(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
     assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
 
 
-def test_a_sign_that_is_ahead_is_told_by_the_clock_that_was_looked_at() -> None:
+def test_a_heartbeat_that_is_ahead_is_told_by_the_clock_that_was_looked_at() -> None:
     driver = DriverStatus(State.UNKNOWN, 1, SignOfLife("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
     assert "1.0 h ahead by the storage's clock" in of_driver(driver)
 
 
-def test_a_checkpoint_that_is_complete_is_a_sign_of_life(job: Job) -> None:
+def test_a_checkpoint_that_is_complete_is_a_heartbeat(job: Job) -> None:
     """Else a driver would be told silent for longer than its newest checkpoint is old."""
     with pytest.raises(CrashError):
         job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
@@ -162,7 +162,7 @@ def test_a_second_query_of_one_coordinator_is_refused_and_the_first_goes_on_with
     job.assert_exactly_once()
 
 
-def test_a_driver_whose_function_calls_again_gives_signs_again(job: Job) -> None:
+def test_a_driver_whose_function_calls_again_gives_heartbeats_again(job: Job) -> None:
     """The call that failed has said that the query ended."""
     query, store = job.quiet(), JobStore(job.storage, "job")
     with job.coordinator(Hooked(job.sink, "validate_all", hook=fail), config=FAST) as coordinator:
@@ -171,7 +171,7 @@ def test_a_driver_whose_function_calls_again_gives_signs_again(job: Job) -> None
         assert [driver.state for driver in [look_for_driver(store)] if driver] == [State.ENDED]
         coordinator.process(query.batch(0, "one run"))
         eventually(lambda: (driver := look_for_driver(store)) is not None and driver.state is State.RUNNING)
-        assert len(signs(job)) <= 2
+        assert len(heartbeats(job)) <= 2
 
 
 def test_a_driver_whose_spark_is_gone_asks_it_no_more_often(job: Job) -> None:

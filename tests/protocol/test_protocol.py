@@ -389,7 +389,7 @@ def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
 
 
 def _records_and_folders(storage: Path) -> list[Path]:
-    """Without what is written every few seconds: the history and signs of life."""
+    """Without what is written every few seconds: the history and heartbeats."""
     return [path for path in storage.rglob("*") if not {"statistics", "alive"} & set(path.parts)]
 
 

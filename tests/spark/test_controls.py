@@ -269,7 +269,7 @@ def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_pat
         ], name
 
 
-def test_the_last_sign_names_what_the_query_failed_with_outside_of_the_coordinator(
+def test_the_last_heartbeat_names_what_the_query_failed_with_outside_of_the_coordinator(
     spark: SparkSession, tmp_path: Path, sink: FileSink
 ) -> None:
     def call(df: DataFrame, batch_id: int) -> None:

@@ -311,7 +311,7 @@ class TestFile:
         assert os.listdir(tmp_path / "root") == []
 
     def test_a_directory_that_is_gone_is_not_made_anew(self, storage, tmp_path):
-        """By the sign of life of a driver that runs: an empty storage would tell less than none, and hide a mount."""
+        """By the heartbeat of a driver that runs: an empty storage would tell less than none, and hide a mount."""
         storage.put_if_absent("a/1", b"1")
         shutil.rmtree(tmp_path / "root")
         assert (storage.get("a/1"), storage.list("")) == (None, [])
