@@ -16,8 +16,6 @@ import typer
 from coordinator.cli.output import FINDING, USAGE, fail, say
 
 _SKELETON = Path(__file__).parent / "skeleton"
-_COLUMNS = 100
-"""How long a line of the skeleton may be."""
 
 
 class Also(str, Enum):
@@ -62,7 +60,7 @@ def new_sink(
             .replace("coordinator.cli.skeleton.sink", module)
         )
         text = (
-            _with(text, also or [], class_name)
+            _with(text, also or [])
             .replace("SkeletonSink", class_name)
             .replace("Skeleton", plain.capitalize())
         )
@@ -79,21 +77,19 @@ def new_sink(
     typer.echo(f"python -m pytest {test}")
 
 
-def _with(text: str, also: Sequence[Also], class_name: str) -> str:
+def _with(text: str, also: Sequence[Also]) -> str:
     """Return the skeleton without the sections of other optional classes.
 
     What only these sections import is left out, too.
     """
     for other in set(Also).difference(also):
         text = re.sub(rf"    # -+ {other.value}\n.*?(?=    # -+ )", "", text, flags=re.S)
-        text = re.sub(rf"\b{other.value}\[TextIO\], ", "", text)
+        text = re.sub(rf"^    {other.value}\[TextIO\],\n", "", text, flags=re.M)
     for line in re.findall(r"^from (?!__future__)\S+ import .*\n", text, re.M):
         start, names = line.rstrip().split(" import ")
         used = [name for name in names.split(", ") if len(re.findall(rf"\b{name}\b", text)) > 1]
         text = text.replace(line, f"{start} import {', '.join(used)}\n" if used else "")
-    room = _COLUMNS - len(f"class {class_name}():")
-    one_line = rf"class SkeletonSink\(\n\s+(.{{,{room}}})\n\):"
-    return re.sub(one_line, r"class SkeletonSink(\1):", text)
+    return text
 
 
 def _words(name: str) -> list[str]:

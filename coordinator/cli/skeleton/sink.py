@@ -22,11 +22,19 @@ from sinks.errors import BadValue, CommittedError, SinkError
 from sinks.optional import Auditable, Diagnosable, DirectCommitting, Validating
 from sinks.transaction import TransactionId, token
 
-OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
+OPEN = "open"
+PRE_COMMITTED = "pre-committed"
+COMMITTED = "committed"
+ABORTED = "aborted"
+STATES = (OPEN, PRE_COMMITTED, COMMITTED, ABORTED)
+"""The states of a transaction, each of which is a folder."""
 
 
 class SkeletonSink(
-    DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]
+    DirectCommitting[TextIO],
+    Validating[TextIO],
+    Auditable[TextIO],
+    Diagnosable[TextIO],
 ):
     """A sink that writes into `folder`, which the driver and all executors reach.
 
@@ -43,14 +51,18 @@ class SkeletonSink(
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
         for state in STATES:
-            (self.folder / state).mkdir(parents=True, exist_ok=True)
+            folder = self.folder / state
+            folder.mkdir(parents=True, exist_ok=True)
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TextIO:
-        return (self.folder / OPEN / context.transaction_id).open("x", encoding="utf-8")
+        file = self._file(OPEN, context.transaction_id)
+        return file.open("x", encoding="utf-8")
 
     def write(self, transaction: TextIO, batch: pa.RecordBatch) -> None:
-        transaction.writelines(json.dumps(row, default=_refuse) + "\n" for row in batch.to_pylist())
+        for row in batch.to_pylist():
+            line = json.dumps(row, default=_refuse)
+            transaction.write(line + "\n")
 
     def pre_commit(self, transaction: TextIO) -> Identity:
         name = self._seal(transaction)
@@ -60,8 +72,9 @@ class SkeletonSink(
 
     def rollback(self, transaction: TextIO) -> None:
         transaction.close()
+        name = Path(transaction.name).name
         for state in (OPEN, PRE_COMMITTED):  # pre_commit may have failed after it took effect
-            (self.folder / state / Path(transaction.name).name).unlink(missing_ok=True)
+            self._file(state, name).unlink(missing_ok=True)
 
     def commit_directly(self, transaction: TextIO) -> None:
         """Commit in at-least-once mode. `committed_checkpoints` ignores a file with this name."""
@@ -93,30 +106,39 @@ class SkeletonSink(
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         newest: dict[str, int] = {}
         for id in self._names(COMMITTED, job).values():
-            newest[id.lineage] = max(id.checkpoint, newest.get(id.lineage, 0))
+            known = newest.get(id.lineage, 0)
+            newest[id.lineage] = max(known, id.checkpoint)
         return newest
 
     def purge(self, checkpoint: Checkpoint) -> None:
         for state in (OPEN, ABORTED):  # leftovers of dead tasks, and old proofs
-            for name, id in self._names(state, checkpoint.job, checkpoint.lineage).items():
+            names = self._names(state, checkpoint.job, checkpoint.lineage)
+            for name, id in names.items():
                 if id.checkpoint < checkpoint.oldest_retained:
-                    (self.folder / state / name).unlink(missing_ok=True)
+                    self._file(state, name).unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ Validating
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         names = [committable.transaction["name"] for committable in committables]
-        if missing := [name for name in names if not self._is(name, PRE_COMMITTED)]:
+        missing = [name for name in names if not self._is(name, PRE_COMMITTED)]
+        if missing:
             raise SinkError(
                 f"{', '.join(missing)} is not in {self.folder / PRE_COMMITTED}; was it deleted?"
             )
 
     # ------------------------------------------------------------------ Auditable
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return Audit([Holding(rows=sum(map(self._count, part.committables))) for part in parts])
+        holdings = []
+        for part in parts:
+            rows = sum(map(self._count, part.committables))
+            holdings.append(Holding(rows=rows))
+        return Audit(holdings)
 
     def _count(self, committable: Committable) -> int:
-        file = self.folder / COMMITTED / committable.transaction["name"]
-        return file.read_bytes().count(b"\n") if file.exists() else 0
+        file = self._file(COMMITTED, committable.transaction["name"])
+        if not file.exists():
+            return 0
+        return file.read_bytes().count(b"\n")
 
     # ------------------------------------------------------------------ Diagnosable
     def probe_schema(self) -> pa.Schema:
@@ -134,8 +156,10 @@ class SkeletonSink(
 
         The move is durable when this returns, even if another process has just made it.
         """
+        source = self._file(before, name)
+        target = self._file(after, new_name or name)
         try:
-            os.rename(self.folder / before / name, self.folder / after / (new_name or name))
+            os.rename(source, target)
             moved = True
         except FileNotFoundError:
             moved = False
@@ -145,14 +169,22 @@ class SkeletonSink(
             os.close(folder)
         return moved
 
+    def _file(self, state: str, name: str) -> Path:
+        return self.folder / state / name
+
     def _is(self, name: str, state: str) -> bool:
-        return (self.folder / state / name).exists()
+        return self._file(state, name).exists()
 
     def _names(self, state: str, job: str, lineage: str | None = None) -> dict[str, TransactionId]:
         """Return this sink's transactions of a job (or lineage) in a state: the parts, by name."""
-        files = (self.folder / state).glob(TransactionId.prefix(job, lineage) + "*")
-        names = {file.name: TransactionId.parse(file.name) for file in files}
-        return {name: id for name, id in names.items() if id.sink == token(self.name)}
+        prefix = TransactionId.prefix(job, lineage)
+        folder = self.folder / state
+        names = {}
+        for file in folder.glob(f"{prefix}*"):
+            id = TransactionId.parse(file.name)
+            if id.sink == token(self.name):
+                names[file.name] = id
+        return names
 
 
 def _refuse(value: object) -> NoReturn:
