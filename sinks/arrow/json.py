@@ -20,9 +20,11 @@ _ANY = "utf-8", "surrogateescape"
 """Encoding and error handler for strings of Spark, which may be invalid UTF-8."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _ESCAPED = r'[\x00-\x1f"\\]'
-_IS_ESCAPED = np.array(
-    [re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128
-)
+_IS_ESCAPED = np.array([bool(re.match(_ESCAPED, chr(byte))) for byte in range(256)])
+"""True for the bytes that JSON has escapes for."""
+_DAYS_OF_CYCLE = 146_097
+"""The days of 400 years, after which the calendar repeats."""
+_MICROS_OF_DAY = 86_400_000_000
 
 
 def escaped(data: bytes) -> str:
@@ -30,7 +32,9 @@ def escaped(data: bytes) -> str:
 
     Bytes that are not UTF-8 become Python's surrogates, as escapes.
     """
-    return data.decode(*_ANY).encode("utf-8", "backslashreplace").decode()
+    text = data.decode(*_ANY)
+    valid = text.encode("utf-8", "backslashreplace")
+    return valid.decode()
 
 
 def in_ascii(text: str) -> str:
@@ -38,7 +42,12 @@ def in_ascii(text: str) -> str:
 
     A JSON text stays the same value.
     """
-    return _NOT_ASCII.sub(lambda some: json.dumps(some[0])[1:-1], text)
+
+    def escapes(some: re.Match[str]) -> str:
+        quoted = json.dumps(some[0])
+        return quoted[1:-1]
+
+    return _NOT_ASCII.sub(escapes, text)
 
 
 def to_json(array: pa.Array) -> pa.Array:
@@ -54,34 +63,36 @@ def to_json(array: pa.Array) -> pa.Array:
     if at.is_map(kind):
         return _map(array)
     if is_list(kind):
-        return _enclosed(
-            "[", _joined(_or_null(to_json(array.flatten())), _offsets(array), array), "]"
-        )
+        return _list(array)
     if at.is_floating(kind):
         # float by its own shortest text, not by that of the double next to it
         values = array if at.is_float64(kind) else array.cast(pa.string())
         return _each(values, lambda value: _number(float(value)))
     if is_bytes(kind):
-        return _each(array, lambda value: f'"{base64.b64encode(value).decode()}"')
+        return _each(array, _base64)
     if at.is_boolean(kind) or at.is_integer(kind) or at.is_decimal(kind):
         return array.cast(pa.string())
     if at.is_timestamp(kind):
-        wall = array.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
-        moments = pc.replace_substring(_dated(wall, pa.int64(), 146_097 * 86_400_000_000), " ", "T")
+        in_micros = array.cast(pa.timestamp("us", kind.tz))
+        wall = in_micros.cast(pa.timestamp("us"))
+        dated = _dated(wall, pa.int64(), _DAYS_OF_CYCLE * _MICROS_OF_DAY)
+        moments = pc.replace_substring(dated, " ", "T")
         return _enclosed('"', moments, 'Z"' if kind.tz else '"')
     if at.is_date32(kind):
-        return _enclosed('"', _dated(array, pa.int32(), 146_097), '"')
+        dates = _dated(array, pa.int32(), _DAYS_OF_CYCLE)
+        return _enclosed('"', dates, '"')
     if at.is_time(kind):
-        return _enclosed('"', array.cast(pa.time64("us")).cast(pa.string()), '"')
+        times = array.cast(pa.time64("us"))
+        return _enclosed('"', times.cast(pa.string()), '"')
     if at.is_duration(kind):
-        return _each(array.cast(pa.duration("us")).cast(pa.int64()), _span)
+        spans = array.cast(pa.duration("us"))
+        return _each(spans.cast(pa.int64()), _span)
     return _string(array.cast(pa.string()))
 
 
 def _each(array: pa.Array, text: Callable[..., str]) -> pa.Array:
-    return pa.array(
-        [None if value is None else text(value) for value in array.to_pylist()], pa.string()
-    )
+    texts = [None if value is None else text(value) for value in array.to_pylist()]
+    return pa.array(texts, pa.string())
 
 
 def _string(texts: pa.Array) -> pa.Array:
@@ -89,12 +100,22 @@ def _string(texts: pa.Array) -> pa.Array:
     if not _IS_ESCAPED[bytes_of(texts)].any():
         return quoted
     data = texts.cast(pa.binary())
-    special = pc.fill_null(pc.match_substring_regex(data, _ESCAPED), False)
-    some = [
-        encode_basestring(text.decode(*_ANY)).encode(*_ANY)
-        for text in data.filter(special).to_pylist()
-    ]
-    return pc.replace_with_mask(quoted, special, pa.array(some, pa.binary()).view(pa.string()))
+    special = pc.match_substring_regex(data, _ESCAPED)
+    special = pc.fill_null(special, False)
+    some = [_quoted(text) for text in data.filter(special).to_pylist()]
+    replacements = pa.array(some, pa.binary()).view(pa.string())
+    return pc.replace_with_mask(quoted, special, replacements)
+
+
+def _quoted(data: bytes) -> bytes:
+    text = data.decode(*_ANY)
+    quoted = encode_basestring(text)
+    return quoted.encode(*_ANY)
+
+
+def _base64(value: bytes) -> str:
+    text = base64.b64encode(value).decode()
+    return f'"{text}"'
 
 
 def _number(value: float) -> str:
@@ -108,23 +129,26 @@ def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:
     `cycle` units of the array.
     """
     texts = array.cast(pa.string())
-    strange = pc.fill_null(pc.starts_with(texts, "<"), False)
+    strange = pc.starts_with(texts, "<")
+    strange = pc.fill_null(strange, False)
     if not pc.any(strange).as_py():
         return texts
 
     def text(number: int) -> str:
         cycles, rest = divmod(number, cycle)
-        year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split(
-            "-", 1
-        )
+        in_first_cycle = pa.scalar(rest, whole).cast(array.type)
+        as_text = str(in_first_cycle.cast(pa.string()))
+        year, rest_of_text = as_text.split("-", 1)
         return f"{int(year) + 400 * cycles}-{rest_of_text}"
 
-    return pc.replace_with_mask(texts, strange, _each(array.view(whole).filter(strange), text))
+    numbers = array.view(whole).filter(strange)
+    return pc.replace_with_mask(texts, strange, _each(numbers, text))
 
 
 def _span(microseconds: int) -> str:
+    sign = "-" if microseconds < 0 else ""
     seconds, fraction = divmod(abs(microseconds), 1_000_000)
-    return f'"PT{"-" if microseconds < 0 else ""}{seconds}.{fraction:06}S"'
+    return f'"PT{sign}{seconds}.{fraction:06}S"'
 
 
 def _or_null(texts: pa.Array) -> pa.Array:
@@ -138,12 +162,20 @@ def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
 def _struct(array: pa.Array) -> pa.Array:
     pieces: list[str | pa.Array] = []
     for field, values in zip(array.type, array.flatten(), strict=True):
-        pieces += [
-            f"{',' if pieces else '{'}{json.dumps(field.name, ensure_ascii=False)}:",
-            _or_null(to_json(values)),
-        ]
-    texts = pc.binary_join_element_wise(*pieces, "}", "") if pieces else pa.repeat("{}", len(array))
+        before = "," if pieces else "{"
+        name = json.dumps(field.name, ensure_ascii=False)
+        pieces.append(f"{before}{name}:")
+        pieces.append(_or_null(to_json(values)))
+    texts = pa.repeat("{}", len(array))
+    if pieces:
+        texts = pc.binary_join_element_wise(*pieces, "}", "")
     return pc.if_else(array.is_valid(), texts, None)
+
+
+def _list(array: pa.Array) -> pa.Array:
+    items = _or_null(to_json(array.flatten()))
+    joined = _joined(items, _offsets(array), array)
+    return _enclosed("[", joined, "]")
 
 
 def _map(array: pa.Array) -> pa.Array:
@@ -154,18 +186,26 @@ def _map(array: pa.Array) -> pa.Array:
     names = _or_null(to_json(keys))
     if at.is_nested(array.type.key_type):
         names = _string(names)
-    names = pc.if_else(pc.starts_with(names, '"'), names, _enclosed('"', names, '"'))
-    pairs = pc.binary_join_element_wise(names, _or_null(to_json(items)), ":")
-    return _enclosed("{", _joined(pairs, array.offsets.to_numpy() - start, array), "}")
+    is_string = pc.starts_with(names, '"')
+    names = pc.if_else(is_string, names, _enclosed('"', names, '"'))
+    values = _or_null(to_json(items))
+    pairs = pc.binary_join_element_wise(names, values, ":")
+    offsets = array.offsets.to_numpy() - start
+    return _enclosed("{", _joined(pairs, offsets, array), "}")
 
 
 def _offsets(lists: pa.Array) -> np.ndarray:
     """Return where each list begins among the items of lists that are not null."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    return np.concatenate([[0], np.cumsum(lengths)])
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    ends = np.cumsum(lengths.to_numpy())
+    return np.concatenate([[0], ends])
 
 
 def _joined(items: pa.Array, offsets: np.ndarray, array: pa.Array) -> pa.Array:
     """Join the items between each two offsets; the result is null where `array` is null."""
-    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=array.is_null())
+    lists = pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        items,
+        mask=array.is_null(),
+    )
     return pc.binary_join(lists, ",")

@@ -33,6 +33,7 @@ from sinks.kafka.row_bytes import (
 )
 
 _TRANSACTIONAL = 0x10
+_FORMAT = 2
 _NONE = 1
 """The length of null, which is -1, as a varint."""
 HEADER = 61
@@ -46,9 +47,11 @@ def milliseconds(moments: pa.Array) -> pa.Array:
     That is what Kafka keeps of points in time. The time zone of the column makes no difference, and
     null stays null.
     """
-    counts = moments.cast(pa.timestamp("us", moments.type.tz)).view(pa.int64())
-    whole = (counts.fill_null(0).to_numpy() + 500) // 1000
-    return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
+    in_micros = moments.cast(pa.timestamp("us", moments.type.tz))
+    micros = in_micros.view(pa.int64())
+    millis = (micros.fill_null(0).to_numpy() + 500) // 1000
+    is_null = micros.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(millis, mask=is_null)
 
 
 def by_topic(
@@ -61,10 +64,12 @@ def by_topic(
     if "topic" not in batch.schema.names:
         yield default, batch
         return
-    topics = pc.fill_null(batch["topic"], default) if default is not None else batch["topic"]
+    topics = batch["topic"]
+    if default is not None:
+        topics = pc.fill_null(topics, default)
     for topic in pc.unique(topics).to_pylist():
-        rows = pc.is_null(topics) if topic is None else pc.equal(topics, topic)
-        yield topic, batch.filter(rows)
+        of_topic = pc.is_null(topics) if topic is None else pc.equal(topics, topic)
+        yield topic, batch.filter(of_topic)
 
 
 def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
@@ -73,8 +78,14 @@ def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
     The places are where the elements of each list begin, and where those of the last list end. A
     null list has no elements.
     """
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return lists.flatten(), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    return lists.flatten(), _starts(counts.to_numpy(zero_copy_only=False))
+
+
+def _starts(lengths: npt.NDArray[Any]) -> Numbers:
+    """Return where pieces of these lengths begin, one after another, and where the last ends."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.concatenate([[0], ends])
 
 
 # ---------------------------------------------------------------------- records
@@ -89,8 +100,15 @@ def _headers(lists: pa.Array) -> tuple[RowBytes, pa.Array | None]:
         return 0, None
     key = each.field("key").cast(pa.binary())
     value = each.field("value").cast(pa.binary())
-    joined = rows_of(len(each), [varints(lengths_of(key)), key, varints(lengths_of(value)), value])
-    return varints(np.diff(ends)), binary(ends_of(joined)[ends], joined.buffers()[2])
+    key_length = varints(lengths_of(key))
+    value_length = varints(lengths_of(value))
+    joined = rows_of(
+        len(each),
+        [key_length, key, value_length, value],
+    )
+    ends_of_rows = ends_of(joined)[ends]
+    counts = varints(np.diff(ends))
+    return counts, binary(ends_of_rows, joined.buffers()[2])
 
 
 def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
@@ -101,18 +119,22 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     """
     count = rows.num_rows
     names = rows.schema.names
-    key, value = (
-        rows[name].cast(pa.binary()) if name in names else None for name in ("key", "value")
-    )
-    has, headers = _headers(rows["headers"]) if "headers" in names else (0, None)
+    key = rows["key"].cast(pa.binary()) if "key" in names else None
+    value = rows["value"].cast(pa.binary()) if "value" in names else None
+    has: RowBytes = 0
+    headers = None
+    if "headers" in names:
+        has, headers = _headers(rows["headers"])
     timestamp: RowBytes = 0 if deltas is None else varints(deltas)
     place = varints(np.arange(count, dtype=np.int64))
     lengths = [None if column is None else lengths_of(column) for column in (key, value)]
     key_length, value_length = (_NONE if some is None else varints(some) for some in lengths)
+    if headers is not None:
+        lengths.append(lengths_of(headers))
     length: Numbers = np.ones(count, np.int64)
     for part in (timestamp, place, key_length, value_length, has):
         length += size(part)
-    for some in (*lengths, None if headers is None else lengths_of(headers)):
+    for some in lengths:
         if some is not None:
             length += np.maximum(some, 0)
     every = (
@@ -132,7 +154,8 @@ def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
     if headers is None:
         parts.insert(0, parts.pop())
     joined = rows_of(count, parts)
-    data = joined.buffers()[2].slice(0, int(ends_of(joined)[-1]))
+    end = int(ends_of(joined)[-1])
+    data = joined.buffers()[2].slice(0, end)
     return [data] if headers is not None else [data.slice(1), b"\0"]
 
 
@@ -162,16 +185,17 @@ def _compressed(codec: str, pieces: list[Any]) -> list[Any]:
 def _snappy(data: bytes) -> Iterator[bytes]:
     """Yield the compressed data in pieces, in the frame of the Java library snappy-java."""
     yield _XERIAL
-    for at in range(0, len(data), _SNAPPY_BLOCK):
-        block = pa.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], "snappy", asbytes=True)
+    for start in range(0, len(data), _SNAPPY_BLOCK):
+        plain = memoryview(data)[start : start + _SNAPPY_BLOCK]
+        block = pa.compress(plain, "snappy", asbytes=True)
         yield struct.pack(">i", len(block))
         yield block
 
 
 def _lz4(data: bytes) -> Iterator[bytes]:
     yield _LZ4_FRAME
-    for at in range(0, len(data), _LZ4_BLOCK):
-        block = memoryview(data)[at : at + _LZ4_BLOCK]
+    for start in range(0, len(data), _LZ4_BLOCK):
+        block = memoryview(data)[start : start + _LZ4_BLOCK]
         compressed = pa.compress(block, "lz4_raw", asbytes=True)
         if len(compressed) < len(block):
             yield struct.pack("<I", len(compressed))
@@ -210,7 +234,8 @@ def record_batch(
     first = last = now
     deltas = None
     if "timestamp" in rows.schema.names:
-        moments = pc.fill_null(milliseconds(rows["timestamp"]), now).to_numpy(zero_copy_only=False)
+        timestamps = pc.fill_null(milliseconds(rows["timestamp"]), now)
+        moments = timestamps.to_numpy(zero_copy_only=False)
         first = int(moments[0])
         last = int(moments.max())
         deltas = moments - first
@@ -222,12 +247,21 @@ def record_batch(
         pieces = plain
     attributes = CODECS.index(codec) | (_TRANSACTIONAL if origin else 0)
     count = rows.num_rows
-    rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
+    rest = struct.pack(
+        ">hiqqqhii",
+        attributes,
+        count - 1,
+        first,
+        last,
+        *(origin or _PLAIN),
+        count,
+    )
     crc = crc32c(rest)
     length = 9 + len(rest) + sum(map(len, pieces))
     for piece in pieces:
         crc = crc32c(piece, crc)
-    return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))
+    begin = struct.pack(">qiibI", 0, length, -1, _FORMAT, crc)
+    return b"".join((begin, rest, *pieces))
 
 
 def latest_time(batch: bytes) -> int:
@@ -252,23 +286,33 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     """
     ends = ends_of(keys).astype(np.int64)
     lengths = np.diff(ends)
-    order = np.argsort(-lengths, kind="stable")
-    order = order[np.searchsorted(-lengths[order], -_LONG) :]
+    longest_first = np.argsort(-lengths, kind="stable")
+    first_short = np.searchsorted(-lengths[longest_first], -_LONG)
+    order = longest_first[first_short:]
     start = ends[:-1][order]
     length = lengths[order]
     data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
-    words = np.ndarray((max(0, len(data) - 3),), "<u4", data, strides=(1,))
+    # a word of four bytes begins at each byte but the last three
+    words = np.ndarray(
+        (max(0, len(data) - 3),),
+        "<u4",
+        data,
+        strides=(1,),
+    )
     hashes = _SEED ^ length.astype(np.uint32)
-    whole = length // 4
-    for at in range(int(whole[0]) if len(whole) else 0):
-        longer = int(np.searchsorted(-whole, -at))
+    whole_words = length // 4
+    most_words = int(whole_words[0]) if len(whole_words) else 0
+    for at in range(most_words):
+        longer = int(np.searchsorted(-whole_words, -at))
         word = words[start[:longer] + 4 * at] * _FACTOR
-        hashes[:longer] = hashes[:longer] * _FACTOR ^ (word ^ word >> np.uint32(24)) * _FACTOR
+        mixed = (word ^ word >> np.uint32(24)) * _FACTOR
+        hashes[:longer] = hashes[:longer] * _FACTOR ^ mixed
     rest = length % 4
-    tail = start + 4 * whole
+    tail = start + 4 * whole_words
     for nth in (2, 1, 0):
         some = rest > nth
-        hashes[some] ^= data[tail[some] + nth].astype(np.uint32) << np.uint32(8 * nth)
+        byte = data[tail[some] + nth].astype(np.uint32)
+        hashes[some] ^= byte << np.uint32(8 * nth)
     hashes[rest > 0] *= _FACTOR
     hashes ^= hashes >> np.uint32(13)
     hashes *= _FACTOR
@@ -276,7 +320,8 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     of_keys = np.zeros(len(keys), np.uint32)
     of_keys[order] = hashes
     for long in np.flatnonzero(lengths >= _LONG).tolist():
-        of_keys[long] = murmur2_of_key(keys[long].as_py()) & 0xFFFFFFFF
+        key = keys[long].as_py()
+        of_keys[long] = murmur2_of_key(key) & 0xFFFFFFFF
     of_keys &= np.uint32(0x7FFFFFFF)
     return of_keys
 
@@ -293,12 +338,12 @@ def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
     partitions = np.full(rows.num_rows, FREE, np.int64)
     if "key" in rows.schema.names and rows["key"].null_count < rows.num_rows:
         keys = rows["key"].cast(pa.binary())
+        has_no_key = keys.is_null().to_numpy(zero_copy_only=False)
         hashes = murmur2(pc.fill_null(keys, b"")).astype(np.int64)
-        partitions = np.where(keys.is_null().to_numpy(zero_copy_only=False), FREE, hashes % count)
+        partitions = np.where(has_no_key, FREE, hashes % count)
     if "partition" in rows.schema.names:
-        wanted = (
-            pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
-        )
+        numbers = pc.fill_null(rows["partition"], FREE)
+        wanted = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
         partitions = np.where(wanted == FREE, partitions, wanted)
     return partitions
 
@@ -325,8 +370,10 @@ class RecordBatchPlan:
         around: Numbers = np.array(fixed, np.int64)
         if "headers" in names:
             each, ends = _flat(rows["headers"])
-            lengths = sum(np.maximum(lengths_of(each.field(name)), 0) for name in ("key", "value"))
-            sizes += np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends])
+            lengths = np.zeros(len(each), np.int64)
+            for name in ("key", "value"):
+                lengths += np.maximum(lengths_of(each.field(name)), 0)
+            sizes += np.diff(_starts(lengths)[ends])
             around = around + 5 + 10 * np.diff(ends)
         return cls(rows, sizes, sizes + around)
 
@@ -337,16 +384,16 @@ class RecordBatchPlan:
         go.
         """
         where = partitions_of(self.rows, count)
-        rows = self.rows.select(
-            [name for name in self.rows.schema.names if name not in ("topic", "partition")]
-        )
+        kept = [name for name in self.rows.schema.names if name not in ("topic", "partition")]
+        rows = self.rows.select(kept)
         if (where == where[0]).all():
             yield int(where[0]), rows, self.bounds
             return
         order = np.argsort(where, kind="stable")
         where = where[order]
         bounds = self.bounds[order]
-        ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
+        changes = np.flatnonzero(np.diff(where)) + 1
+        ends = [*changes.tolist(), len(where)]
         for start, end in zip([0, *ends], ends, strict=False):
             # a slice would keep the whole batch in memory
             some = rows.take(pa.array(order[start:end]))

@@ -16,6 +16,10 @@ import pyarrow.compute as pc
 
 Numbers = npt.NDArray[np.int64]
 
+_SEVEN_BITS = np.uint64(0x7F)
+_MORE_FOLLOW = np.uint8(0x80)
+_LAST = np.uint8(0)
+
 
 class Bytes(NamedTuple):
     """A few bytes of each row, such as those of a number."""
@@ -32,17 +36,27 @@ byte that all rows share."""
 
 def varints(numbers: Numbers) -> Bytes:
     """Encode numbers as zigzag varints, which Kafka and Avro use."""
-    unsigned = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-    width = max(1, -(-int(unsigned.max(initial=0)).bit_length() // 7))
+    zigzag = (numbers << 1) ^ (numbers >> 63)
+    unsigned = zigzag.view(np.uint64)
+    largest = int(unsigned.max(initial=0))
+    width = max(1, _bytes_of_varint(largest))
     lengths = np.ones(len(numbers), np.int64)
     for more in range(1, width):
-        lengths += unsigned >= np.uint64(1 << 7 * more)
+        least = np.uint64(1 << 7 * more)
+        lengths += unsigned >= least
     bytes = np.empty((width, len(numbers)), np.uint8)
     for at in range(width):
-        bytes[at] = (unsigned >> np.uint64(7 * at)) & np.uint64(0x7F)
+        shift = np.uint64(7 * at)
+        bytes[at] = (unsigned >> shift) & _SEVEN_BITS
         if at + 1 < width:
-            bytes[at] |= np.where(lengths > at + 1, np.uint8(0x80), np.uint8(0))
+            continues = lengths > at + 1
+            bytes[at] |= np.where(continues, _MORE_FOLLOW, _LAST)
     return Bytes(bytes, lengths)
+
+
+def _bytes_of_varint(number: int) -> int:
+    """Return how many bytes of seven bits a number fills; 0 fills none."""
+    return -(-number.bit_length() // 7)
 
 
 def lengths_of(column: pa.Array) -> Numbers:
@@ -50,10 +64,10 @@ def lengths_of(column: pa.Array) -> Numbers:
 
     The column holds strings or binary values.
     """
-    lengths: Numbers = (
-        pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    )
-    return lengths
+    lengths = pc.binary_length(column)
+    lengths = pc.fill_null(lengths, -1)
+    numbers: Numbers = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def texts(count: int, *parts: RowBytes) -> pa.Array:
@@ -67,27 +81,40 @@ def texts(count: int, *parts: RowBytes) -> pa.Array:
     at = 0
     for part in parts:
         if isinstance(part, int):
-            data[:, at], at = part, at + 1
+            data[:, at] = part
+            at += 1
             continue
         for nth, bytes in enumerate(part.bytes):
-            data[:, at], used[:, at], at = bytes, part.lengths > nth, at + 1
+            data[:, at] = bytes
+            used[:, at] = part.lengths > nth
+            at += 1
+    lengths = sum(size(part) for part in parts)
     ends = np.zeros(count + 1, np.int32)
-    np.cumsum(np.broadcast_to(sum(size(part) for part in parts), count), out=ends[1:])
+    np.cumsum(np.broadcast_to(lengths, count), out=ends[1:])
     return binary(ends, pa.py_buffer(data[used]))
 
 
 def size(part: RowBytes) -> Numbers | int:
+    """Return how many bytes the part has in each row."""
     return 1 if isinstance(part, int) else part.lengths
 
 
 def binary(ends: npt.NDArray[np.int32], data: Any) -> pa.Array:
-    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
+    """Return a binary column whose value n is `data[ends[n]:ends[n + 1]]`."""
+    valid = None
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(ends) - 1,
+        [valid, pa.py_buffer(ends), data],
+    )
 
 
 def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
-    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[
-        column.offset :
-    ]
+    """Return where the values of a column of strings or binary values begin, and the last ends."""
+    _, offsets, _ = column.buffers()
+    count = column.offset + len(column) + 1
+    ends = np.frombuffer(offsets, np.int32, count)
+    return ends[column.offset :]
 
 
 def rows_of(count: int, parts: Sequence[RowBytes | pa.Array]) -> pa.Array:
@@ -97,13 +124,17 @@ def rows_of(count: int, parts: Sequence[RowBytes | pa.Array]) -> pa.Array:
     join.
     """
     columns = list[pa.Array]()
-    for whole, group in groupby(parts, lambda part: isinstance(part, pa.Array)):
-        some = list(group)
-        columns += some if whole else [texts(count, *some)]
+    for is_column, group in groupby(parts, lambda part: isinstance(part, pa.Array)):
+        if is_column:
+            columns += group
+        else:
+            columns.append(texts(count, *group))
     if len(columns) == 1:
         return columns[0]
-    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(
-        len(columns), dtype=np.int32
-    )
-    joined = pa.concat_arrays(columns).take(pa.array(order.ravel()))
-    return binary(ends_of(joined)[:: len(columns)].copy(), joined.buffers()[2])
+    rows = np.arange(count, dtype=np.int32)
+    starts = count * np.arange(len(columns), dtype=np.int32)
+    order = rows[:, None] + starts
+    stacked = pa.concat_arrays(columns)
+    joined = stacked.take(pa.array(order.ravel()))
+    ends = ends_of(joined)[:: len(columns)]
+    return binary(ends.copy(), joined.buffers()[2])

@@ -35,19 +35,22 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     # ------------------------------------------------------------------ names
     def quote(self, *names: str) -> str:
         quote = self._preparer.quote
-        return self.undoubled(".".join(quote(name) for name in names if name))
+        quoted = [quote(name) for name in names if name]
+        return self.undoubled(".".join(quoted))
 
     def undoubled(self, compiled: str) -> str:
         """Take out the percent signs that a dialect doubles for its driver.
 
         `sqlalchemy.text` doubles them once more.
         """
-        doubles = "%%" in self._preparer.quote("%")
+        percent = self._preparer.quote("%")
+        doubles = "%%" in percent
         return compiled.replace("%%", "%") if doubles else compiled
 
     @cached_property
     def _preparer(self) -> sa.sql.compiler.IdentifierPreparer:
-        return self.url.get_dialect()().identifier_preparer
+        dialect = self.url.get_dialect()
+        return dialect().identifier_preparer
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_preparer"}
@@ -55,27 +58,44 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
     # ------------------------------------------------------------------ staged rows
     def tables(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> list[sa.TableClause]:
         schema = move.target.schema or None
-        return [sa.table(name, *map(sa.column, columns), schema=schema) for name in move.staging]
+        return [
+            sa.table(
+                name,
+                *map(sa.column, columns),
+                schema=schema,
+            )
+            for name in move.staging
+        ]
 
     def _with_partition(self, move: Move[SqlAlchemyTarget], columns: Sequence[str]) -> sa.Subquery:
         """Select these columns of all staged rows, with the number of the row's staging table."""
-        tables = enumerate(self.tables(move, columns))
-        parts = (
-            sa.select(*table.c, sa.literal_column(str(n)).label("tpc_part")) for n, table in tables
-        )
+        parts = []
+        for number, table in enumerate(self.tables(move, columns)):
+            part: sa.ColumnClause[int] = sa.literal_column(str(number))
+            parts.append(sa.select(*table.c, part.label("tpc_part")))
         return sa.union_all(*parts).subquery()
 
     def _newest(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
         """Order changes from the newest on, with changes without a value at the end."""
-        by = rows.c[str(self.merge.order_by)]
-        return [sa.case((by.is_(None), 1), else_=0), by.desc()]
+        by = self._order(rows)
+        is_without = sa.case(
+            (by.is_(None), 1),
+            else_=0,
+        )
+        return [is_without, by.desc()]
+
+    def _order(self, rows: sa.FromClause) -> sa.ColumnElement[Any]:
+        """Return the column `order_by`."""
+        return rows.c[str(self.merge.order_by)]
 
     def _marked(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Build the expression that is 1 for a row that deletes, and 0 for others."""
-        return (
-            sa.case((self.is_delete(rows) == sa.literal(True), 1), else_=0)
-            if self.marker
-            else sa.literal(0)
+        if not self.marker:
+            return sa.literal(0)
+        deletes = self.is_delete(rows) == sa.literal(True)
+        return sa.case(
+            (deletes, 1),
+            else_=0,
         )
 
     @property
@@ -85,30 +105,33 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
 
     def is_delete(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
         """Build the condition that a row deletes."""
-        return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
+        marker = rows.c[str(self.merge.delete_marker)]
+        return sa.type_coerce(marker, sa.Boolean)
 
     # ------------------------------------------------------------------ duplicates and ties
     def duplicate_rows(
         self, move: Move[SqlAlchemyTarget], columns: Sequence[str]
     ) -> sa.Select[Any]:
         """Select values of these columns that several staged rows have, and count the rows."""
-        keys = list(sa.union_all(*map(sa.select, self.tables(move, columns))).subquery().c)
-        return (
-            sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
-        )
+        tables = self.tables(move, columns)
+        rows = _all_rows(tables)
+        keys = list(rows.c)
+        count = sa.func.count()
+        return sa.select(*keys, count).group_by(*keys).having(count > 1).limit(1)
 
     def equal_changes(self, move: Move[SqlAlchemyTarget]) -> sa.Select[Any]:
         """Select one row if changes of two partitions have the same key and `order_by`."""
-        keys = self.merge.keys
-        by = str(self.merge.order_by)
-        rows = self._with_partition(move, [*keys, by])
+        names = [*self.merge.keys, str(self.merge.order_by)]
+        rows = self._with_partition(move, names)
         part = rows.c.tpc_part
-        alike = (
+        in_two_partitions = sa.func.min(part) < sa.func.max(part)
+        return (
             sa.select(sa.literal(1))
             .select_from(rows)
-            .group_by(*(rows.c[name] for name in (*keys, by)))
+            .group_by(*(rows.c[name] for name in names))
+            .having(in_two_partitions)
+            .limit(1)
         )
-        return alike.having(sa.func.min(part) < sa.func.max(part)).limit(1)
 
     def last_of_partitions(
         self, move: Move[SqlAlchemyTarget], written: Sequence[str]
@@ -121,23 +144,38 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         rows = self._with_partition(move, [*self.looked_at(move), ROW])
         keys = [rows.c[key] for key in self.merge.keys]
         newest = self._newest(rows)
-        place = sa.func.rank().over(partition_by=keys, order_by=newest)
+        deletes = self._marked(rows)
+        key = sa.func.dense_rank().over(order_by=keys)
+        place = sa.func.rank().over(
+            partition_by=keys,
+            order_by=newest,
+        )
         last = sa.func.row_number().over(
-            partition_by=[*keys, rows.c.tpc_part], order_by=[*newest, rows.c[ROW].desc()]
+            partition_by=[*keys, rows.c.tpc_part],
+            order_by=[*newest, rows.c[ROW].desc()],
         )
         ranked = sa.select(
             *rows.c,
-            self._marked(rows).label("tpc_deletes"),
-            sa.func.dense_rank().over(order_by=keys).label("tpc_key"),
+            deletes.label("tpc_deletes"),
+            key.label("tpc_key"),
             place.label("tpc_place"),
             last.label("tpc_last"),
         ).subquery()
-        shown = [
-            ranked.c[name]
-            for name in (*self.merge.keys, str(self.merge.order_by), "tpc_deletes", *written)
+        names = [
+            "tpc_key",
+            *self.merge.keys,
+            str(self.merge.order_by),
+            "tpc_deletes",
+            *written,
         ]
-        wanted = ranked.c.tpc_place == 1, ranked.c.tpc_last == 1
-        return sa.select(ranked.c.tpc_key, *shown).where(*wanted).order_by(ranked.c.tpc_key)
+        return (
+            sa.select(*(ranked.c[name] for name in names))
+            .where(
+                ranked.c.tpc_place == 1,
+                ranked.c.tpc_last == 1,
+            )
+            .order_by(ranked.c.tpc_key)
+        )
 
     # ------------------------------------------------------------------ the move
     def deletes_of_changed(self, move: Move[SqlAlchemyTarget]) -> list[sa.Delete]:
@@ -148,24 +186,23 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         """
         into = move.target.table
         tables = self.tables(move, [*self.looked_at(move), ROW])
-        older = [
-            table.delete().where(self._is_older(table, into))
-            for table in tables
-            if self.merge.keep_newer
-        ]
-        replaced = [
-            into.delete().where(self.is_changed(into, table), *self._is_due(into, table))
-            for table in tables
-        ]
+        older = []
+        if self.merge.keep_newer:
+            older = [table.delete().where(self._is_older(table, into)) for table in tables]
+        replaced = []
+        for table in tables:
+            is_changed = self.is_changed(into, table)
+            is_due = self._is_due(into, table)
+            replaced.append(into.delete().where(is_changed, *is_due))
         return [*older, *replaced, *older]
 
     def insert_of_changes(self, move: Move[SqlAlchemyTarget]) -> sa.Insert:
         """Insert the last change of each key."""
         tables = self.tables(move, [*self.looked_at(move), ROW])
-        rows = sa.union_all(*map(sa.select, tables)).subquery()
-        return move.target.table.insert().from_select(
-            list(move.written), self._last(rows, move.written)
-        )
+        rows = _all_rows(tables)
+        last = self._last(rows, move.written)
+        insert = move.target.table.insert()
+        return insert.from_select(list(move.written), last)
 
     def is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
         """Build the condition that the batch has a change of the row.
@@ -175,12 +212,10 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         """
         keys = self.merge.keys
         if len(keys) == 1 or self.name == "sqlite":
-            return sa.tuple_(*(self._key(into, key) for key in keys)).in_(
-                sa.select(*(table.c[key] for key in keys))
-            )
-        return sa.exists(
-            sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table))
-        )
+            stored = sa.tuple_(*(self._key(into, key) for key in keys))
+            changed = sa.select(*(table.c[key] for key in keys))
+            return stored.in_(changed)
+        return _exists(table, *self._equal(into, table))
 
     def _equal(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
         return [self._key(into, key) == table.c[key] for key in self.merge.keys]
@@ -191,8 +226,11 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         SQLite compares by the column's collation, and the column's unique index may have another
         collation.
         """
-        collation = getattr(into.c[key].type, "collation", None) if self.name == "sqlite" else None
-        return into.c[key].collate(collation) if collation else into.c[key]
+        column = into.c[key]
+        collation = None
+        if self.name == "sqlite":
+            collation = getattr(column.type, "collation", None)
+        return column.collate(collation) if collation else column
 
     def _is_due(self, into: sa.Table, table: sa.TableClause) -> list[sa.ColumnElement[bool]]:
         """Build the condition, for `keep_newer`, that a change of the row is no older.
@@ -202,22 +240,27 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         """
         if not self.merge.keep_newer or self.name == "sqlite":
             return []
-        stored = into.c[str(self.merge.order_by)]
-        change = table.c[str(self.merge.order_by)]
-        due = sa.or_(stored.is_(None), stored <= change)
-        return [
-            sa.exists(
-                sa.select(sa.literal(1)).select_from(table).where(*self._equal(into, table), due)
-            )
-        ]
+        stored = self._order(into)
+        change = self._order(table)
+        is_no_older = sa.or_(
+            stored.is_(None),
+            stored <= change,
+        )
+        return [_exists(table, *self._equal(into, table), is_no_older)]
 
     def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
         """Build the condition that the target has a newer row of a staged row's key."""
-        stored = into.c[str(self.merge.order_by)]
-        change = table.c[str(self.merge.order_by)]
-        newer = stored.is_not(None), sa.or_(change.is_(None), stored > change)
-        return sa.exists(
-            sa.select(sa.literal(1)).select_from(into).where(*self._equal(into, table), *newer)
+        stored = self._order(into)
+        change = self._order(table)
+        is_newer = sa.or_(
+            change.is_(None),
+            stored > change,
+        )
+        return _exists(
+            into,
+            *self._equal(into, table),
+            stored.is_not(None),
+            is_newer,
         )
 
     def _last(self, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
@@ -230,13 +273,28 @@ class SqlAlchemyDialect(Dialect[SqlAlchemyTarget]):
         deletes = self._marked(rows)
         if not self.merge.order_by:
             return sa.select(*columns).where(deletes == 0)
-        order = [*self._newest(rows), rows.c[ROW].desc()]
-        number = sa.func.row_number().over(
-            partition_by=[rows.c[key] for key in self.merge.keys], order_by=order
+        place = sa.func.row_number().over(
+            partition_by=[rows.c[key] for key in self.merge.keys],
+            order_by=[*self._newest(rows), rows.c[ROW].desc()],
         )
         last = sa.select(
-            *columns, number.label("tpc_place"), deletes.label("tpc_deletes")
+            *columns,
+            place.label("tpc_place"),
+            deletes.label("tpc_deletes"),
         ).subquery()
         return sa.select(*(last.c[name] for name in written)).where(
-            last.c.tpc_place == 1, last.c.tpc_deletes == 0
+            last.c.tpc_place == 1,
+            last.c.tpc_deletes == 0,
         )
+
+
+def _all_rows(tables: Sequence[sa.FromClause]) -> sa.Subquery:
+    """Select all rows of several tables."""
+    selects = [sa.select(table) for table in tables]
+    return sa.union_all(*selects).subquery()
+
+
+def _exists(rows: sa.FromClause, *conditions: sa.ColumnElement[bool]) -> sa.Exists:
+    """Build the condition that one of the rows meets all conditions."""
+    found = sa.select(sa.literal(1)).select_from(rows)
+    return sa.exists(found.where(*conditions))

@@ -29,7 +29,8 @@ def record(schema: Schema, rows: pa.StructArray, where: Mask) -> RowPieces:
     Rows that `where` rules out get no bytes. Raises RowByRow for types that this module does not
     write, and if a row is to be refused.
     """
-    columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
+    names = [field.name for field in rows.type]
+    columns = dict(zip(names, rows.flatten(), strict=True))
     parts: RowPieces = []
     for field in schema["fields"]:
         column = columns.get(field["name"])
@@ -52,8 +53,15 @@ def _only(where: Mask, part: RowBytes) -> RowBytes:
     if where.all():
         return part
     if isinstance(part, int):
-        part = Bytes(np.full((1, len(where)), part, np.uint8), np.ones(len(where), np.int64))
+        same = np.full((1, len(where)), part, np.uint8)
+        part = _of_one_byte(same)
     return Bytes(part.bytes, part.lengths * where)
+
+
+def _of_one_byte(bytes: npt.NDArray[np.uint8]) -> Bytes:
+    """Return pieces of one byte each; the array has one row, with a column for each piece."""
+    _, count = bytes.shape
+    return Bytes(bytes, np.ones(count, np.int64))
 
 
 def _union(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
@@ -66,8 +74,9 @@ def _union(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
         raise RowByRow
     there = where & valid(column)
     branch = np.where(there, 2 * (1 - null), 2 * null).astype(np.uint8)
-    which = Bytes(branch[None], np.ones(len(column), np.int64))
-    return [_only(where, which), *_value(schema[1 - null], column, there)]
+    which = _of_one_byte(branch[None])
+    values = _value(schema[1 - null], column, there)
+    return [_only(where, which), *values]
 
 
 def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
@@ -75,21 +84,20 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     if kind == "record":
         return record(schema, column, where)
     if kind in ("int", "long"):
-        return [_only(where, varints(_integers(column)))]
+        numbers = varints(_integers(column))
+        return [_only(where, numbers)]
     if kind == "boolean":
-        return [
-            _only(
-                where,
-                Bytes(_integers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)),
-            )
-        ]
+        bits = _integers(column).astype(np.uint8)
+        return [_only(where, _of_one_byte(bits[None]))]
     if kind in ("float", "double"):
-        return [_only(where, _floats(column, pa.float32() if kind == "float" else pa.float64()))]
+        floats = _floats(column, pa.float32() if kind == "float" else pa.float64())
+        return [_only(where, floats)]
     if kind == "enum":
-        symbols = pc.index_in(column, pa.array(schema["symbols"], column.type))
-        if not valid(symbols)[where].all():
+        symbols = pa.array(schema["symbols"], column.type)
+        places = pc.index_in(column, symbols)
+        if not valid(places)[where].all():
             raise RowByRow
-        return [_only(where, varints(_integers(symbols)))]
+        return [_only(where, varints(_integers(places)))]
     if kind == "fixed":
         data = _bytes(column)
         if (lengths_of(data)[where] != schema["size"]).any():
@@ -98,32 +106,39 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> RowPieces:
     if kind in ("string", "bytes"):
         data = _bytes(column)
         if isinstance(schema, dict) and schema.get("logicalType") == "uuid":
-            are = (
-                pc.match_substring_regex(column, f"^{UUID}$")
-                .fill_null(False)
-                .to_numpy(zero_copy_only=False)
-            )
-            if not are[where].all():
-                raise RowByRow
-        return [_only(where, varints(np.maximum(lengths_of(data), 0))), data]
+            _require_uuids(column, where)
+        lengths = np.maximum(lengths_of(data), 0)
+        return [_only(where, varints(lengths)), data]
     raise RowByRow
+
+
+def _require_uuids(column: pa.Array, where: Mask) -> None:
+    matches = pc.match_substring_regex(column, f"^{UUID}$")
+    is_uuid = matches.fill_null(False).to_numpy(zero_copy_only=False)
+    if not is_uuid[where].all():
+        raise RowByRow
 
 
 def _integers(column: pa.Array) -> Numbers:
     """Return the values as integers; 0 stands for null."""
-    numbers: Numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+    integers = column.cast(pa.int64())
+    numbers: Numbers = integers.fill_null(0).to_numpy()
     return numbers
 
 
 def _floats(column: pa.Array, kind: pa.DataType) -> Bytes:
     """Return the bytes of floats, in little-endian order, as Avro has them; 0 stands for null."""
-    numbers = column.cast(kind).fill_null(0).to_numpy()
-    data = (
-        numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
-        .view(np.uint8)
-        .reshape(len(numbers), -1)
+    floats = column.cast(kind)
+    numbers = floats.fill_null(0).to_numpy()
+    count = len(numbers)
+    little_endian = numbers.dtype.newbyteorder("<")
+    numbers = numbers.astype(little_endian, copy=False)
+    data = numbers.view(np.uint8).reshape(count, -1)
+    _, width = data.shape
+    return Bytes(
+        np.ascontiguousarray(data.T),
+        np.full(count, width, np.int64),
     )
-    return Bytes(np.ascontiguousarray(data.T), np.full(len(numbers), data.shape[1], np.int64))
 
 
 def _bytes(column: pa.Array) -> pa.Array:

@@ -69,45 +69,75 @@ class AvroWriter:
         earlier query.
         """
         fit = merged(self.text, column.type)
-        if lacking := [*fit.unfit, *(change.statement for change in fit.changes)]:
+        needed = [change.statement for change in fit.changes]
+        if lacking := [*fit.unfit, *needed]:
             raise SchemaMismatch(
                 f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}"
             )
         known = self.text, column.type
         rows, finer = with_integers(column, self.text)
-        at_once = self._at_once(rows) if _AGREES.get(known, True) else None
+        at_once = None
+        if _AGREES.get(known, True):
+            at_once = self._at_once(rows)
         if at_once is not None and known in _AGREES:
             return at_once, finer
         values, refused = self._row_by_row(rows)
         if at_once is not None and values.null_count < len(values):
-            _AGREES[known] = not refused and at_once.equals(values)
-            if not _AGREES[known]:
+            agrees = not refused and at_once.equals(values)
+            _AGREES[known] = agrees
+            if not agrees:
                 logger.warning(
                     "rows of %s are written one by one: all at once, they would be other bytes",
                     column.type,
                 )
-        return values, sorted([*finer, *refused], key=lambda refusal: refusal.row)
+        refusals = [*finer, *refused]
+        refusals.sort(key=lambda refusal: refusal.row)
+        return values, refusals
 
     @property
     def _prefix(self) -> bytes:
-        return MAGIC + self.schema_id.to_bytes(4, "big")
+        number = self.schema_id.to_bytes(4, "big")
+        return MAGIC + number
 
     def _at_once(self, rows: pa.StructArray) -> pa.Array | None:
         if rows.nbytes > _MOST_BYTES:
             return None
+        schema = _physical(self.text)
         try:
-            parts = record(_physical(self.text), rows, valid(rows))
+            parts = record(schema, rows, valid(rows))
         except RowByRow:
             return None
-        values = rows_of(len(rows), [*self._prefix, *parts]).cast(pa.large_binary())
-        return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
+        records = rows_of(len(rows), [*self._prefix, *parts])
+        values = records.cast(pa.large_binary())
+        if rows.null_count:
+            return pc.if_else(rows.is_valid(), values, None)
+        return values
 
     def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
         schema = _physical(self.text)
+        registered, named = parsed(self.text)
         prefix = self._prefix
         plain = python_values(rows.type)
-        fitting = _fitting(*parsed(self.text), rows.type, "") or _as_it_is
+        fitting = _fitting(registered, named, rows.type, "") or _as_it_is
         strict = _refuses_null(schema)
+
+        def encoded(given: Any) -> bytes | None:
+            value = given.as_py() if isinstance(given, pa.Scalar) else given
+            row = fitting(plain(value))
+            if row is None:
+                return None
+            if strict:
+                _validate(row, schema)
+            out = BytesIO()
+            out.write(prefix)
+            fastavro.schemaless_writer(
+                out,
+                schema,
+                row,
+                disable_tuple_notation=True,
+            )
+            return out.getvalue()
+
         values = list[bytes | None]()
         refused = list[Refusal]()
         try:
@@ -117,14 +147,7 @@ class AvroWriter:
         for at, row in enumerate(given):
             value = None
             try:
-                row = fitting(plain(row.as_py() if isinstance(row, pa.Scalar) else row))
-                if strict and row is not None:
-                    _validate(row, schema)
-                if row is not None:
-                    out = BytesIO()
-                    out.write(prefix)
-                    fastavro.schemaless_writer(out, schema, row, disable_tuple_notation=True)
-                    value = out.getvalue()
+                value = encoded(row)
             except Exception as error:
                 refused.append(Refusal(at, type(error).__name__, str(error)))
             values.append(value)
@@ -138,6 +161,10 @@ def _validate(row: Any, schema: Schema) -> None:
         raise ValidationError("; ".join(map(str, error.errors))) from error
 
 
+_PHYSICAL = (("bytes", "decimal"), ("string", "uuid"))
+"""Types and logical types that fastavro itself converts."""
+
+
 @cache
 def _physical(text: str) -> Schema:
     """Return the schema for rows that `with_integers` and `_fitting` have converted.
@@ -147,35 +174,43 @@ def _physical(text: str) -> Schema:
     """
 
     def stripped(part: dict[str, Any]) -> dict[str, Any]:
-        keep = (part.get("type"), part.get("logicalType")) in (
-            ("bytes", "decimal"),
-            ("string", "uuid"),
-        )
-        return {name: value for name, value in part.items() if keep or name != "logicalType"}
+        kind = part.get("type"), part.get("logicalType")
+        if kind in _PHYSICAL:
+            return part
+        return {name: value for name, value in part.items() if name != "logicalType"}
 
-    schema, named = deepcopy(parsed(json.dumps(json.loads(text, object_hook=stripped))))
-    for field in [
-        field for kind in named.values() for field in kind.get("fields", ()) if "default" in field
-    ]:
-        field["default"] = _default(field["type"], field["default"], named)
+    physical = json.loads(text, object_hook=stripped)
+    schema, named = deepcopy(parsed(json.dumps(physical)))
+    for kind in named.values():
+        for field in kind.get("fields", ()):
+            if "default" in field:
+                field["default"] = _default(field["type"], field["default"], named)
     return schema
 
 
 def _default(schema: Schema, value: Any, named: Mapping[str, Schema]) -> Any:
     """Convert a default to the value that fastavro writes. In JSON, bytes are a string."""
-    schema = schema[0] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        schema = schema[0]
     form = schema if isinstance(schema, dict) else named.get(schema, {"type": schema})
     if form["type"] in ("bytes", "fixed") and isinstance(value, str):
         return value.encode("latin-1")
     if form["type"] == "array":
         return [_default(form["items"], each, named) for each in value]
     if isinstance(value, dict):
-        kinds = {field["name"]: field["type"] for field in form.get("fields", ())}
-        return {
-            name: _default(form.get("values", kinds.get(name)), its, named)
-            for name, its in value.items()
-        }
+        kinds = _types_of_fields(form)
+        defaults = {}
+        for name, its in value.items():
+            kind = form.get("values", kinds.get(name))
+            defaults[name] = _default(kind, its, named)
+        return defaults
     return value
+
+
+def _types_of_fields(form: Mapping[str, Any]) -> dict[str, Schema]:
+    """Return the schemas of a record's fields, by name; there are none for another type."""
+    fields = form.get("fields", ())
+    return {field["name"]: field["type"] for field in fields}
 
 
 def _refuses_null(schema: Schema) -> bool:
@@ -187,9 +222,11 @@ def _refuses_null(schema: Schema) -> bool:
         return any(map(_refuses_null, schema))
     if not isinstance(schema, dict):
         return False
-    inner = [field["type"] for field in schema.get("fields", ())]
+    inner = list(_types_of_fields(schema).values())
     inner += [schema[part] for part in ("items", "values") if part in schema]
-    return not all(map(nullable, inner)) or any(map(_refuses_null, inner))
+    if not all(map(nullable, inner)):
+        return True
+    return any(map(_refuses_null, inner))
 
 
 # -------------------------------------------------------------------- what Avro has in another form
@@ -202,8 +239,10 @@ def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, li
     schema, named = parsed(text)
 
     def made(rows: pa.StructArray) -> pa.StructArray:
-        in_unit = rows.cast(_retyped(rows.type, _in_unit, schema, named))
-        return in_unit.cast(_retyped(in_unit.type, _as_integer, schema, named))
+        units = _retyped(rows.type, _in_unit, schema, named)
+        in_unit = rows.cast(units)
+        integers = _retyped(in_unit.type, _as_integer, schema, named)
+        return in_unit.cast(integers)
 
     try:
         return made(column), []
@@ -216,8 +255,9 @@ def with_integers(column: pa.StructArray, text: str) -> tuple[pa.StructArray, li
                 why = f"a time is finer than the schema's unit: {error}"
                 refused.append(Refusal(at, ValidationError.__name__, why))
         bad = {refusal.row for refusal in refused}
-        others = pa.array([None if at in bad else at for at in range(len(column))], pa.int64())
-        return made(column.take(others)), refused
+        places = [None if at in bad else at for at in range(len(column))]
+        others = column.take(pa.array(places, pa.int64()))
+        return made(others), refused
 
 
 Change = Callable[[pa.DataType, str], pa.DataType]
@@ -234,19 +274,22 @@ def _retyped(
     form = form_of(schema, named) or {"type": ""}
 
     def again(field: pa.Field, schema: Schema) -> pa.Field:
+        changed = _retyped(field.type, change, schema, named)
         # of a null struct
-        return field.with_type(_retyped(field.type, change, schema, named)).with_nullable(True)
+        return field.with_type(changed).with_nullable(True)
 
     if t.is_struct(kind):
-        fields = {field["name"]: field["type"] for field in form.get("fields", ())}
-        return pa.struct([again(field, fields.get(field.name, "")) for field in kind])
+        types = _types_of_fields(form)
+        fields = [again(field, types.get(field.name, "")) for field in kind]
+        return pa.struct(fields)
     if is_list(kind):
-        return (pa.list_ if t.is_list(kind) else pa.large_list)(
-            again(kind.value_field, form.get("items", ""))
-        )
+        element = again(kind.value_field, form.get("items", ""))
+        return pa.list_(element) if t.is_list(kind) else pa.large_list(element)
     if t.is_map(kind):
-        key, value = _entry(form, named)
-        return pa.map_(_retyped(kind.key_type, change, key, named), again(kind.item_field, value))
+        in_key, in_value = _entry(form, named)
+        key = _retyped(kind.key_type, change, in_key, named)
+        item = again(kind.item_field, in_value)
+        return pa.map_(key, item)
     return change(kind, has(form))
 
 
@@ -258,7 +301,7 @@ def _entry(form: Mapping[str, Any], named: Mapping[str, Schema]) -> tuple[Schema
     if form["type"] == "map":
         return "string", form["values"]
     entry = form_of(form.get("items", ""), named) or {}
-    fields = {field["name"]: field["type"] for field in entry.get("fields", ())}
+    fields = _types_of_fields(entry)
     return fields.get("key", ""), fields.get("value", "")
 
 
@@ -294,24 +337,31 @@ def _fitting(
     if form is None:
         return None
     if t.is_struct(kind):
-        kinds = {field.name: field.type for field in kind}
-        found = {
-            name: inner
-            for name, its in ((field["name"], field["type"]) for field in form["fields"])
-            if name in kinds
-            and (inner := _fitting(its, named, kinds[name], f"{path}.{name}" if path else name))
-        }
-        return (
-            _given(lambda row: row | {name: inner(row[name]) for name, inner in found.items()})
-            if found
-            else None
-        )
+        return _of_struct(form, named, kind, path)
     if is_list(kind):
         each = _fitting(form["items"], named, kind.value_type, f"{path}[]")
-        return _given(lambda values: list(map(each, values))) if each else None
+        if each is None:
+            return None
+        return _given(lambda values: list(map(each, values)))
     if t.is_map(kind):
         return _of_map(form, named, kind, path)
     return _of_value(form, kind, path)
+
+
+def _of_struct(
+    form: Mapping[str, Any], named: Mapping[str, Schema], kind: pa.DataType, path: str
+) -> Fit | None:
+    columns = {field.name: field.type for field in kind}
+    found = dict[str, Fit]()
+    for name, schema in _types_of_fields(form).items():
+        if name in columns:
+            below = f"{path}.{name}" if path else name
+            inner = _fitting(schema, named, columns[name], below)
+            if inner is not None:
+                found[name] = inner
+    if not found:
+        return None
+    return _given(lambda row: row | {name: inner(row[name]) for name, inner in found.items()})
 
 
 def _of_map(
@@ -326,9 +376,14 @@ def _of_map(
     of_item = item or _as_it_is
     if form["type"] == "map":
         return _given(lambda entries: {key: of_item(value) for key, value in entries.items()})
-    return _given(
-        lambda entries: [{"key": of_key(e["key"]), "value": of_item(e["value"])} for e in entries]
-    )
+
+    def of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "key": of_key(entry["key"]),
+            "value": of_item(entry["value"]),
+        }
+
+    return _given(lambda entries: list(map(of_entry, entries)))
 
 
 def _of_value(form: Mapping[str, Any], kind: pa.DataType, path: str) -> Fit | None:
@@ -359,14 +414,19 @@ def _fixed(value: Decimal, form: Mapping[str, Any], path: str) -> bytes:
     fastavro writes other bytes for some values. Raises ValidationError if the value is too large
     for the field.
     """
+    precision = form["precision"]
+    scale = form.get("scale", 0)
+    size = form["size"]
     sign, digits, exponent = value.as_tuple()
-    whole: int = int("".join(map(str, digits))) * 10 ** (int(exponent) + form.get("scale", 0))
+    significand = int("".join(map(str, digits)))
+    whole: int = significand * 10 ** (int(exponent) + scale)
+    signed = -whole if sign else whole
     try:
-        if whole >= 10 ** form["precision"]:
+        if whole >= 10**precision:
             raise OverflowError
-        return (-whole if sign else whole).to_bytes(form["size"], "big", signed=True)
+        return signed.to_bytes(size, "big", signed=True)
     except OverflowError:
-        what = f"decimal({form['precision']},{form.get('scale', 0)}) of {form['size']} bytes"
+        what = f"decimal({precision},{scale}) of {size} bytes"
         raise ValidationError(
             f"column {path!r}: {value} is too large for the field, {what}"
         ) from None
