@@ -128,6 +128,24 @@ def lost(number: int, *, after: int = 0, which: int = 0) -> list[Event]:
     return [(0, "until decided", number), (after, "crash", 0), (0, "roll back", which)]
 
 
+def commits_that_fail() -> Iterator[Scenario]:
+    """The target does not answer for some calls after the decision, so the driver asks again, and sweeps meanwhile."""
+    for number in (0, 1):
+        for after in range(8):
+            for calls in range(5):
+                for kind in KINDS:
+                    events = [(0, "until decided", number), (after, "down", 8 * calls)]
+                    yield of(events, sinks=one(kind), partitions=1 + calls % 2)
+                    yield of([*events, (4 + calls, "driver", 1)], sinks=one(kind), partitions=2, commit_timeout=0.5)
+
+
+def long_runs() -> Iterator[Scenario]:
+    """A query runs for many checkpoints, with and without empty batches, so that what is not purged piles up."""
+    for kind in KINDS:
+        for retained in (2, 3):
+            yield of([(END, "driver", 3)], sinks=one(kind), units=16, retained=retained, empty=retained == 3)
+
+
 def losses_given_up() -> Iterator[Scenario]:
     """An operator gives rows up while a driver replays them."""
     for gap in range(50):
@@ -442,6 +460,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         storage_while_running,
         storage_emptied_alone,
         target_while_running,
+        commits_that_fail,
+        long_runs,
         losses_given_up,
         rolled_back_when_decided,
         moved_on_with_losses,

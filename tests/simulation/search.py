@@ -24,7 +24,7 @@ def known() -> Iterator[Scenario]:
         yield Scenario.from_json(path.read_text())
 
 
-def in_turns(every: int = 7) -> Iterator[Scenario]:
+def in_turns(every: int = 25) -> Iterator[Scenario]:
     """Yield the families' scenarios, each so-manieth of all of them first, so that a short search sees each family."""
     for first in range(every):
         for name in families.FAMILIES:
