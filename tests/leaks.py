@@ -35,7 +35,7 @@ import psycopg
 import pymysql
 import pytest
 
-from coordinator.operations.heartbeat import Heartbeat
+from coordinator.operations.heartbeat import Heartbeats
 from coordinator.operations.verifier import Verifier
 from coordinator.task import task
 from sinks._util import idle_connections
@@ -99,7 +99,7 @@ class Leaks:
         self._scope = "session"
         self._opened: dict[int, Opened] = {}
         """The keys are what `id` returns, which most warnings name."""
-        self._drivers = weakref.WeakSet[Heartbeat | Verifier]()
+        self._drivers = weakref.WeakSet[Heartbeats | Verifier]()
         self._unraisable: list[str] = []
         self._state: dict[str, object] = {}
         self._descriptors: set[str] = set()
@@ -114,7 +114,7 @@ class Leaks:
         self._note(threading.Thread, "start", "thread", lambda each: each.is_alive())
         self._note_files()
         sys.unraisablehook = self._unraisable_hook
-        for kind in (Heartbeat, Verifier):
+        for kind in (Heartbeats, Verifier):
             _before(kind, "begin", self._drivers.add)
 
     def _note(self, kind: type, method: str, word: str, is_open: Callable[[Any], bool]) -> None:

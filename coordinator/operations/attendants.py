@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig
-from coordinator.operations.heartbeat import Heartbeat
+from coordinator.operations.heartbeat import Heartbeats
 from coordinator.operations.requests import Requests
 from coordinator.operations.statistics.metrics import open_telemetry, registry_of, serve
 from coordinator.operations.statistics.model import CheckpointHistory
@@ -52,7 +52,7 @@ class Attendants:
         self.history = CheckpointHistory(store, config.history_size)
         statistics.reporters.append(self.history)
         self._requests = Requests(store, do_request, require_newest)
-        self.heartbeat = Heartbeat(
+        self.heartbeat = Heartbeats(
             store,
             config.heartbeat_interval,
             config.request_poll_interval,

@@ -17,7 +17,7 @@ from coordinator.errors import CorruptRecord
 from coordinator.protocol.ports import Query
 from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import CompletedCheckpoint, SignOfLife
+from coordinator.store.records import CompletedCheckpoint, Heartbeat
 from sinks._util.log import get_logger
 from sinks._util.machine import Event, Thread, machine
 
@@ -33,7 +33,7 @@ _LAST_WORD = 5.0
 """Seconds that the end of a query waits for its last heartbeat to be written."""
 
 
-class Heartbeat:
+class Heartbeats:
     """The heartbeat of a driver, which a thread of its own gives.
 
     So a batch that takes long or waits for a database does not hold it up. Every
@@ -101,7 +101,7 @@ class Heartbeat:
             if is_due:
                 due = machine.clock.monotonic() + self._interval
             level = logging.INFO if is_due else logging.DEBUG
-            with self._tried("a sign of life could not be given", level):
+            with self._tried("a heartbeat could not be given", level):
                 if not over and not query.isActive:
                     over = is_due = True
                     self._reason = (
@@ -112,7 +112,7 @@ class Heartbeat:
                 if is_due or now != signed:
                     self._signs[generation] += 1
                     due = machine.clock.monotonic() + self._interval
-                    self._store.journal.give_sign(
+                    self._store.journal.give_heartbeat(
                         generation, self._signs[generation], self._interval, self._reason, now
                     )
                     signed = now
@@ -156,7 +156,7 @@ class DriverStatus:
 
     state: State
     generation: int
-    sign: SignOfLife
+    sign: Heartbeat
     age: float
     clock: str
 
@@ -192,7 +192,7 @@ def look_for_driver(
     if not claim.generation:
         return None
     try:
-        sign = store.journal.last_sign(claim)
+        sign = store.journal.last_heartbeat(claim)
     except (CorruptRecord, StorageError) as error:
         if bad is None:
             raise

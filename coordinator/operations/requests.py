@@ -27,7 +27,7 @@ from coordinator.storage import StorageError
 from coordinator.storage.retry import retries
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import SignOfLife
+from coordinator.store.records import Heartbeat
 from sinks._util.log import get_logger
 from sinks._util.machine import Thread, machine
 from sinks._util.progress import progress
@@ -69,7 +69,7 @@ class Request:
     """
 
     how: str
-    sign: SignOfLife
+    sign: Heartbeat
     holds: float = HOLDS
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Request:
     def from_json(cls, body: Mapping[str, Any]) -> Request:
         with corrupt_if_malformed("the request"):
             request = require_field_types(
-                cls(body["how"], SignOfLife(**body["sign"]), body["holds"])
+                cls(body["how"], Heartbeat(**body["sign"]), body["holds"])
             )
             if request.how not in WAYS or not 0 <= request.holds <= LONGEST:
                 raise ValueError(f"{request.how} within {request.holds} s")

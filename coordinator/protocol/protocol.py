@@ -204,11 +204,13 @@ class CheckpointProtocol:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
     # -------------------------------------------------- called by the coordinator, and by operators
-    def claim_generation(self, next_sign: float = 0.0, batch: MicroBatch | None = None) -> None:
+    def claim_generation(
+        self, next_heartbeat: float = 0.0, batch: MicroBatch | None = None
+    ) -> None:
         """Become the newest driver, so that older ones stop.
 
-        `next_sign` is the number of seconds until the first heartbeat of this driver is due; 0 if
-        it will run no query. `batch` is the first of a run, if there is one. If the batch is
+        `next_heartbeat` is the number of seconds until the first heartbeat of this driver is due; 0
+        if it will run no query. `batch` is the first of a run, if there is one. If the batch is
         refused in any case, it is refused before the claim, because the claim would stop a driver
         that works well.
         """
@@ -220,7 +222,7 @@ class CheckpointProtocol:
         self._sweeper.make_due()
         if batch:
             self._refuse_before_claim(batch)
-        self.fence = Fence(self.store, self.store.claim_generation("", next_sign))
+        self.fence = Fence(self.store, self.store.claim_generation("", next_heartbeat))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def _refuse_before_claim(self, batch: MicroBatch) -> None:
@@ -252,7 +254,7 @@ class CheckpointProtocol:
         A driver whose last heartbeat cannot be read may run.
         """
         try:
-            return bool(self.store.journal.last_sign(claim).ended)
+            return bool(self.store.journal.last_heartbeat(claim).ended)
         except CorruptRecord:
             return False
 

@@ -14,7 +14,7 @@ from coordinator.errors import WrongJob
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.base import TimedStorage
 from coordinator.store.encoding import unseal
-from coordinator.store.records import SignOfLife
+from coordinator.store.records import Heartbeat
 from sinks._util.machine import machine
 from sinks.transaction import token
 
@@ -57,6 +57,6 @@ class JobFolder:
         return f"record {key} in {self.storage.uri}"
 
 
-def sign_of_life(storage: CheckpointStorage, next: float = 0.0, ended: str = "") -> SignOfLife:
+def new_heartbeat(storage: CheckpointStorage, next: float = 0.0, ended: str = "") -> Heartbeat:
     who = f"host {socket.gethostname()}, process {os.getpid()}"
-    return SignOfLife(who, machine.clock.milliseconds(), storage.clock(), next, ended)
+    return Heartbeat(who, machine.clock.milliseconds(), storage.clock(), next, ended)

@@ -23,15 +23,15 @@ from contextlib import suppress
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
-from coordinator.store.folder import JobFolder, sign_of_life
+from coordinator.store.folder import JobFolder, new_heartbeat
 from coordinator.store.journal import Journal
 from coordinator.store.records import (
     Claim,
     CompletedCheckpoint,
+    Heartbeat,
     Listing,
     Record,
     RecordKey,
-    SignOfLife,
 )
 from sinks._util.machine import machine
 from sinks._util.progress import progress
@@ -100,18 +100,18 @@ class JobStore:
         return Listing(generations, round_keys)
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> Claim:
+    def claim_generation(self, address: str | None = None, next_heartbeat: float = 0.0) -> Claim:
         """Become the newest driver of this job, in its current lineage, so that older drivers stop.
 
         No number is given twice, as long as the storage is not emptied or restored to an older
-        state. If it is, `holds` tells the claims apart. `address` is as in `Claim`, and `next_sign`
-        is the number of seconds until the next heartbeat.
+        state. If it is, `holds` tells the claims apart. `address` is as in `Claim`, and
+        `next_heartbeat` is the number of seconds until the next heartbeat.
         """
         newest = self.newest_claim()
         stale = 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or machine.random.token(4)
-            claim = self._new_claim(newest.generation + 1, lineage, address, next_sign)
+            claim = self._new_claim(newest.generation + 1, lineage, address, next_heartbeat)
             if self._claim(claim):
                 self.lineage = claim.lineage
                 return claim
@@ -189,19 +189,19 @@ class JobStore:
         with corrupt_if_malformed(self._folder.describe(key)):
             lineage = body["lineage"]
             address = body["address"]
-            sign = SignOfLife(**body["sign"])
+            sign = Heartbeat(**body["sign"])
             return require_field_types(
                 Claim(generation, lineage, address, sign, body.get("token", ""))
             )
 
     def _new_claim(
-        self, generation: int, lineage: str, address: str | None = None, next_sign: float = 0.0
+        self, generation: int, lineage: str, address: str | None = None, next_heartbeat: float = 0.0
     ) -> Claim:
         return Claim(
             generation,
             lineage,
             address,
-            sign_of_life(self.storage, next_sign),
+            new_heartbeat(self.storage, next_heartbeat),
             machine.random.token(8),
         )
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord
 from coordinator.store.encoding import corrupt_if_malformed, require_field_types, seal, unseal
-from coordinator.store.folder import JobFolder, sign_of_life
-from coordinator.store.records import Claim, SignOfLife
+from coordinator.store.folder import JobFolder, new_heartbeat
+from coordinator.store.records import Claim, Heartbeat
 from sinks._util.log import get_logger
 from sinks._util.machine import machine
 
@@ -30,8 +30,8 @@ class Journal:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
 
-    # ------------------------------------------------------------------ signs of life
-    def give_sign(
+    # ------------------------------------------------------------------ heartbeats
+    def give_heartbeat(
         self,
         generation: int,
         number: int,
@@ -46,7 +46,7 @@ class Journal:
             key,
             seal(
                 {
-                    "sign": sign_of_life(self._folder.storage, next, ended).to_json(),
+                    "sign": new_heartbeat(self._folder.storage, next, ended).to_json(),
                     "now": now or {},
                 }
             ),
@@ -55,7 +55,7 @@ class Journal:
             if old < key:
                 self._folder.timed_storage.delete(old)
 
-    def last_sign(self, claim: Claim) -> SignOfLife:
+    def last_heartbeat(self, claim: Claim) -> Heartbeat:
         """Return the newest heartbeat of the driver that holds the claim.
 
         The claim itself is the first heartbeat.
@@ -69,7 +69,7 @@ class Journal:
             if data is not None:  # if it is None, a newer one has its place
                 body = unseal(data, self._folder.describe(keys[-1]))
                 with corrupt_if_malformed(self._folder.describe(keys[-1])):
-                    return require_field_types(SignOfLife(**body["sign"], now=body.get("now", {})))
+                    return require_field_types(Heartbeat(**body["sign"], now=body.get("now", {})))
         return claim.sign
 
     # ------------------------------------------------------------------ statistics
@@ -129,12 +129,12 @@ class Journal:
             return [dict(checkpoint) for checkpoint in body["checkpoints"]]
 
     # ---------------------------------------------------------- notes between operators and drivers
-    def new_note_id(self) -> tuple[str, SignOfLife]:
+    def new_note_id(self) -> tuple[str, Heartbeat]:
         """Return the id of a new note, and a sign that tells who puts the note and when.
 
         The id begins with the milliseconds since the epoch.
         """
-        sign = sign_of_life(self._folder.storage)
+        sign = new_heartbeat(self._folder.storage)
         return f"{sign.at:015d}.{machine.random.token(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:

@@ -253,7 +253,7 @@ class CompletedCheckpoint:
 
 
 @dataclass(frozen=True)
-class SignOfLife:
+class Heartbeat:
     """A heartbeat, by which a process shows that it works.
 
     `who` is the host and the process. `at` is the time in milliseconds since the epoch by its
@@ -288,7 +288,7 @@ class Claim:
     generation: int = 0
     lineage: str = ""
     address: str | None = ""
-    sign: SignOfLife = SignOfLife()
+    sign: Heartbeat = Heartbeat()
     token: str = ""
 
 

@@ -92,7 +92,7 @@ def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
 def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
         storage, store = storage_of(coordinator), coordinator._protocol.store
-        store.journal.give_sign(store.newest_generation(), 5, 1000.0)
+        store.journal.give_heartbeat(store.newest_generation(), 5, 1000.0)
         *_, newest = [key for key in storage.list("") if "/checkpoint/" in key]
         put(storage, newest, b"evil")
     told = job.cli("status", code=1)
@@ -106,14 +106,14 @@ def test_the_newest_record_hides_neither_the_driver_nor_other_records(job: Job) 
 def test_what_a_driver_says_that_it_does(job: Job) -> None:
     with load_job(str(job.file)) as coordinator:
         storage, store = storage_of(coordinator), coordinator._protocol.store
-        store.journal.give_sign(store.newest_generation(), 5, 1000.0)
+        store.journal.give_heartbeat(store.newest_generation(), 5, 1000.0)
         key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
         put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))
-        assert "runs, or has died since its last sign of life" in job.cli("status").output
+        assert "runs, or has died since its last heartbeat" in job.cli("status").output
         now = CheckpointStatistics("orders", 3, triggered_at=1000, phases={"prepare": 0.5}).to_json()
         put(storage, key, altered(storage, key, {"now": {"doing": ["sink x: commit"], "checkpoint": now}}))
         said = job.cli("status").stdout
-        assert "In progress by the last sign of life: checkpoint 3, for" in said
+        assert "In progress by the last heartbeat: checkpoint 3, for" in said
         assert "Done: prepare 0.5 s." in said
         assert "sink x: commit" in said
     see_all(job)

@@ -42,7 +42,7 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
     told = pg_job.json("in-doubt", "list", code=1)
     assert [one["decision"] for one in told["transactions"]] == ["stranded"] * 3
     said = pg_job.cli("in-doubt", "list", code=1).output
-    assert "is dead, frozen, or cut off from checkpoint storage; last sign of life 20" in said
+    assert "is dead, frozen, or cut off from checkpoint storage; last heartbeat 20" in said
     assert "in-doubt abort --all-orphans --fence" in said
     assert "{'" not in said
     said = pg_job.cli("resolve").stdout
@@ -74,14 +74,14 @@ def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
     pg_job.file.write_text(text.replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 400"))
     pg_job.kill(Step.PRE_COMMITTED, 0)
     unsure = (
-        r"runs, or has died since its last sign of life: that was 20\S+, \d+\.\d (s|min) ago by .* clock\. "
+        r"runs, or has died since its last heartbeat: that was 20\S+, \d+\.\d (s|min) ago by .* clock\. "
         r"It is taken for dead after 20\.0 min "
     )
     assert re.search(unsure, pg_job.cli("status").stdout)
     told = pg_job.cli("in-doubt", "list").stdout
     assert re.search(unsure, told)
     assert re.search(
-        r"3 open: of the newest driver, whose last sign of life came \d+\.\d (s|min) ago: .* unless it has died", told
+        r"3 open: of the newest driver, whose last heartbeat came \d+\.\d (s|min) ago: .* unless it has died", told
     )
 
 
@@ -90,7 +90,7 @@ def test_what_was_in_progress_when_a_driver_died(file_job: Job, monkeypatch: pyt
     with file_job.halted(Step.PRE_COMMITTED, 1) as process:
         with monkeypatch.context() as patient:
             patient.setattr("coordinator.operations.heartbeat._MISSED", 2000)  # of a busy machine
-            doing = "In progress by the last sign of life: checkpoint 1, for"
+            doing = "In progress by the last heartbeat: checkpoint 1, for"
             eventually(lambda: doing in file_job.cli("status", code=None).stdout)
         process.kill()
         file_job.wait_until("silent")

@@ -9,12 +9,12 @@ import pytest
 
 from coordinator.errors import CheckpointError, CheckpointFailed
 from coordinator.listener import Step
-from coordinator.operations.heartbeat import DriverStatus, Heartbeat, State, look_for_driver
+from coordinator.operations.heartbeat import DriverStatus, Heartbeats, State, look_for_driver
 from coordinator.operations.inspection.text import of_driver
 from coordinator.storage import StorageError
 from coordinator.storage.base import WrappedStorage
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import CompletedCheckpoint, SignOfLife
+from coordinator.store.records import CompletedCheckpoint, Heartbeat
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.table import eventually
 from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record
@@ -22,7 +22,7 @@ from tests.protocol.job import CrashError, Job, crash_at, fail, newest_record
 FAST = {"heartbeat_interval": 0.1}
 
 
-class Heartbeats(WrappedStorage):
+class CountedStorage(WrappedStorage):
     """Counts the heartbeats that were put; its clock is an hour behind this machine's. `broken`: refuses heartbeats."""
 
     put = 0
@@ -51,7 +51,7 @@ def test_a_driver_gives_heartbeats_while_its_batch_takes_long_and_one_is_kept(jo
         seen[:] = [(driver, len(heartbeats(job)))]
         return storage.put > 5 and driver is not None and driver.state is State.RUNNING
 
-    storage = Heartbeats(job.storage)
+    storage = CountedStorage(job.storage)
     coordinator = job.coordinator(Hooked(job.sink, "validate_all", hook=lambda: eventually(runs)), storage, config=FAST)
     with coordinator:
         job.query(1).run(coordinator)
@@ -91,7 +91,7 @@ def test_a_query_that_ends_outside_of_the_coordinator(job: Job) -> None:
 
 
 def test_a_driver_that_gives_no_more_signs_is_silent_and_its_query_goes_on(job: Job) -> None:
-    storage = Heartbeats(job.storage)
+    storage = CountedStorage(job.storage)
     storage.broken = True
 
     def silent() -> bool:
@@ -117,12 +117,12 @@ def test_an_operators_claim_is_no_driver(job: Job) -> None:
 
 @pytest.mark.parametrize(("age", "overdue"), [(29.0, False), (31.0, False), (46.0, True), (89.0, True)])
 def test_a_driver_that_missed_a_heartbeat_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
-    driver = DriverStatus(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
+    driver = DriverStatus(State.RUNNING, 1, Heartbeat("host h, process 1", 0, None, 30.0), age, "the driver's")
     assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
 
 
 def test_a_heartbeat_that_is_ahead_is_told_by_the_clock_that_was_looked_at() -> None:
-    driver = DriverStatus(State.UNKNOWN, 1, SignOfLife("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
+    driver = DriverStatus(State.UNKNOWN, 1, Heartbeat("host h, process 1", 0, 0.0, 30.0), -3600.0, "the storage's")
     assert "1.0 h ahead by the storage's clock" in of_driver(driver)
 
 
@@ -182,7 +182,7 @@ def test_a_driver_whose_spark_is_gone_asks_it_no_more_often(job: Job) -> None:
 
     looks: list[float] = []
     store = JobStore(job.storage, "job")
-    heartbeat = Heartbeat(store, 0.5, 0, dict, lambda: looks.append(time.monotonic()), lambda: None)
+    heartbeat = Heartbeats(store, 0.5, 0, dict, lambda: looks.append(time.monotonic()), lambda: None)
     began = time.monotonic()
     heartbeat.begin(1, Gone())  # type: ignore[arg-type]
     eventually(lambda: len(looks) >= 4)

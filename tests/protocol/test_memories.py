@@ -317,7 +317,7 @@ def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path,
         if ended:
             store = JobStore(open_storage(world.storage), coordinator.job)
             claim = store.newest_claim()
-            store.journal.give_sign(claim.generation, 10_000, 0.0, ended="the query was stopped")
+            store.journal.give_heartbeat(claim.generation, 10_000, 0.0, ended="the query was stopped")
         doubts = world.in_doubt()
         with pytest.raises(CheckpointGap):
             LocalQuery(world.path("query"), INPUT).run(coordinator)

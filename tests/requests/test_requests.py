@@ -24,14 +24,14 @@ from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.base import WrappedStorage
 from coordinator.store.encoding import seal
 from coordinator.store.job_store import JobStore
-from coordinator.store.records import SignOfLife
+from coordinator.store.records import Heartbeat
 from sinks.testing.local import LocalQuery
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
 from sinks.transaction import token
 from tests.protocol.job import Job
 
-Change = Callable[[SignOfLife], SignOfLife]
+Change = Callable[[Heartbeat], Heartbeat]
 
 FAST = {"request_poll_interval": 0.1, "heartbeat_interval": 1}
 
@@ -121,8 +121,8 @@ def test_it_is_between_two_batches_and_the_signs_go_on(job: Job, target: str) ->
         assert held.reached.wait(120)
         asked = asking(job.storage)
         store, root = store_of(job.storage), store_of(job.storage).newest_claim()
-        before = store.journal.last_sign(root).at
-        eventually(lambda: store.journal.last_sign(root).at > before)
+        before = store.journal.last_heartbeat(root).at
+        eventually(lambda: store.journal.last_heartbeat(root).at > before)
         assert not asked.done()
         assert not [key for key in notes(job.storage) if "/begun/" in key]
         held.go_on.set()
@@ -200,7 +200,7 @@ def test_what_a_driver_began_before_it_died_does_not_stop_the_next_one(job: Job,
     assert list_savepoints(target) == []
 
 
-def asked(store: JobStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s) -> str:
+def asked(store: JobStore, how: str = "trigger", change: Callable[[Heartbeat], Heartbeat] = lambda s: s) -> str:
     """A request that nobody waits for."""
     id, sign = store.journal.new_note_id()
     store.journal.put_note("request", id, Request(how, change(sign)).to_json())

@@ -242,7 +242,7 @@ def remedies(seen: InDoubtReport) -> list[Remedy]:
             fenced,
         ),
         Decision.OPEN: (
-            f"of the newest driver, whose last sign of life came {silence} ago: it completes or "
+            f"of the newest driver, whose last heartbeat came {silence} ago: it completes or "
             "aborts them, unless it has died since. If it has, or is stuck, stop it and start the "
             "query again; only if it is not to run",
             fenced,

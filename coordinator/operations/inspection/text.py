@@ -63,18 +63,18 @@ def of_driver(driver: DriverStatus | None, others: Sequence[str] = ()) -> str:
     if driver.state is State.RUNNING:
         overdue = " The next one is overdue." if driver.is_overdue else ""
         return (
-            f"Driver: {who} runs, or has died since its last sign of life: that was "
+            f"Driver: {who} runs, or has died since its last heartbeat: that was "
             f"{sign}.{overdue} It is taken for dead after {duration(driver.patience)} without one."
         )
     if driver.state is State.SILENT:
         return (
-            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life "
+            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last heartbeat "
             f"{sign}, and one was due every {duration(driver.sign.next)}. Look at its log, and "
             "start the query again."
         )
     if driver.state is State.UNKNOWN:
         return (
-            f"Driver: cannot tell whether {who} runs: its last sign of life, "
+            f"Driver: cannot tell whether {who} runs: its last heartbeat, "
             f"{time_of(driver.sign.at)}, is {duration(-driver.age)} ahead by {driver.clock} clock. "
             "Ask on the driver's machine, or set the clocks."
         )

@@ -216,7 +216,7 @@ class Activity:
 
     @property
     def when(self) -> str:
-        return "when the driver died or fell silent" if self.is_past else "by the last sign of life"
+        return "when the driver died or fell silent" if self.is_past else "by the last heartbeat"
 
     @property
     def sentences(self) -> list[str]:
