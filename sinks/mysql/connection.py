@@ -248,19 +248,13 @@ class Connection(pymysql.connections.Connection):
 
     def _unproven(self) -> pymysql.OperationalError:
         unused = (
-            " (over TLS, as here, server_public_key is not used)"
-            if self._key and self._encrypted
-            else ""
+            " (over TLS, server_public_key is not used)" if self._key and self._encrypted else ""
         )
         return pymysql.OperationalError(
             CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-            f"the user logs in by {self._login_plugin()}, which has to give the password to the "
-            "server (caching_sha2_password after each start of the server and each FLUSH "
-            f"PRIVILEGES), and nothing proves that it is the right one{unused}. Give ssl_ca=FILE "
-            "(a server that made its own certificate has ca.pem in its data folder), or "
-            "ssl_verify_identity=true if a public authority has made it, or without TLS "
-            "ssl_disabled=true and server_public_key=FILE (public_key.pem beside it), or use a "
-            "local socket. Whether user and password are right is not known before",
+            f"{self._login_plugin()} sends the password, and nothing proves the server's "
+            f"identity{unused}. Set ssl_ca=FILE or ssl_verify_identity=true, or ssl_disabled=true "
+            "with server_public_key=FILE, or use a local socket",
         )
 
     def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:
@@ -423,12 +417,10 @@ def fault(error: Exception) -> Fault | None:
     text = error_text(error)
     code = code_of(error)
     if code in BLOCKED:
-        others = (
-            ", or a backup has FLUSH TABLES WITH READ LOCK, or an XA branch that this user may not "
-            "see"
-        )
         return Fault(
-            "blocked", text, advice=f"{others} (XA RECOVER); lock_timeout= of the sink is the limit"
+            "blocked",
+            text,
+            advice="; a backup's READ LOCK or an XA branch (XA RECOVER) may hold it",
         )
     if code in DENIED:
         return Fault("privilege", text)

@@ -118,10 +118,9 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         ended = xa.end(connection, ledger.schema, how, identity)
         if ended and self._is_locked(connection, ledger, key):
             raise NotEnded(
-                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while "
-                "the session that prepared it ends. Its rows are not visible and never will be, "
-                "but hold their locks until the server is restarted; it lists the branch again "
-                "then, and the next start aborts it"
+                f"the server answered XA ROLLBACK of {key} and did not roll it back. Its rows "
+                "will never be visible, but hold their locks until you restart the server. Then "
+                "the next start of the query aborts it"
             )
         return ended
 
@@ -151,16 +150,14 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         if changed and dict(identity) in xa.prepared(connection, ledger.schema):
             raise NotEnded(
                 f"{key} is prepared, and XA COMMIT would lose its rows: {changed}. Run XA ROLLBACK "
-                f"{xa.xid(identity, ledger.schema)}; give the table another name, and run DROP "
-                "TABLE of its own one, which InnoDB still has; then give it its name and "
-                "ENGINE=InnoDB again, and start the query, which writes the rows again"
+                f"{xa.xid(identity, ledger.schema)}; rename the table, DROP its old name, rename "
+                "it back, ALTER it to ENGINE=InnoDB, and start the query again"
             )
         if ended and not committed:
             raise NotEnded(
-                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do "
-                "while the session that prepared it ends. Its rows are safe, prepared in InnoDB, "
-                f"but {self.server} knows the branch again only after a restart: restart the "
-                "server, then start the query again"
+                f"the server answered XA COMMIT of {key} and did not commit it. Its rows are safe, "
+                f"but {self.server} finds the branch only after a restart: restart the server, "
+                "then start the query again"
             )
         return ended
 

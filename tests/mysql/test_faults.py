@@ -349,7 +349,7 @@ def test_a_rollback_that_the_server_answers_and_does_not_do_is_told(
     identity = pre_commit(sink, rows_of(1)).transaction
     with monkeypatch.context() as answered:
         answered.setattr(xa, "end", lambda *_: True)
-        with pytest.raises(SinkError, match=r"answered XA ROLLBACK .* until the server is restarted"):
+        with pytest.raises(SinkError, match=r"answered XA ROLLBACK .* until you restart the server"):
             sink.abort(identity)
     sink.abort(identity)
     assert db.prepared() == []

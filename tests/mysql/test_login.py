@@ -52,7 +52,7 @@ def test_without_a_proof_of_the_server_no_login_works_by_chance(
     forget_logins(server)
     if cached:
         server.connect(dsn).close()
-    url, refusal = dsn.partition("?")[0], r"nothing proves that it is the right one\. Give ssl_ca=FILE"
+    url, refusal = dsn.partition("?")[0], r"nothing proves the server's identity\. Set ssl_ca=FILE"
     if who == "storage":
         with pytest.raises(StorageError, match=refusal):
             SQLStorage(url)
@@ -103,7 +103,7 @@ def test_a_file_for_tls_that_is_none_is_named(server: MySQLServer, dsn: str, nam
 
 def test_over_tls_that_nothing_verifies_a_key_is_no_proof(dsn: str) -> None:
     """The server would take the encrypted password for the password, and deny the access."""
-    with pytest.raises(ConfigurationError, match=r"over TLS, as here, server_public_key is not used"):
+    with pytest.raises(ConfigurationError, match=r"over TLS, server_public_key is not used"):
         MySQLSink(dsn, "orders", connect_options={"ssl_disabled": False}).check(SCHEMA)
 
 
