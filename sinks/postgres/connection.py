@@ -22,21 +22,19 @@ logger = get_logger(__name__)
 
 _NOT_IN_CLEAR = "!password"
 _IN_CLEAR = (
-    "The password is not sent in clear to a server that has not proved who it is: set "
-    "sslmode=verify-full, or, if the network is safe, require_auth=password"
+    "The password is not sent in clear: set sslmode=verify-full, or, if the network is safe, "
+    "require_auth=password"
 )
 SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
 _COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
 _INDEX = re.compile(r'in relation "([^"]+)"')
 _ONE_DRIVER = (
-    "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, "
-    "stop one of the two, and give the copy another job name"
+    "Another driver with a copy of checkpoint storage may use the same names: stop it, and give "
+    "the copy another job name"
 )
 _NO_TRANSACTION_LEFT = (
-    "The transaction cannot be prepared: every partition of every sink holds one prepared "
-    "transaction until its checkpoint is committed. Set max_prepared_transactions on the server at "
-    'least as high (and restart it), write fewer partitions, or use strategy="staged", which needs '
-    "none"
+    "Set max_prepared_transactions on the server to at least the number of partitions of all sinks "
+    '(and restart it), write fewer partitions, or use strategy="staged"'
 )
 
 
@@ -46,8 +44,8 @@ _NOT_PREPARED = (
 )
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: (
-        "remove the row that has the same key, drop the index, or, where a sequence gives the "
-        "key, set the sequence beyond the table's keys (setval)"
+        "remove the other row, drop the index, or set the key's sequence beyond the table's keys "
+        "(setval)"
     ),
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
     errors.ForeignKeyViolation: (
@@ -58,9 +56,8 @@ _MENDS: dict[type[psycopg.Error], str] = {
         "drop the constraint (it can come back as NOT VALID when the rows are in)"
     ),
     errors.NotNullViolation: (
-        "let the column be NULL. If the batch lacks the column, give it a default. No default "
-        "replaces a NULL that the batch has: leave the column out of the batch, so that its "
-        "default is taken, or fill it in Spark"
+        "let the column be NULL, fill it in Spark, or give it a default and leave it out of the "
+        "batch"
     ),
 }
 _OF_ROWS = ("21", "22", "23", "P0")

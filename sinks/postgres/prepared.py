@@ -143,8 +143,8 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         if status != "committed":
             return None
         return (
-            f"the server says that its transaction {proof['xid']} was committed, and the ledger "
-            "has not its row: somebody deleted it, or restored an older copy of the database"
+            f"the server says that its transaction {proof['xid']} was committed, but the ledger "
+            "has no row for it"
         )
 
 

@@ -178,7 +178,7 @@ def test_a_commit_whose_row_was_deleted_from_the_ledger_is_unknown_not_lost(db: 
     db.run("DELETE FROM tpc_ledger WHERE job <> '-'")
     db.run("TRUNCATE tpc_ledger_witness")
     outcome = sink.commit(committable)
-    assert "was committed, and the ledger has not its row: somebody deleted it" in why_unknown(outcome)
+    assert "was committed, but the ledger has no row for it" in why_unknown(outcome)
     assert db.ledger() == {}, "no tombstone was put in the row's place"
     assert sink.commit(aborted).state is CommitState.LOST
     sink.close()
