@@ -226,7 +226,7 @@ class Evolution:
         with closing(other):
             other.check(OLD)
             committable = pre_commit(other, OLD_BATCH.to_batches()[0], job="of-others")
-            with pytest.raises(TransactionBlocked, match=r"orders: sink .*, which alters it, waited for a lock"):
+            with pytest.raises(TransactionBlocked, match=r"orders: sink .*, which alters it, timed out waiting"):
                 self.start(tmp_path, sink, NEW_BATCH)
             assert "note" not in self.columns(orders)
             other.commit(committable)

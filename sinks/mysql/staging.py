@@ -51,10 +51,6 @@ _FRAME = 2**14
 
 class MySQLStaging(Staging[Connection, MySQLTarget]):
     DROPPED_TOGETHER = 100
-    HANDED_ON = (
-        "can hand it on only in an index over whole columns that the batch has, not over a prefix, "
-        "an expression or a generated column"
-    )
 
     server: MySQLServer
     dialect: MySQLDialect
@@ -115,15 +111,11 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
                 raise
 
     def _too_wide(self, columns: Sequence[MySQLColumn], error: pymysql.Error) -> str:
-        remedy = (
-            'use strategy="xa", which needs no such table'
-            if self.merge.mode == "append"
-            else "write fewer columns"
-        )
+        remedy = 'use strategy="xa"' if self.merge.mode == "append" else "write fewer columns"
         return (
             f"the strategy staged needs a table with the batch's {len(columns):,} columns and one "
-            f"of its own, which the server does not take ({error_text(error)}): {remedy}, or let "
-            "columns be of a shorter type"
+            f"of its own, which the server does not take ({error_text(error)}): {remedy}, or use "
+            "shorter types"
         )
 
     # ------------------------------------------------------------------ before the decision

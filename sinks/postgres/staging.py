@@ -31,10 +31,6 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     # by default)
     DROPPED_TOGETHER = 100
     MOVED_TOGETHER = 100
-    HANDED_ON = (
-        "can hand it on only in an index whose columns the batch has, and neither in an exclusion "
-        "constraint nor in an index that only a partition has"
-    )
 
     server: PostgresServer
     dialect: PostgresDialect

@@ -190,9 +190,9 @@ class Ledger(Generic[ConnectionT]):
         there = str(rows[0][0]) if rows else ""
         if there != self.id:
             raise ConfigurationError(
-                f"the ledger {self.label} is another one than when the query looked at it first "
-                f"(id {there or 'none'}, not {self.id}): it was emptied or made anew, or "
-                f"{self.catalog.server} is another database now. See that it is the right one, "
+                f"the ledger {self.label} is not the ledger that the query started with "
+                f"(id {there or 'none'}, not {self.id}): it was emptied or recreated, or "
+                f"{self.catalog.server} is another database. Check that it is the right one, "
                 "then start the query again"
             )
 
@@ -248,7 +248,7 @@ class Ledger(Generic[ConnectionT]):
             return None
         return (
             f"the ledger {self.label} is not the one that was there at pre-commit ({place}, id "
-            f"{proof.get('ledger_id')}); it was emptied or dropped, or the sink points elsewhere"
+            f"{proof.get('ledger_id')})"
         )
 
     def contradiction(
@@ -263,8 +263,8 @@ class Ledger(Generic[ConnectionT]):
 
     def _set_back(self) -> str:
         return (
-            f"the ledger {self.label} lacks rows of {self.witness.label}, which is written in the "
-            "same transactions: the ledger alone was set back, or rows of it were deleted"
+            f"the ledger {self.label} lacks rows of {self.witness.label} (the ledger alone was "
+            "restored, or lost rows)"
         )
 
     def states(self, connection: ConnectionT, ids: Collection[str]) -> dict[str, bool]:
@@ -305,9 +305,9 @@ class Ledger(Generic[ConnectionT]):
         own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
-                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If "
-                f"they are there, copy the missing rows of {self.witness.label} into the ledger; "
-                "if not, restore the newer table. Nothing was changed"
+                f"{self._set_back()}. If the rows of the newest checkpoint are in the table, copy "
+                f"the missing rows of {self.witness.label} into the ledger. Otherwise restore the "
+                "newer table. Nothing was changed"
             )
         return own
 

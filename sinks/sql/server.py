@@ -375,10 +375,9 @@ class Fault:
         """Return the error to raise; None if the driver's own error says it best."""
         if self.kind == "blocked":
             return TransactionBlocked(
-                f"{who} waited for a lock{self.at} until its limit, or in a circle ({self.text}). "
-                "Somebody else's open transaction holds it, or an orphaned one of this job (the "
-                "coordinator aborts those and tries again), or two partitions of this batch write "
-                f"the same unique value{self.advice}"
+                f"{who} timed out waiting for a lock{self.at}, or deadlocked ({self.text}). End "
+                "the other session that holds it, and let no two partitions write the same unique "
+                f"value{self.advice}"
             )
         if self.kind == "privilege":
             return ConfigurationError(f"{who} lacks a right: {self.text}")

@@ -189,11 +189,9 @@ class TableSink(
         ]
         if problems:
             raise ConfigurationError(
-                f"sink {self.name!r}: {'; '.join(problems)}. Each sink of a job commits by itself, "
-                "so a row would be judged before the row of the same batch that it refers to is "
-                "visible. Write the two tables by two queries with a job of their own each, and "
-                "each batch of the referring one when what it refers to is visible; or drop the "
-                "foreign key. To make it DEFERRABLE does not help"
+                f"sink {self.name!r}: {'; '.join(problems)}. Each sink commits by itself, so rows "
+                "would be judged too early. Write the two tables by two queries, or drop the "
+                "foreign key"
             )
 
     def _place(self) -> tuple[object, ...] | None:
@@ -310,9 +308,8 @@ class TableSink(
             plan = self._target.planned()
         except ConfigurationError as error:  # waiting does not bring back what is not there
             outcome = CommitOutcome.unknown(
-                f"{error}. {strategy.whereabouts(committables)}. If this is another database, a "
-                "new one or an older copy, point the sink at the one that has the rows, or "
-                "restore it; then start the query again"
+                f"{error}. {strategy.whereabouts(committables)}. Restore the table, or point the "
+                "sink at the database that has it"
             )
             return [outcome] * len(committables)
         except Exception as error:

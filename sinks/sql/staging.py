@@ -41,11 +41,6 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     """The number of staging tables that go into the target by one INSERT. If the table refers to
     itself, all of them do, because at the end of the statement a row may refer to a row of another
     staging table."""
-    HANDED_ON: ClassVar[str] = (
-        "can hand it on only in an index over whole columns that the batch has"
-    )
-    """The words that follow "an upsert" in messages: in which unique indexes its rows hand on a
-    value."""
 
     def __init__(self, catalog: Catalog[ConnectionT, TargetT]) -> None:
         self.catalog = catalog
@@ -232,7 +227,7 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         if rows not in (staged, None):
             raise SinkError(
                 f"the staging tables hold {staged} rows, and their tasks acknowledged {rows}: "
-                "somebody changed one, or emptied the ledger after they were moved"
+                "somebody changed one, or emptied the ledger"
             )
 
     # ------------------------------------------------------------------ the move
@@ -277,18 +272,15 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def of_move(self, target: TargetT, error: Exception) -> Fault | None:
         """Tell what an error of the move is about.
 
-        If an upsert meets a value of another row, the fault says when rows of one batch can hand
-        the value on.
+        If an upsert meets a value of another row, the fault also says what to do if the other row
+        gives the value up in the same batch.
         """
         fault = self.server.fault(error)
         if fault is None or not fault.clash or self.merge.mode != "upsert":
             return fault
         keeps = keeps_rows(target)
-        why = f"cannot hand it on in this table, because of {keeps[0]}" if keeps else self.HANDED_ON
-        advice = (
-            f"; if a row of the same batch gives this value up, an upsert {why}. Let that row give "
-            "it up in an earlier checkpoint"
-        )
+        why = f", because of {keeps[0]}" if keeps else ""
+        advice = f"; to swap the value with another row, use two checkpoints{why}"
         return replace(fault, advice=fault.advice + advice)
 
     # ------------------------------------------------------------------ afterwards

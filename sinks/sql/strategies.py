@@ -158,9 +158,7 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)
             if reason or (reason := self.prepared.contradiction(connection, proof)):
                 return CommitOutcome.unknown(
-                    f"{key} is no longer prepared at {self.server}, and its outcome is unknown: "
-                    f"{reason}. Look for its rows in the table, then point the sink at the old "
-                    "ledger, or insert its row into the new one"
+                    f"{key} is no longer prepared at {self.server}, and {_look_for_rows(reason)}"
                 )
             tombstone = {key: TransactionId.parse(proof.get("transaction_id", key))}
             with self.server.transaction(connection):
@@ -266,10 +264,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         by = self.merge.order_by
         raise BadValue(
             f"table {move.target.label}: {row[-1]} partitions have different changes of the key "
-            f"{keys}, all with {by} = {row[-2]}, so order_by={by!r} does not tell which one is the "
-            "last. Order by a column that no two changes of a key share, such as the position in "
-            "the source's log; or let all changes of a key come in one partition, in their order: "
-            "of equal ones the last in the partition wins"
+            f"{keys}, all with {by} = {row[-2]}. Order by a column that no two changes of a key "
+            "share, or let all changes of a key come in one partition"
         )
 
     def _taken(
@@ -375,9 +371,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                     )
         except StagedRowsChanged as changed:
             advice = (
-                "Nothing was moved now: look which of its rows are in the table. If none is there, "
-                "as after a failover to a replica that lagged, drop the staging tables that have "
-                "too few rows: these are written again"
+                "Nothing was moved. Look which rows are in the table. If none is there, drop the "
+                "staging tables that have too few rows"
             )
             return [CommitOutcome.unknown(f"{changed}. {advice}")] * len(committables)
         except Exception as error:
@@ -385,9 +380,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 raise
             return [
                 CommitOutcome.unknown(
-                    f"{reason}. The checkpoint is complete and none of it is in the table; its "
-                    f"rows are safe in {_tables(committables)}, which must not be touched. Fix "
-                    "what is named and start the query again: it moves every row, once"
+                    f"{reason}. Fix this and start the query again: the rows are safe in "
+                    f"{_tables(committables)}"
                 )
             ] * len(committables)
         return [outcomes[_id(c)] for c in committables]
@@ -436,9 +430,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                     connection, c.proof, witnessed=_id(c) in witnessed
                 ):
                     outcomes[_id(c)] = CommitOutcome.unknown(
-                        f"it is unknown whether the rows of {_id(c)} are in the table: {reason}. "
-                        "Look for them, then point the sink at the old ledger, or insert its row "
-                        "into the new one"
+                        f"it is unknown whether {_id(c)} was committed: {_look_for_rows(reason)}"
                     )
                 else:
                     lost.append(_id(c))
@@ -524,10 +516,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
 
     def whereabouts(self, committables: Sequence[Committable]) -> str:
         """Tell where the rows are, for a person who looks for them."""
-        return (
-            "If it was dropped or renamed, restore it: the rows are safe in "
-            f"{_tables(committables)}"
-        )
+        return f"The rows are safe in {_tables(committables)}"
 
     def move(
         self,
@@ -596,8 +585,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             # what is missing would become NULL
             if there and committable.proof.get("columns", digest) != digest:
                 raise SinkError(
-                    f"the staging table {its['table']} was altered by somebody: it has the columns "
-                    f"{', '.join(there)} now, and its task wrote others: change it back"
+                    f"the staging table {its['table']} was altered by somebody, and has the "
+                    f"columns {', '.join(there)} now: change it back"
                 )
         with self.server.at_work(connection):
             return self.staging.locked(
@@ -609,9 +598,16 @@ def _refusal(fault: Fault, table: str) -> str:
     return f"table {table} refuses rows{fault.at}: {target_named(fault.text, table)}{fault.advice}"
 
 
+def _look_for_rows(reason: str) -> str:
+    return (
+        f"{reason}. Look for its rows in the table, then use the old ledger, or insert its row "
+        "into the new one"
+    )
+
+
 def _tables(committables: Sequence[Committable]) -> str:
     tables = [str(c.transaction["table"]) for c in committables]
-    more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
+    more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
     return f"the staging table{'s' if more else ''} {tables[0]}{more}"
 
 

@@ -342,9 +342,8 @@ class MergeOptions:
 
 APPEND = MergeOptions()
 _NO_ORDER = (
-    "NULL in the column of order_by, so nobody can tell which change of the key is newer: order by "
-    'a column that each change has, deletes too, or set order_by_nulls="first", which takes such a '
-    "change for the oldest"
+    "NULL in the column of order_by, so it is unknown which change of the key is newer: order by "
+    'a column that each change has, or set order_by_nulls="first"'
 )
 
 

@@ -77,14 +77,12 @@ class RowTransaction(ABC, Generic[ConnectionT]):
     def judge(self, error: Exception) -> Fault | None:
         """Tell what an error of the server is about.
 
-        If the table refers to itself, the fault also says what to do about that.
+        If the table refers to itself, the fault says what to do about that.
         """
         known = self._fault(error)
         if known and (known.kind == "blocked" or known.kind == "refused"):
-            return replace(
-                known,
-                advice=known.advice + self.elsewhere(known.text, waited=known.kind == "blocked"),
-            )
+            elsewhere = self.elsewhere(known.text, waited=known.kind == "blocked")
+            return replace(known, advice=elsewhere or known.advice)
         return known
 
     def elsewhere(self, text: str, *, waited: bool = False) -> str:
@@ -97,10 +95,8 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         if not names:
             return ""
         return (
-            f"; by {', '.join(names)} the table refers to itself, and the row that is missing may "
-            "be in another "
-            'partition, whose transaction is not committed yet, or come later: strategy="staged" '
-            "takes such rows"
+            f"; the row that {', '.join(names)} needs may be in another partition: use "
+            'strategy="staged"'
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -294,7 +294,7 @@ class TableCrashes:
         with closing(self.observe(dsn)) as db:
             db.run("DELETE FROM tpc_ledger WHERE checkpoint = 1")
             visible = Counter(db.ids())
-            with pytest.raises(ConfigurationError, match="the ledger alone was set back"):
+            with pytest.raises(ConfigurationError, match="the ledger alone was restored"):
                 run(tmp_path, sink, input)
             assert Counter(db.ids()) == visible == Counter(ids(input[:2]))
             there = "transaction_id IN (SELECT transaction_id FROM tpc_ledger)"

@@ -197,8 +197,8 @@ def test_a_table_of_the_same_name_in_capitals_may_have_another_engine(db: Observ
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "another one than when the query looked"),
-        ("TRUNCATE tpc_ledger", "another one than when the query looked"),
+        ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "not the ledger that the query started with"),
+        ("TRUNCATE tpc_ledger", "not the ledger that the query started with"),
         ("ALTER TABLE tpc_ledger DROP PRIMARY KEY", "is not a ledger of this version"),
         ("ALTER TABLE tpc_ledger ENGINE=MyISAM", "is not a ledger of this version"),
         ("ALTER TABLE tpc_ledger RENAME COLUMN lineage TO history", "lineage"),

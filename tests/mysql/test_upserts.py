@@ -192,27 +192,27 @@ EMAILS = pa.schema([("id", pa.int64()), ("email", pa.string())])
     [
         (
             "CREATE TABLE parts (id bigint, FOREIGN KEY refers (id) REFERENCES t (id))",
-            "cannot hand it on in this table, .* foreign key",
+            ", because of .*foreign key",
         ),
         (
             "CREATE TRIGGER seen BEFORE INSERT ON t FOR EACH ROW SET @seen = 1",
-            "cannot hand it on in this table, .* trigger seen",
+            ", because of trigger seen",
         ),
-        ("ALTER TABLE t DROP KEY one, ADD UNIQUE one (email(3))", "can hand it on only in an index over whole columns"),
+        ("ALTER TABLE t DROP KEY one, ADD UNIQUE one (email(3))", r" \[EO-VALUE\]"),
         (
             "ALTER TABLE t DROP KEY one, ADD small varchar(50) AS (lower(email)) STORED, ADD UNIQUE one (small)",
-            "can hand it on only in an index over whole columns that the batch has, not over a prefix",
+            r" \[EO-VALUE\]",
         ),
     ],
 )
-def test_a_refused_swap_says_when_values_can_be_handed_on(db: Observer, change: str, why: str) -> None:
+def test_a_refused_swap_says_how_values_can_be_handed_on(db: Observer, change: str, why: str) -> None:
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, email varchar(50), UNIQUE one (email))")
     db.run("INSERT INTO t (id, email) VALUES (1, 'a'), (2, 'b')")
     db.run(change)
     swapped = batch([{"id": 1, "email": "b"}, {"id": 2, "email": "a"}], EMAILS)
     with contextlib.closing(MySQLSink(db.dsn, "t", mode="upsert", keys=["id"])) as sink:
         sink.check(EMAILS)
-        with pytest.raises(BadValue, match=f"one'.* an upsert {why}.* in an earlier checkpoint"):
+        with pytest.raises(BadValue, match=f"one'.* to swap the value with another row, use two checkpoints{why}"):
             sink.validate_all(checkpoint(), [pre_commit(sink, swapped)])
 
 

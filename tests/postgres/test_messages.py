@@ -110,8 +110,8 @@ def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, me
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "another one than when the query looked"),
-        ("TRUNCATE tpc_ledger", "another one than when the query looked"),
+        ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "not the ledger that the query started with"),
+        ("TRUNCATE tpc_ledger", "not the ledger that the query started with"),
         ("ALTER TABLE tpc_ledger DROP CONSTRAINT tpc_ledger_pkey", "is not a ledger of this version"),
         ("ALTER TABLE tpc_ledger RENAME lineage TO history", "lineage"),
         ("DROP TABLE tpc_ledger", "tpc_ledger"),
@@ -197,7 +197,7 @@ def test_what_is_remembered_is_read_from_the_ledger_that_is_there_now(db: Observ
     ((_, newest),) = sink.committed_checkpoints("job").items()
     assert newest == 0
     db.run("DELETE FROM tpc_ledger WHERE NOT transaction_id = 'ledger'")
-    with pytest.raises(ConfigurationError, match="the ledger alone was set back"):
+    with pytest.raises(ConfigurationError, match="the ledger alone was restored"):
         sink.committed_checkpoints("job")
     db.run("DROP TABLE tpc_ledger_witness")
     assert sink.committed_checkpoints("job") == {}

@@ -1291,30 +1291,30 @@ EMAILS = pa.schema([("id", pa.int64()), ("email", pa.string())])
     [
         (
             "CREATE TABLE parts (id bigint REFERENCES t)",
-            "cannot hand it on in this table, because of foreign key parts_id_fkey",
+            ", because of foreign key parts_id_fkey",
         ),
         (
             "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
             "CREATE TRIGGER seen BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()",
-            "cannot hand it on in this table, because of trigger seen",
+            ", because of trigger seen",
         ),
         (
             "ALTER TABLE t DROP CONSTRAINT one; ALTER TABLE t ADD CONSTRAINT one EXCLUDE USING btree (email WITH =)",
-            "can hand it on only in an index whose columns the batch has, and neither in an exclusion constraint",
+            r" \[EO-VALUE\]",
         ),
     ],
 )
-def test_a_refused_swap_says_when_values_can_be_handed_on(db: Observer, change: str, why: str) -> None:
+def test_a_refused_swap_says_how_values_can_be_handed_on(db: Observer, change: str, why: str) -> None:
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, email text CONSTRAINT one UNIQUE)")
     db.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     db.run(change)
-    with pytest.raises(BadValue, match=f'"one".* an upsert {why}.* in an earlier checkpoint'):
+    with pytest.raises(BadValue, match=f'"one".* to swap the value with another row, use two checkpoints{why}'):
         upserted(db, (1, "b"), (2, "a"), schema=EMAILS, keys=["id"])
     sink = make(db, table="t", check=EMAILS, strategy="staged", name="append")
     appended_row = pre_commit(sink, batch([{"id": 3, "email": "a"}], EMAILS))
     with pytest.raises(BadValue, match=r"one") as appended:
         sink.validate_all(checkpoint(), [appended_row])
-    assert "hand it on" not in str(appended.value)
+    assert "swap" not in str(appended.value)
 
 
 def test_a_null_that_the_batch_has_is_told_to_leave_the_batch(db: Observer) -> None:

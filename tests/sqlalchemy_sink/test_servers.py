@@ -71,10 +71,10 @@ def test_a_ledger_that_is_older_than_its_rows_proves_no_loss(pg: Server, older: 
     if older == "a dump":
         pg.run("INSERT INTO tpc_ledger SELECT * FROM dump WHERE transaction_id <> 'ledger'")
     for driver in (sink, pg.sink()):
-        with pytest.raises(ConfigurationError, match="the ledger alone was set back"):
+        with pytest.raises(ConfigurationError, match="the ledger alone was restored"):
             driver.committed_checkpoints("job")
         (outcome,) = driver.commit_all(Checkpoint("job", "l1", 0), [committable])
-        assert "the ledger alone was set back" in why_unknown(outcome)
+        assert "the ledger alone was restored" in why_unknown(outcome)
     assert pg.run("SELECT id FROM orders") == [(1,)]
 
 
@@ -453,7 +453,7 @@ def test_a_type_that_changes_after_the_decision_stops_the_query_until_it_is_chan
     if restarted:
         sink = numbers.sink("t")
     [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
-    assert re.search(r'column "v" was .*: change it back.*its rows are safe in the staging table', why_unknown(outcome))
+    assert re.search(r'column "v" was .*: change it back.*the rows are safe in the staging table', why_unknown(outcome))
     altered(numbers, "double precision")
     assert sink.commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
     assert numbers.run("SELECT * FROM t") == [(1, 1.25)]
