@@ -45,7 +45,7 @@ def crashes_of_two() -> Iterator[Scenario]:
 
 
 def second_driver() -> Iterator[Scenario]:
-    """A second driver starts at each moment, and the first one goes on after it, or in its middle."""
+    """A second driver starts at each moment. The first one goes on when the second has ended, or in its middle."""
     for gap in range(56):
         for kind in ("prepared", "whole", "kafka"):
             yield of([(gap, "driver", 1), (END, "switch", 0)], sinks=one(kind))
@@ -107,6 +107,14 @@ def storage_while_running() -> Iterator[Scenario]:
             argument = back(1, moment, while_running=True)
             yield of([(gap, "set back", argument), (0, "driver", 1), (25, "switch", 0)])
         yield of([(gap, "set back", back(1, 0, while_running=True)), (0, "driver", 1), (gap // 2, "switch", 0)], seed=2)
+
+
+def namesakes() -> Iterator[Scenario]:
+    """Storage is restored to the end of an earlier driver, so the next one gets the number of the one that runs."""
+    for gap in range(8, 40, 2):
+        for moment in range(36, 64, 2):
+            first = [(END, "driver", 1), (gap, "set back", back(1, moment, while_running=True))]
+            yield of([*first, (0, "driver", 1), (8 + moment % 17, "switch", 0), (9, "switch", 1)])
 
 
 def storage_emptied_alone() -> Iterator[Scenario]:
@@ -458,6 +466,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         restore_killed,
         restore_and_driver,
         storage_while_running,
+        namesakes,
         storage_emptied_alone,
         target_while_running,
         commits_that_fail,

@@ -188,7 +188,7 @@ def _checkpoints_with_proof(world: World, sink: SimSink) -> int:
 def not_promised(world: World, fault: str, *, restore_pending: bool) -> str:
     """Say which limit of docs/failures.md covers a fault; "" if none does.
 
-    Each limit has a scenario of its own that shows it (seeds/limit-*.json).
+    Some have a scenario that shows it (seeds/limit-*.json).
     """
     causes = world.causes
     kinds = {kind for _, kind, _ in world.sinks_now}

@@ -287,7 +287,7 @@ class Simulation:
             target.roll_back(name)
 
     def _event_time(self, argument: int) -> None:
-        """Let time pass at which nobody acts, as when the machines are suspended."""
+        """Let time pass in which nobody acts. A process alone is suspended by any event that starts another one."""
         self.scheduler.now += (20.0, 70.0, 200.0, 2000.0)[argument % 4]
         for target in self.world.targets.values():
             Kafka.time_out(target)

@@ -328,8 +328,8 @@ class SparkJob:
 
     def _attempt(self, name: str, subtask: int, rows: tuple[int, ...], tries: int) -> None:
         world = self._world
-        world.task_attempts += 1
-        attempt = world.task_attempts
+        # Each driver counts its own, so drivers of one generation give transactions the same names.
+        attempt = self._driver.local["task attempts"] = 1 + self._driver.local.get("task attempts", 0)
         task = self._tasks[name]
         task = replace(task, sink=copy.copy(task.sink))  # as the pickled task in an executor
 

@@ -80,7 +80,6 @@ class World:
         """The records that somebody has altered, with the tick when it was done."""
         self.handed_over = 0
         """The number of batches that Spark has handed to a coordinator."""
-        self.task_attempts = 0
         self.epochs = 0
         self.speculative = 0
         """The number of tasks that get a speculative copy from now on."""
