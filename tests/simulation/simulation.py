@@ -543,11 +543,11 @@ class Simulation:
         said = f"{type(refusal).__name__}: {str(refusal)[:400]}"
         if not isinstance(refusal, EXPECTED):
             self.faults.append(f"bare at the end: {said}")
-        elif isinstance(refusal, TooManyDeadLetters) and self.scenario.most_letters == 0:
-            pass
+        elif self._is_for_letters(refusal):
+            return
         elif not any(world.causes[cause] for cause in CAUSES):
             self.faults.append(f"refused, though nothing came from outside: {said}")
-        elif continues and not (isinstance(refusal, TooManyDeadLetters) and self.scenario.most_letters == 0):
+        elif continues:
             self.faults.append(f"refused without need: {said}")
         kinds = {kind for _, kind, _ in self.scenario.sinks}
         once = self._undo and world.causes["restored"] == 1 and self._undo[2] == len(world.named)
@@ -558,6 +558,10 @@ class Simulation:
                     self.faults.append(f"refused, but had aborted decided {target} {short(name)}: {said}")
         if self._undo and world.causes["restored"] == 1 and not self.faults:
             self._put_back()
+
+    def _is_for_letters(self, refusal: BaseException) -> bool:
+        """Tell whether the job stops since its next batch has more dead letters than it may have."""
+        return isinstance(refusal, TooManyDeadLetters) and self.scenario.most_letters == 0
 
     def _put_back(self) -> None:
         """Put back what was restored to an older state. The starts that refused meanwhile must have done no harm."""
@@ -572,6 +576,8 @@ class Simulation:
         self.limits.append("put back")
         process = self._spawn("driver", partial(self._drive, 100, 0, 0))
         self.scheduler.run()
+        if process.error is not None and self._is_for_letters(process.error):
+            return
         if process.error is not None:
             name = type(process.error).__name__
             self.faults.append(f"refused after all was put back: {name}: {str(process.error)[:300]}")
