@@ -6,12 +6,12 @@ import shutil
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coordinator.listener import Step
+from sinks._util.machine import Clock, machine
 from tests.cli.jobs import INPUT, Job
 
 
@@ -217,15 +217,23 @@ def test_an_emptied_storage_is_told_by_the_doctor(db_job: Job) -> None:
     assert any("sink o: 0, newer: the storage was deleted, or is another one" in one for one in found)
 
 
+class ShiftedClock(Clock):
+    """The clock of a machine that is so many days ahead."""
+
+    def __init__(self, days: int) -> None:
+        self._days = days
+
+    def milliseconds(self) -> int:
+        return super().milliseconds() + self._days * 86_400_000
+
+
 def test_a_clock_that_is_wrong_by_a_day(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     file_job.kill(Step.COMPLETE, 1)
-    real = time.time
     for days, words in (
         (1, "1.0 d ago by the driver's and this machine's clock"),
         (-1, "ahead by the driver's and this machine's clock"),
     ):
-        shifted = SimpleNamespace(time=lambda days=days: real() + days * 86_400)
-        monkeypatch.setattr("coordinator.operations.heartbeat.time", shifted)
+        monkeypatch.setattr(machine, "clock", ShiftedClock(days))
         assert words in file_job.cli("status", code=1).stdout
 
 
@@ -281,8 +289,7 @@ def test_a_driver_whose_clock_is_ahead_is_not_taken_for_one_that_runs(
     file_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_job.kill(Step.PRE_COMMITTED, 1)
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() - 86_400)
+    monkeypatch.setattr(machine, "clock", ShiftedClock(-1))
     told = " ".join(file_job.cli("status", code=1).stdout.split())
     assert "cannot tell whether generation 1 (" in told
     assert re.search(r"(24\.0 h|1\.0 d) ahead by the driver's and this machine's clock", told)

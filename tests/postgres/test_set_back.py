@@ -119,7 +119,7 @@ def test_a_server_set_back_where_others_took_the_numbers_of_its_transactions(job
     assert job.run(KillAt(Step.COMPLETE, checkpoint_id=2)) == KILLED
     job.set_back()
     job.others_write(200)
-    with pytest.raises(InDoubtError, match="its outcome is unknown: the server says"):
+    with pytest.raises(InDoubtError, match="and the server says that its transaction"):
         job.driver().run_here()
     assert job.visible() == Counter(ids(INPUT[:2]))
 
