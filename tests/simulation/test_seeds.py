@@ -13,7 +13,7 @@ from tests.simulation.simulation import play
 
 ROOT = Path(__file__).parents[2]
 PARTS = 4
-COUNT = 600
+COUNT = 250
 SHORT_COUNT = 120
 """The number of schedules in each part. A number and not a time, so that a commit has the same ones on each machine."""
 
