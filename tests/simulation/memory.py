@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -11,15 +12,23 @@ class Memory:
 
     def __init__(self, ticks: Callable[[], int]) -> None:
         self.values: dict[str, Any] = {}
+        self.lock = threading.RLock()
+        """For what happens in one step. Simulated processes share a thread, so only real threads ever wait for it."""
         self._ticks = ticks
         self._states: list[tuple[int, dict[str, Any]]] = [(0, {})]
 
     def put(self, key: str, value: Any) -> None:
-        self.values[key] = value
+        self.put_all({key: value})
+
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Put several values in one step."""
+        self.values.update(values)
         self.keep()
 
-    def remove(self, key: str) -> None:
-        if self.values.pop(key, None) is not None:
+    def remove(self, *keys: str) -> None:
+        if there := self.values.keys() & set(keys):
+            for key in there:
+                del self.values[key]
             self.keep()
 
     def keep(self) -> None:

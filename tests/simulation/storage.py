@@ -32,9 +32,10 @@ class SimStorage(CheckpointStorage):
             scheduler.spawn("packet", "packet", land)
         if fault in ("lost", "late"):
             raise StorageError(self.uri, key, "simulated: no answer")
-        result = effect()
-        if fault == "repeated" and what == "put":
-            return effect()  # its answer got lost, and the client has put again
+        with self._memory.lock:
+            result = effect()
+            if fault == "repeated" and what == "put":
+                result = effect()  # its answer got lost, and the client has put again
         if fault == "landed":
             raise StorageError(self.uri, key, "simulated: the answer got lost")
         return result

@@ -12,20 +12,32 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
-from sinks.errors import CommittedError, TransactionBlocked, TransactionEnded
+from sinks.errors import BadValue, CommittedError, TransactionBlocked, TransactionEnded
 from sinks.optional import Auditable, DeadLettering, SchemaEvolving, Validating, WholeCommitting
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Identity,
+    TransactionContext,
+    TransactionId,
+    token,
+)
 from tests.simulation.memory import Memory
 from tests.simulation.world import Unreachable, World, id_of, name_of, short
 
 T = TypeVar("T")
+Owner = tuple[str, str]
+"""The tokens of a job and of a sink, as names of transactions have them."""
 
 KEPT = 1
 """Checkpoints whose proofs a target keeps beyond what recovery can ask for. A small number finds more."""
@@ -33,24 +45,46 @@ KAFKA_TIMEOUT = 900.0
 """Seconds after which a broker aborts a transaction."""
 
 
+class Row(NamedTuple):
+    id: int
+    """What the judge knows of the row."""
+    values: Mapping[str, Any]
+    """All columns, as they were written."""
+
+
+ID: Callable[[Row], int] = itemgetter(0)
+
+
 @dataclass(frozen=True)
 class Transaction:
     """A transaction as a target remembers it: open, prepared, committed or aborted."""
 
     state: str
+    owner: Owner
     lineage: str
     checkpoint: int
     subtask: int
     round: int
-    rows: tuple[int, ...] = ()
+    content: tuple[Row, ...] = ()
     opened_at: float = 0.0
+
+    @classmethod
+    def named(cls, name: str, state: str) -> Transaction:
+        """Return a transaction without rows of which only the name is known."""
+        id = TransactionId.parse(name)
+        return cls(state, (id.job, id.sink), id.lineage, id.checkpoint, id.subtask, id.round)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(map(ID, self.content))
 
 
 class Target:
-    """One external system.
+    """One external system, into which several sinks of several jobs may write.
 
-    Its memory has "transaction NAME" (the ledger, with what is prepared), "rows NAME" (the ids that readers see),
-    "group" (what a Kafka consumer group remembers), and "purged LINEAGE" (proofs of earlier checkpoints are gone).
+    Its memory has "transaction NAME" (the ledger, with what is prepared), "rows NAME" (the rows that readers see),
+    "group" (what Kafka's consumer groups remember), "properties" (what the table of a lake remembers), and
+    "purged JOB SINK LINEAGE" (the checkpoint before which there are no proofs).
     """
 
     def __init__(self, world: World, name: str, memory: Memory) -> None:
@@ -72,24 +106,26 @@ class Target:
 
     def put(self, name: str, transaction: Transaction) -> None:
         self.memory.put(f"transaction {name}", transaction)
-        if transaction.rows:
+        if transaction.content:
             self.world.rows_of[self.name, name] = transaction.rows
 
-    def forget(self, name: str) -> None:
-        self.memory.remove(f"transaction {name}")
+    def forget(self, names: Iterable[str]) -> None:
+        self.memory.remove(*(f"transaction {name}" for name in names))
 
     def visible(self) -> Counter[int]:
         """Return how often readers see each row."""
-        seen = Counter[int]()
-        for key, rows in self.memory.values.items():
-            if key.startswith("rows "):
-                seen.update(map(id_of, rows))
-        return seen
+        return Counter(map(id_of, map(ID, self.content())))
 
-    def commit(self, name: str, transaction: Transaction) -> None:
-        self.world.about_to_commit(self, name, transaction)
-        self.memory.values[f"rows {name}"] = transaction.rows
-        self.put(name, replace(transaction, state="committed"))
+    def content(self) -> Iterator[Row]:
+        """Return the rows that readers see."""
+        return chain.from_iterable(rows for key, rows in list(self.memory.values.items()) if key.startswith("rows "))
+
+    def commit(self, prepared: Mapping[str, Transaction], **beside: Any) -> None:
+        """Show the rows of transactions, and change what the target remembers beside them, in one step."""
+        self.world.about_to_commit(self, prepared)
+        rows = {f"rows {name}": each.content for name, each in prepared.items()}
+        ledger = {f"transaction {name}": replace(each, state="committed") for name, each in prepared.items()}
+        self.memory.put_all(rows | ledger | beside)
 
     def roll_back(self, name: str) -> None:
         """Roll a prepared transaction back without being asked: by an operator, a timeout, or the system itself."""
@@ -101,7 +137,7 @@ class Target:
         """Delete the rows from that id on, as an operator does it. The ledger keeps its own rows."""
         for key, rows in list(self.memory.values.items()):
             if key.startswith("rows "):
-                self.memory.values[key] = tuple(row for row in rows if id_of(row) < first)
+                self.memory.values[key] = tuple(row for row in rows if id_of(row.id) < first)
         self.memory.keep()
 
 
@@ -109,6 +145,7 @@ class SimSink(Auditable[Any], Validating[Any]):
     """What all simulated sinks have in common: transactions with names, a ledger, tombstones."""
 
     system = "simulated"
+    takes_at_least_once = False
     remembers = True
     """Whether the target tells at a start which checkpoints it has, whatever happened to it."""
 
@@ -117,10 +154,19 @@ class SimSink(Auditable[Any], Validating[Any]):
         TwoPhaseCommitSink.__init__(self, name=name)
         self.world = world
         self.every = every
+        self.target_name = name
 
     @property
     def target(self) -> Target:
-        return self.world.target(self.name)
+        return self.world.target(self.target_name)
+
+    def owner(self, job: str) -> Owner:
+        return token(job), token(self.name)
+
+    def transactions(self, job: str) -> Iterator[tuple[str, Transaction]]:
+        """Yield what the target remembers of this sink of a job."""
+        owner = self.owner(job)
+        return ((name, each) for name, each in self.target.transactions() if each.owner == owner)
 
     def takes(self, id: int) -> bool:
         return (id_of(id) // 2) % self.every == 0
@@ -134,31 +180,28 @@ class SimSink(Auditable[Any], Validating[Any]):
             raise Unreachable(f"{self.name} is down")
         if fault in ("lost", "late"):
             raise Unreachable(f"{self.name}: {what} was not done")
-        result = effect()
+        with target.memory.lock:
+            result = effect()
         if fault == "landed":
             raise Unreachable(f"{self.name}: {what} was done, and the answer got lost")
         return result
 
     # ------------------------------------------------------------------ in a task
     def begin_transaction(self, context: TransactionContext) -> dict[str, Any]:
-        round = TransactionId.parse(context.transaction_id).round
-        transaction = Transaction("prepared", context.lineage, context.checkpoint_id, context.subtask, round)
-        return {"name": context.transaction_id, "rows": [], "transaction": transaction}
+        name = context.transaction_id
+        return {"name": name, "rows": [], "transaction": Transaction.named(name, "prepared")}
 
     def write(self, transaction: dict[str, Any], batch: pa.RecordBatch) -> None:
-        if "id" in batch.schema.names:
-            transaction["rows"] += batch["id"].to_pylist()
-            self.world.contents.update({row["id"]: row for row in batch.to_pylist()})
-        else:
-            transaction["rows"] += ids_of_letters(batch)
+        transaction["rows"] += rows_of(batch)
         self.require_unlocked(transaction)
 
     def require_unlocked(self, transaction: dict[str, Any]) -> None:
         """Raise if another prepared transaction holds one of the rows, as the lock of an upsert."""
         if not (self.world.scenario.locks and isinstance(self, Prepared)):
             return
+        own = {row.id for row in transaction["rows"]}
         for name, other in self.target.transactions():
-            if other.state == "prepared" and set(other.rows) & set(transaction["rows"]):
+            if other.state == "prepared" and own & set(other.rows):
                 raise TransactionBlocked(f"{short(name)} holds a lock on a row of this one")
 
     def pre_commit(self, transaction: dict[str, Any]) -> Identity:
@@ -167,9 +210,9 @@ class SimSink(Auditable[Any], Validating[Any]):
         def prepare() -> None:
             if self.target.transaction(name) is not None:
                 raise TransactionEnded(f"{name} was aborted, or used")
-            rows = tuple(transaction["rows"])
+            content = tuple(transaction["rows"])
             now = self.world.scheduler.now
-            self.target.put(name, replace(transaction["transaction"], rows=rows, opened_at=now))
+            self.target.put(name, replace(transaction["transaction"], content=content, opened_at=now))
             transaction["prepared"] = True
 
         self.call(f"pre_commit {short(name)}", prepare)
@@ -181,7 +224,7 @@ class SimSink(Auditable[Any], Validating[Any]):
         def undo() -> None:
             there = self.target.transaction(name)
             if there and there.state == "prepared" and transaction.get("prepared"):
-                self.target.forget(name)
+                self.target.forget([name])
 
         self.call(f"rollback {short(name)}", undo)
 
@@ -194,17 +237,21 @@ class SimSink(Auditable[Any], Validating[Any]):
         """Commit a transaction if it is prepared, and return what became of it."""
         transaction = self.target.transaction(name)
         if transaction is None:
-            id = TransactionId.parse(name)
-            if id.checkpoint < self.target.memory.values.get(f"purged {id.lineage}", -1):
-                return CommitOutcome.unknown(f"the proof of {name} was purged")
             # The tombstone makes the outcome final.
-            transaction = Transaction("aborted", id.lineage, id.checkpoint, id.subtask, id.round)
+            transaction = Transaction.named(name, "aborted")
+            retained = self.target.memory.values.get(purged(transaction.owner, transaction.lineage), -1)
+            if transaction.checkpoint < retained:
+                return CommitOutcome.unknown(f"the proof of {name} was purged")
             self.target.put(name, transaction)
         if transaction.state == "aborted":
             return CommitOutcome.lost(f"{name} was rolled back")
         if transaction.state == "prepared":
-            self.target.commit(name, transaction)
+            self.show({name: transaction})
         return CommitOutcome.COMMITTED
+
+    def show(self, prepared: Mapping[str, Transaction]) -> None:
+        """Commit transactions in one step, with what the target remembers of that."""
+        self.target.commit(prepared)
 
     def abort(self, transaction: Identity) -> None:
         name = name_of(transaction)
@@ -214,8 +261,7 @@ class SimSink(Auditable[Any], Validating[Any]):
             if there and there.state == "committed":
                 raise CommittedError(name)
             if there is None:
-                id = TransactionId.parse(name)
-                there = Transaction("prepared", id.lineage, id.checkpoint, id.subtask, id.round)
+                there = Transaction.named(name, "prepared")
             self.world.about_to_abort(self.target, name, there)
             self.target.put(name, replace(there, state="aborted"))
 
@@ -223,7 +269,7 @@ class SimSink(Auditable[Any], Validating[Any]):
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         def look() -> list[Identity]:
-            names = self.target.in_state("prepared")
+            names = [name for name, transaction in self.transactions(job) if transaction.state == "prepared"]
             self.world.listed_in_doubt(self.name, names)
             return [{"name": name} for name in names]
 
@@ -232,7 +278,7 @@ class SimSink(Auditable[Any], Validating[Any]):
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int]:
             newest: dict[str, int] = {}
-            for _, transaction in self.target.transactions():
+            for _, transaction in self.transactions(job):
                 if transaction.state == "committed":
                     newest[transaction.lineage] = max(newest.get(transaction.lineage, -1), transaction.checkpoint)
             return newest
@@ -242,12 +288,15 @@ class SimSink(Auditable[Any], Validating[Any]):
     def purge(self, checkpoint: Checkpoint) -> None:
         def prune() -> None:
             before = checkpoint.oldest_retained - KEPT
-            for name, transaction in self.target.transactions():
-                old = transaction.lineage == checkpoint.lineage and transaction.checkpoint < before
-                if old and transaction.state != "prepared":
-                    self.target.forget(name)
-            key = f"purged {checkpoint.lineage}"
+            key = purged(self.owner(checkpoint.job), checkpoint.lineage)
             self.target.memory.put(key, max(before, self.target.memory.values.get(key, -1)))
+            self.target.forget(
+                name
+                for name, transaction in self.transactions(checkpoint.job)
+                if transaction.lineage == checkpoint.lineage
+                and transaction.checkpoint < before
+                and transaction.state != "prepared"
+            )
 
         self.call(f"purge {checkpoint.checkpoint_id}", prune)
 
@@ -258,7 +307,7 @@ class SimSink(Auditable[Any], Validating[Any]):
                 known = {name_of(each.transaction) for each in part.committables} | set(map(name_of, part.given_up))
                 there = {
                     name
-                    for name, transaction in self.target.transactions()
+                    for name, transaction in self.transactions(job)
                     if transaction.state == "committed"
                     and (transaction.lineage, transaction.checkpoint) == (part.lineage, part.checkpoint_id)
                 }
@@ -295,17 +344,12 @@ class Whole(WholeCommitting[Any], SimSink):
             names = [name_of(each.transaction) for each in committables]
             if self.world.scenario.locks and set(self.target.in_state("prepared")) - set(names):
                 raise Unreachable("another transaction holds a lock on the table")
-            there = [self.target.transaction(name) for name in names]
-            if all(transaction and transaction.state != "aborted" for transaction in there):
-                return [self.outcome(name) for name in names]
-            answers = []
-            for name, transaction in zip(names, there, strict=True):
-                if transaction is None or transaction.state == "aborted":
-                    answers.append(self.outcome(name))
-                else:
-                    done = transaction.state == "committed"
-                    answers.append(CommitOutcome.COMMITTED if done else CommitOutcome.HELD)
-            return answers
+            there = {name: self.target.transaction(name) for name in names}
+            prepared = {name: each for name, each in there.items() if each and each.state == "prepared"}
+            if all(each and each.state != "aborted" for each in there.values()):
+                self.show(prepared)
+                prepared = {}
+            return [CommitOutcome.HELD if name in prepared else self.outcome(name) for name in names]
 
         return self.call(f"commit_whole {checkpoint.checkpoint_id}", move)
 
@@ -326,32 +370,32 @@ class Lake(Whole):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int]:
-            return dict(self.target.memory.values.get("properties", {}))
+            owner = self.owner(job)
+            properties = self.target.memory.values.get("properties", {})
+            return {lineage: newest for (of, lineage), newest in properties.items() if of == owner}
 
         return self.call("committed_checkpoints", look)
 
-    def outcome(self, name: str) -> CommitOutcome:
-        before = self.target.transaction(name)
-        outcome = super().outcome(name)
-        if before and before.state == "prepared" and outcome == CommitOutcome.COMMITTED:
-            properties = dict(self.target.memory.values.get("properties", {}))
-            properties[before.lineage] = max(before.checkpoint, properties.get(before.lineage, -1))
-            self.target.memory.put("properties", properties)
-        return outcome
+    def show(self, prepared: Mapping[str, Transaction]) -> None:
+        properties = dict(self.target.memory.values.get("properties", {}))
+        for each in prepared.values():
+            key = each.owner, each.lineage
+            properties[key] = max(each.checkpoint, properties.get(key, -1))
+        self.target.commit(prepared, properties=properties)
 
 
 class Kafka(SimSink):
     """A topic.
 
     Transactional ids are pooled, and the use of one fences the transaction before. Transactions time out. The only
-    memory is the offset of a consumer group: the checkpoint of the newest commit, whatever lineage that is.
+    memory is the offset of a sink's consumer group: the checkpoint of the newest commit, whatever lineage that is.
     """
 
     remembers = False
 
     def begin_transaction(self, context: TransactionContext) -> dict[str, Any]:
         handle = super().begin_transaction(context)
-        pooled = f"{context.sink}.{context.subtask}.{context.slot}"
+        pooled = ".".join((*self.owner(context.job), str(context.subtask), str(context.slot)))
 
         def begin() -> None:
             for name in self.target.in_state("prepared") + self.target.in_state("open"):
@@ -372,7 +416,7 @@ class Kafka(SimSink):
             there = self.target.transaction(name)
             if there is None or there.state != "open":
                 raise TransactionEnded(f"the broker has ended {name}")
-            self.target.put(name, replace(there, state="prepared", rows=tuple(transaction["rows"])))
+            self.target.put(name, replace(there, state="prepared", content=tuple(transaction["rows"])))
 
         self.call(f"pre_commit {name}", seal)
         pooled, _, epoch = name.partition("#")
@@ -388,9 +432,17 @@ class Kafka(SimSink):
         if transaction.state in ("open", "aborted"):
             return CommitOutcome.lost(f"the broker has aborted {name}")
         if transaction.state == "prepared":
-            self.target.commit(name, transaction)
-            self.target.memory.put("group", (transaction.lineage, transaction.checkpoint, transaction.round))
+            self.show({name: transaction})
         return CommitOutcome.COMMITTED
+
+    def show(self, prepared: Mapping[str, Transaction]) -> None:
+        offsets = {each.owner: (each.lineage, each.checkpoint, each.round) for each in prepared.values()}
+        self.target.commit(prepared, group=self.target.memory.values.get("group", {}) | offsets)
+
+    def offset(self, job: str) -> tuple[str, int, int] | None:
+        """Return what the consumer group remembers: lineage, checkpoint and replay round of the newest commit."""
+        offsets: dict[Owner, tuple[str, int, int]] = self.target.memory.values.get("group", {})
+        return offsets.get(self.owner(job))
 
     def abort(self, transaction: Identity) -> None:
         name = name_of(transaction)
@@ -407,7 +459,7 @@ class Kafka(SimSink):
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         def look() -> list[Identity]:
-            names = self.target.in_state("open") + self.target.in_state("prepared")
+            names = [name for name, each in self.transactions(job) if each.state in ("open", "prepared")]
             self.world.listed_in_doubt(self.name, names)
             return [{"pooled": name.partition("#")[0], "epoch": int(name.partition("#")[2])} for name in names]
 
@@ -415,8 +467,8 @@ class Kafka(SimSink):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int] | None:
-            group = self.target.memory.values.get("group")
-            return {group[0]: group[1]} if group else None
+            offset = self.offset(job)
+            return {offset[0]: offset[1]} if offset else None
 
         return self.call("committed_checkpoints", look)
 
@@ -425,7 +477,7 @@ class Kafka(SimSink):
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         def look() -> Audit:
-            lineage, checkpoint, round = self.target.memory.values.get("group") or ("", -1, 0)
+            lineage, checkpoint, round = self.offset(job) or ("", -1, 0)
             return Audit(
                 [
                     Holding(
@@ -465,27 +517,42 @@ class Forgetful(SimSink):
         return None
 
 
-class Letters(DeadLettering[Any], Prepared):
-    """A database whose table refuses some rows, with a sink for dead letters beside it."""
-
-    def __init__(self, world: World, name: str, every: int = 1) -> None:
-        SimSink.__init__(self, world, name, every)
-        self.dead_letters = Prepared(world, f"{name}-dead", every)
-        self.max_dead_letters = world.scenario.most_letters
-
-    def write_good_rows(self, transaction: dict[str, Any], batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        ids = batch["id"].to_pylist()
-        transaction["rows"] += [id for id in ids if not is_refused(id)]
-        self.require_unlocked(transaction)
-        return [Refusal(row, "Bad", f"id {id}") for row, id in enumerate(ids) if is_refused(id)]
-
-
 def is_refused(id: int) -> bool:
     return id_of(id) % 5 == 3
 
 
-def ids_of_letters(batch: pa.RecordBatch) -> list[int]:
-    return [json.loads(row)["id"] for row in batch["row"].to_pylist()]
+class Letters(DeadLettering[Any], Prepared):
+    """A database whose table refuses some rows, with a sink for dead letters beside it."""
+
+    def __init__(self, world: World, name: str, every: int = 1, refuses: Callable[[int], bool] = is_refused) -> None:
+        """Refuse the rows with the ids that `refuses` says."""
+        SimSink.__init__(self, world, name, every)
+        self.dead_letters = Prepared(world, f"{name}-dead", every)
+        self.max_dead_letters = world.scenario.most_letters
+        self.refuses = refuses
+
+    def write(self, transaction: dict[str, Any], batch: pa.RecordBatch) -> None:
+        if self.write_good_rows(transaction, batch, 0):
+            raise BadValue(f"{self.name} refuses a row")
+
+    def write_good_rows(self, transaction: dict[str, Any], batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        rows = rows_of(batch)
+        refused = [Refusal(place, "Bad", f"id {row.id}") for place, row in enumerate(rows) if self.refuses(row.id)]
+        transaction["rows"] += [row for row in rows if not self.refuses(row.id)]
+        self.require_unlocked(transaction)
+        return refused
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """Return the rows of a batch. A dead letter has the id of the row that it is for."""
+    if "id" in batch.schema.names:
+        return [Row(row["id"], row) for row in batch.to_pylist()]
+    return [Row(json.loads(row["row"])["id"], row) for row in batch.to_pylist()]
+
+
+def purged(owner: Owner, lineage: str) -> str:
+    """Return the key of the checkpoint before which a target has no proofs."""
+    return " ".join(("purged", *owner, lineage))
 
 
 def ids_for(sink: SimSink, first_unit: int, end_unit: int) -> set[int]:
