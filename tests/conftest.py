@@ -123,6 +123,7 @@ LONGEST = (
     "mysql/test_conformance",
     "postgres/test_messages",
     "kafka/test_memory",
+    "simulation/test_kit",
 )
 """More than twelve seconds of processor time for each file, or class of a conformance kit; the longest first."""
 

@@ -166,8 +166,8 @@ FILES: Mapping[str, frozenset[str]] = {
 }
 """The same without the kinds."""
 
-EVERY_CASE = ("test_custom_sink.py", "test_shelf.py")
-"""Run every case of the kit, or of the contract, at little cost, since their sinks write files."""
+EVERY_CASE = ("test_custom_sink.py", "test_kit.py", "test_shelf.py")
+"""Run every case of the kit, or of the contract, at little cost, since their sinks write files or are simulated."""
 
 EVERY_TEST = "postgres/test_conformance.py"
 """Runs every test of the kit in `.ci/run`: in a real system that prepares, and in one with staging tables."""
