@@ -52,6 +52,30 @@ def second_driver() -> Iterator[Scenario]:
             yield of([(gap, "driver", 1), (8 + gap % 13, "switch", 0), (5 + gap % 7, "switch", 1)], sinks=one(kind))
 
 
+def stale_start() -> Iterator[Scenario]:
+    """A driver plans its batch, and is suspended before its first calls, until the other one has ended."""
+    for gap in range(60):
+        for calls in (1, 2, 3, 5, 8, 12):
+            events = [(END, "driver", 3), (gap, "driver", 1), (calls, "switch", 0)]
+            yield of(events, sinks=one(KINDS[gap % len(KINDS)]), units=9)
+
+
+def driver_of_before_a_restore() -> Iterator[Scenario]:
+    """The query is started in the old checkpointLocation after a restore, by mistake."""
+    for gap in range(50):
+        saved = [(END, "save", 0), (END, "restore", 0)]
+        yield of([*saved, (END, "driver", 1), (END, "old driver", 1), (gap, "switch", 0)])
+        yield of([*saved, (gap, "old driver", 1), (20, "switch", 0)])
+
+
+def called_again() -> Iterator[Scenario]:
+    """The user's function calls the coordinator again for a batch that failed."""
+    for gap in range(60):
+        for fault in (0, 1):
+            yield of([(gap, "fault", fault)], calls_again=True, sinks=TWO, commit_timeout=0.5)
+            yield of([(gap, "down", 8 * (gap % 9)), (9, "fault", fault)], calls_again=True, commit_timeout=0.5)
+
+
 def between_two_calls() -> Iterator[Scenario]:
     """Two drivers, which change at each pair of moments around claim, put and commit."""
     for gap in range(12, 40):
@@ -460,6 +484,9 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         crashes,
         crashes_of_two,
         second_driver,
+        stale_start,
+        driver_of_before_a_restore,
+        called_again,
         between_two_calls,
         zombie_and_restore,
         two_restores,

@@ -41,6 +41,8 @@ class Scenario:
     """Whether the query ran without the library before."""
     locks: bool = False
     """Whether a prepared transaction locks its rows."""
+    calls_again: bool = False
+    """Whether the user's function calls the coordinator a second time for a batch that failed."""
     topics: bool = False
     """Whether the source is a topic of Kafka, which can be deleted and created again."""
     most_letters: int = 1000
@@ -110,6 +112,7 @@ PROFILES: dict[str, dict[str, int]] = {
         "roll back": 2,
         "save": 6,
         "restore": 6,
+        "old driver": 1,
         "time": 1,
         "abort orphans": 1,
         "resolve": 2,
@@ -236,6 +239,7 @@ def draw(seed: int) -> Scenario:
         adopt=chance.random() < 0.08,
         locks=chance.random() < 0.2,
         topics=chance.random() < 0.15,
+        calls_again=chance.random() < 0.1,
         most_letters=chance.choice([1000] * 7 + [0]),
         sinks=tuple(_draw_sinks(chance, profile)),
         settings=settings,

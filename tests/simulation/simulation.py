@@ -139,19 +139,20 @@ class Simulation:
         storage = SimStorage(self.world, STORAGE)
         return CheckpointCoordinator(JOB, self.world.sinks(), storage, config_of(self.world.settings, adopt))
 
-    def _drive(self, batches: int, step: int, boundary: int) -> None:
+    def _drive(self, batches: int, step: int, boundary: int, location: str = "") -> None:
         world = self.world
         settings = world.settings
+        location = location or world.location_name
         query = SimQuery(
             world,
-            world.location_name,
+            location,
             batches=batches,
             step=step,
             partitions=settings.partitions,
             pause=settings.pause,
         )
         self.scheduler.running.local.update(
-            {"query": query, "location": world.location_name, "restored before": world.causes["restored"]}
+            {"query": query, "location": location, "restored before": world.causes["restored"]}
         )
         if boundary:
             query.between[boundary % 3 + 1] = self._save_between if boundary % 2 else self._sweep_between
@@ -247,6 +248,12 @@ class Simulation:
         """Hold the following events until so many more records are put."""
         self.world.decisions_to_come = 1 + argument % 4
         self.scheduler.holds_events = True
+
+    def _event_old_driver(self, argument: int) -> None:
+        """Start the query in the checkpointLocation of before the newest restore, by mistake."""
+        if len(self.world.location_names) > 1:
+            location = self.world.location_names[-2][1]
+            self._spawn("driver", partial(self._drive, 1 + argument % 4, 0, 0, location))
 
     def _event_crash(self, argument: int) -> None:
         victim = self.scheduler.current
@@ -424,6 +431,7 @@ class Simulation:
         if chosen & 1:
             storage = world.storage(STORAGE)
             changed |= storage.restore(storage.at(moment))
+            world.storage_restored_at = self.scheduler.ticks
             world.storage(SPOOL).restore(world.storage(SPOOL).at(moment))
             if while_running and runs:
                 self._survivors += self.scheduler.alive("driver")

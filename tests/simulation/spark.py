@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from coordinator.errors import StorageBehind
 from coordinator.operations.savepoints.savepoint import MARK
 from coordinator.protocol.ports import BatchFacts, BatchLeft
 from coordinator.spark.checkpoint_location import facts_in
@@ -164,9 +165,10 @@ class SimQuery:
                 world.handed_over += 1
                 batch = SimBatch(self, n, run_id)
                 world.scheduler.running.local["source was silent"] = False
-                coordinator.process(batch)
+                self._hand_over(coordinator, batch)
                 if not batch.was_computed:  # Spark's stateful operators would lack it (R10)
                     world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
+                world.batch_is_done(n)
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
                 if done in self.between:
@@ -177,9 +179,23 @@ class SimQuery:
             pass
         except Exception as error:
             self.failed = error
+            if isinstance(error, StorageBehind):
+                # Records elsewhere may say what is decided: this driver must abort nothing any more (R16).
+                world.scheduler.running.local["told"] = "that storage is another one"
             raise
         finally:
             self.isActive = self._in_batch = False
+
+    def _hand_over(self, coordinator: Any, batch: SimBatch) -> None:
+        """Call the user's function, which calls the coordinator, and perhaps calls it again after an error."""
+        try:
+            coordinator.process(batch)
+        except BatchLeft:
+            raise
+        except Exception:
+            if not self.world.scenario.calls_again or not self.isActive:
+                raise
+            coordinator.process(batch)
 
     def _wait(self) -> None:
         if self._pause:

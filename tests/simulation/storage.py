@@ -49,7 +49,7 @@ class SimStorage(CheckpointStorage):
             self._memory.put(key, bytes(value))
             self._world.record_was_put(key, value)
             if "/generation/" in key:
-                self._world.claim_was_put(key)
+                self._world.claim_was_put(key, self._memory.values[key])
             if key.endswith("/_metadata"):
                 self._world.savepoint_was_put(f"{self.uri}/{key.removesuffix('/_metadata')}", value)
             return True

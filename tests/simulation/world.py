@@ -77,6 +77,8 @@ class World:
         """The rows of each participant (sink, lineage, checkpoint, subtask) as they were decided first."""
         self.claims: list[tuple[int, int]] = []
         """The tick and the number of each claim of a generation."""
+        self.storage_restored_at = 0
+        """The tick of the newest restore of checkpoint storage."""
         self.damaged: dict[str, tuple[int, bytes]] = {}
         """The records that somebody has altered, with the tick when it was done."""
         self.handed_over = 0
@@ -202,6 +204,8 @@ class World:
             return
         what = f"checkpoint {body['checkpoint_id']}, round {body['round']}"
         self.require_newest(f"decides {what}", calls=3)
+        self.require_own_claim(f"decides {what}", calls=3)
+        process.local.setdefault("decided", []).append((body["lineage"], body["checkpoint_id"]))
         if process.local.get("claimed a lower number"):
             self.violations.append(f"claim: {process.name} decides {what}, and its number was not the newest")
         letters: Counter[str] = Counter()
@@ -242,13 +246,49 @@ class World:
                 )
                 return
 
-    def claim_was_put(self, key: str) -> None:
+    def batch_is_done(self, n: int) -> None:
+        """Note a violation if Spark is told that a batch is done, and not all of it is visible."""
+        newest = next((each for each in self.history() if each.checkpoint_id == n), None)
+        if newest is None or self.was_restored:
+            return
+        for committable in newest.committables.values():
+            name = name_of(committable.transaction)
+            if f"rows {name}" not in self.target(committable.sink).memory.values:
+                self.violations.append(
+                    f"not visible: batch {n} is done, and {committable.sink} {short(name)} is not visible"
+                )
+
+    def require_own_claim(self, what: str, calls: int) -> None:
+        """Note a violation if a driver does something though its claim is not in storage any more.
+
+        It must have looked for its claim within its newest `calls` calls.
+        """
+        process = self.scheduler.current
+        claim = process.local.get("claim") if process else None
+        if process is None or claim is None or process.owner.kind != "driver":
+            return
+        key, value = claim
+        is_there = self.storage(STORAGE).values.get(key) == value
+        if (
+            not is_there
+            and process.made_calls_since(self.storage_restored_at) > calls
+            and process.local["generation"] > self.newest_claim() - 9
+        ):
+            self.violations.append(f"displaced: {process.name} {what}, long after its claim was gone")
+
+    def newest_claim(self) -> int:
+        keys = [key for key in self.storage(STORAGE).values if "/generation/" in key]
+        return max((int(key.rpartition("/")[2]) for key in keys), default=0)
+
+    def claim_was_put(self, key: str, value: bytes) -> None:
         process = self.scheduler.current
         number = int(key.rpartition("/")[2])
         newest = max((other for _, other in self.claims), default=0)
         self.claims.append((self.scheduler.ticks, number))
         if process:
             process.local["generation"] = number
+            process.local["claim"] = key, value
+            process.local.pop("told", None)
             process.local["claimed a lower number"] = number < newest and not self.was_restored
 
     def savepoint_was_put(self, uri: str, value: bytes) -> None:
@@ -301,6 +341,8 @@ class World:
         process = self.scheduler.current
         if process is None:
             return
+        if told := process.local.get("told"):
+            self.violations.append(f"displaced: {process.name} aborts {short(name)}, after it was told {told}")
         own = process.local.get("generation") if process.owner.kind == "driver" else None
         if own and "#" not in name and TransactionId.parse(name).generation > own and not self.was_restored:
             self.violations.append(
