@@ -189,7 +189,7 @@ def require_known(complete: CompletedCheckpoint) -> None:
             "system. Then start the query again. To continue without these rows, run coordinator "
             "resolve. [EO-UNKNOWN]",
         )
-    held = complete.pending_participants()
+    held = [p for p in named if p in outcomes and outcomes[p].state is CommitState.HELD]
     if held and not complete.lost_participants():
         raise _in_doubt(
             f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is "

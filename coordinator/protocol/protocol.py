@@ -1,7 +1,7 @@
 """The two-phase-commit protocol on the driver.
 
 `process` shows it as a whole; its steps follow in order. docs/protocol.md explains the numbers of
-the steps and the rules (R1 to R19).
+the steps and the rules (R1 to R20).
 """
 
 from __future__ import annotations

@@ -180,16 +180,24 @@ class CompletedCheckpoint:
     def pending_participants(self) -> list[Participant]:
         """Return the participants that the sinks have to be asked about, again if necessary.
 
-        A participant that is HELD for a lost one of the same sink waits until the lost one is
-        replaced.
+        If a sink has to be asked about one participant, it is asked about all that it has committed
+        before, too, because its system may have been restored to an older state meanwhile (R20).
+        Those that are lost are left out until they are replaced, and those that are HELD for them
+        wait as long.
         """
         waiting = {sink for sink, _ in self.lost_participants()}
 
-        def is_pending(participant: Participant) -> bool:
+        def is_open(participant: Participant) -> bool:
             state = self._state(participant)
             return state is None or (state is CommitState.HELD and participant[0] not in waiting)
 
-        return [participant for participant in self.committables if is_pending(participant)]
+        asked = {participant[0] for participant in self.committables if is_open(participant)}
+        return [
+            participant
+            for participant in self.committables
+            if is_open(participant)
+            or (participant[0] in asked and self._state(participant) is CommitState.COMMITTED)
+        ]
 
     def lost_participants(self) -> dict[Participant, Committable]:
         return {

@@ -570,6 +570,13 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
+        "a sink is asked again only about what is not yet known to be committed (R20)",
+        "coordinator",
+        "        asked = {participant[0] for participant in self.committables if is_open(participant)}",
+        "        asked = set[str]()",
+        PROTOCOL,
+    ),
+    Mutant(
         "nothing lost is replayed",
         "coordinator",
         "        while complete.lost_participants():",

@@ -157,7 +157,16 @@ def test_a_replay_record_replaces_lost_participants_only():
     complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
     replayed = complete.with_round(record(3, 1, (0,)))
     assert replayed.committables == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
-    assert replayed.pending_participants() == [("s", 0)]
+    assert list(replayed.lost_participants()) == []
+
+
+def test_r20_a_sink_is_asked_again_about_all_of_its_participants():
+    """Its system may have been set back since it committed the others."""
+    complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
+    assert complete.pending_participants() == []
+    replayed = complete.with_round(record(3, 1, (0,)))
+    assert replayed.pending_participants() == [("s", 0), ("s", 1)]
+    assert replayed.with_outcomes({("s", 0): CommitOutcome.COMMITTED}).pending_participants() == []
 
 
 def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced():

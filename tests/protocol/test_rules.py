@@ -1,4 +1,4 @@
-"""More of the rules in docs/protocol.md, R1 to R19: each test fails if one line of the protocol is taken away or turned
+"""More of the rules in docs/protocol.md, R1 to R20: each test fails if one line of the protocol is taken away or turned
 round."""
 
 from __future__ import annotations

@@ -155,6 +155,17 @@ def target_while_running() -> Iterator[Scenario]:
                 yield of([(gap, "set back", back(chosen, moment, while_running=True)), (100, "driver", 1)], sinks=TWO)
 
 
+def target_back_in_phase_two() -> Iterator[Scenario]:
+    """A target is restored to a state of just before, between any two commits of its participants, once or twice."""
+    for number in (0, 1):
+        for after in range(1, 16):
+            for moment in (0, *range(36, 64, 3)):
+                argument = back(4, moment, while_running=True)
+                events = [(0, "until decided", number), (after, "set back", argument)]
+                yield of(events, sinks=TWO, partitions=2)
+                yield of([*events, (after + moment % 9, "set back", argument)], sinks=TWO, partitions=2)
+
+
 def lost(number: int, *, after: int = 0, which: int = 0) -> list[Event]:
     """A decided transaction is rolled back: its driver dies so many calls after it has put the record N."""
     return [(0, "until decided", number), (after, "crash", 0), (0, "roll back", which)]
@@ -496,6 +507,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         namesakes,
         storage_emptied_alone,
         target_while_running,
+        target_back_in_phase_two,
         commits_that_fail,
         long_runs,
         losses_given_up,
