@@ -113,8 +113,11 @@ class CheckpointCoordinator:
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = sinks_by_name(sinks)
-        self._shared = len(sinks) > 1
-        """True if several jobs of Spark read a batch. A dead-letter sink has no job of its own."""
+        written_by_others = dead_letter_writers(self.sinks)
+        self._writing_sinks = {
+            name: sink for name, sink in self.sinks.items() if name not in written_by_others
+        }
+        """The sinks with tasks of their own. Those of another sink write a dead-letter sink."""
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
@@ -245,9 +248,8 @@ class CheckpointCoordinator:
 
         filter_py4j_log()
         try:
-            batch = batch_of(
-                df, batch_id, self.config.checkpoint_location, self._transfer, shared=self._shared
-            )
+            location = self.config.checkpoint_location
+            batch = batch_of(df, batch_id, location, self._transfer, self._writing_sinks)
             self._lifecycle.require_errors_passed_on(batch)
         except Exception as error:
             self.last_error = error

@@ -6,6 +6,7 @@ the conformance kit.
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import ExactlyOnceError
+from sinks.projection import Projection, Select
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -24,6 +25,8 @@ __all__ = [
     "Committable",
     "ExactlyOnceError",
     "Identity",
+    "Projection",
+    "Select",
     "TransactionContext",
     "TransactionId",
     "TwoPhaseCommitSink",

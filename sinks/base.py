@@ -83,8 +83,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
         * `name` is the sink's uid. It must be unique within its coordinator and stable over
           restarts, because records and transactions carry it.
-        * `transform` maps the batch's DataFrame to the DataFrame that the sink writes. It is not
-          pickled.
+        * `transform` maps the batch's DataFrame to the DataFrame that the sink writes. With a
+          `sinks.Select`, or none, several sinks get their rows in one pass. It is not pickled.
 
         Raises ValueError if the name is empty.
         """

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.protocol.ports import sinks_by_name
-from coordinator.task.task import Ack, LostRows, SinkTask
+from coordinator.task.task import Ack, LostRows, OnePass, SinkTask
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal, allowed, find_refused_rows
 from sinks.errors import BadValue, TooManyDeadLetters
@@ -298,3 +298,45 @@ def test_what_a_first_task_has_imported_is_left_out_of_the_search_for_garbage() 
 
 def test_a_share_of_the_rows_is_not_cut_by_how_doubles_are_written() -> None:
     assert [allowed(percent / 100, 100) for percent in range(101)] == [*range(101)]
+
+
+class TestSeveralSinks:
+    """One task writes its partition into all of them."""
+
+    @staticmethod
+    def run(*sinks: Calls) -> list[Ack]:
+        tasks = tuple(SinkTask(sink, "job", "aa", 0, 1) for sink in sinks)
+        return OnePass(tasks).run(with_row_hash(rows(0, 250)), 0, 1)
+
+    @staticmethod
+    def named(name: str, fails_at: str = "") -> Calls:
+        sink = Calls(fails_at)
+        sink.name = name
+        return sink
+
+    def test_each_is_a_participant(self) -> None:
+        a, b = self.named("a"), self.named("b")
+        acks = self.run(a, b)
+        assert [(ack.sink, ack.fingerprint.rows) for ack in acks] == [("a", 250), ("b", 250)]
+        assert a.calls == b.calls == ["open", "begin_transaction", "write", "write", "write", "pre_commit", "close"]
+
+    def test_nothing_is_pre_committed_before_all_have_all_rows(self) -> None:
+        a, b = self.named("a"), self.named("b", "write")
+        with pytest.raises(ConnectionError):
+            self.run(a, b)
+        assert "pre_commit" not in a.calls
+        assert a.calls[-2:] == b.calls[-2:] == ["rollback", "close"]
+
+    def test_an_error_of_one_undoes_the_work_of_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Refusing(Calls):
+            def pre_commit(self, transaction: None) -> Identity:
+                raise BadValue("no such row")
+
+        aborted = list[Identity]()
+        a, b = self.named("a"), Refusing()
+        monkeypatch.setattr(a, "abort", aborted.append)
+        b.name = "b"
+        [ack] = self.run(a, b)
+        assert (ack.sink, ack.committable) == ("b", None)
+        assert "no such row" in str(ack.error)
+        assert len(aborted) == 1

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from threading import Thread
@@ -36,8 +36,9 @@ from coordinator.spark.internals import (
     executed_plan,
     partition_count,
 )
+from coordinator.spark.shared_rows import SharedRows, may_share
 from coordinator.task.row_hash import ROW_HASH, with_row_hash
-from coordinator.task.task import Ack, SinkTask
+from coordinator.task.task import Ack, OnePass, SinkTask
 from sinks._util.column_names import map_in_arrow
 from sinks._util.threads import side_by_side
 from sinks.errors import SinkError
@@ -144,17 +145,21 @@ class SparkBatch(MicroBatch):
     rows: int | None = None
 
     def __init__(
-        self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False
+        self,
+        df: DataFrame,
+        batch_id: int,
+        transfer: RowTransfer,
+        sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         """Find the query that calls, and read the facts of the batch.
 
-        `shared` means that several sinks write the batch, so its rows are cached. They are cached
-        in a replay, too, because a cache can change the number of partitions. `transfer` is the
-        same object for all batches of the run.
+        `sinks` are all sinks with tasks of their own. In a replay of one sink, Spark's plan is that
+        of all of them, too, because other columns or a cache can change the number of partitions.
+        `transfer` is the same object for all batches of the run.
         """
         self._df = df
         self._transfer = transfer
-        self._shared = shared
+        self._sinks = sinks or {}
         self._find_query(batch_id)
 
     def _find_query(self, batch_id: int) -> None:
@@ -212,36 +217,60 @@ class SparkBatch(MicroBatch):
         return arrow_schema(self._df)
 
     def partitions(self, sink: Sink) -> int:
+        shared = self._shared_rows
+        if shared and sink.name in shared.shares:
+            with self._computed_once():
+                return partition_count(shared.rows)
         with self._computed_once():
             return partition_count(self._rows_for(sink))
 
     # ------------------------------------------------------------------ its rows
+    @cached_property
+    def _shared_rows(self) -> SharedRows | None:
+        """Return what several sinks get in one pass; None if no two of them can share."""
+        sharing = {name: sink for name, sink in self._sinks.items() if may_share(sink)}
+        return SharedRows.of(self._df, sharing) if len(sharing) > 1 else None
+
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if any(task.replay and task.replay.spooled for task in tasks.values()):
+                alone = [OnePass((task,)) for task in tasks.values()]
                 return self._side_by_side(
-                    [partial(_collect, self._df, task, ended) for task in tasks.values()]
+                    [partial(_collect, self._df, one, ended) for one in alone]
                 )
             # This fills the cache. Otherwise two executors may compute a partition, each for
             # another sink, and get different rows.
-            if len(tasks) > 1:
+            if self._is_read_again:
                 self.rows = self._df.count()
-            hashed = {
-                name: with_row_hash(self._rows_for(task.sink)) for name, task in tasks.items()
-            }
             with self._transfer.limited(
                 self._df.sparkSession, partial(self._may_lift_limit, tasks)
             ):
-                calls = [
-                    partial(_collect, hashed[name], task, ended) for name, task in tasks.items()
-                ]
-                acks = self._side_by_side(calls)
+                acks = self._side_by_side(
+                    [partial(_collect, rows, task, ended) for rows, task in self._passes(tasks)]
+                )
             self._transfer.note(acks)
-            if len(tasks) == 1 and not any(
-                task.sink.transform or task.replay for task in tasks.values()
-            ):
-                self.rows = sum(ack.fingerprint.rows for ack in acks)
+            if self.rows is None:
+                self.rows = _rows_read(tasks.values(), acks)
             return acks
+
+    def _passes(self, tasks: Mapping[str, SinkTask]) -> Iterator[tuple[DataFrame, OnePass]]:
+        """Yield the Spark jobs of the tasks: the DataFrame of each, and what its tasks do."""
+        shared = self._shared_rows
+        sharing = [task for name, task in tasks.items() if shared and name in shared.shares]
+        if shared:
+            # A replay of one partition cannot be in one Spark job with that of several ones.
+            for single in (False, True):
+                together = [
+                    task
+                    for task in sharing
+                    if bool(task.replay and task.replay.single_partition) is single
+                ]
+                if together:
+                    shares = tuple(shared.shares[task.sink.name] for task in together)
+                    yield shared.rows, OnePass(tuple(together), shares)
+        for task in tasks.values():
+            if task not in sharing:
+                yield with_row_hash(self._rows_for(task.sink)), OnePass((task,))
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
@@ -252,8 +281,14 @@ class SparkBatch(MicroBatch):
     def _rows_for(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df
 
+    @property
+    def _is_read_again(self) -> bool:
+        """Tell whether several Spark jobs read the batch when all sinks write it."""
+        sharing = len(self._shared_rows.shares) if self._shared_rows else 0
+        return len(self._sinks) - sharing + bool(sharing) > 1
+
     def _computed_once(self) -> AbstractContextManager[None]:
-        return _persisted(self._df) if self._shared else nullcontext()
+        return _persisted(self._df) if self._is_read_again else nullcontext()
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
         """Tell whether only the sinks' tasks get rows in record batches in these jobs.
@@ -345,17 +380,30 @@ def runs_python(plan: str) -> bool:
     return re.search(r"Arrow|Pandas|PySpark", plan) is not None
 
 
-def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    rows = hashed
-    replay = task.replay
+def _collect(rows: DataFrame, one_pass: OnePass, ended: Callable[[str], None]) -> list[Ack]:
+    replay = one_pass.tasks[0].replay
     if replay and replay.spooled:
         subtasks = 1 + max(replay.lost)
-        rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
+        rows = rows.sparkSession.range(0, subtasks, 1, subtasks)
     elif replay and replay.single_partition:
-        rows = hashed.coalesce(1)
-    acks = [Ack.from_json(row.ack) for row in map_in_arrow(rows, task, _ack_schema()).collect()]
-    ended(task.sink.name)
+        rows = rows.coalesce(1)
+    acks = [Ack.from_json(row.ack) for row in map_in_arrow(rows, one_pass, _ack_schema()).collect()]
+    for task in one_pass.tasks:
+        ended(task.sink.name)
     return acks
+
+
+def _rows_read(tasks: Iterable[SinkTask], acks: Sequence[Ack]) -> int | None:
+    """Return the number of the batch's rows, by the acks of a sink that got all of them.
+
+    Returns None if there is no such sink.
+    """
+    for task in tasks:
+        if task.sink.transform is None and task.replay is None:
+            letters = task.sink.dead_letters
+            names = {task.sink.name} | ({letters.name} if letters else set())
+            return sum(ack.fingerprint.rows for ack in acks if ack.sink in names)
+    return None
 
 
 @cache

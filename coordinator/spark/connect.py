@@ -41,17 +41,21 @@ Since Spark 4.3, batches belong to a copy of this session, which knows of no que
 
 
 def batch_of(
-    df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool
+    df: DataFrame,
+    batch_id: int,
+    location: str | None,
+    transfer: RowTransfer,
+    sinks: Mapping[str, Sink],
 ) -> SparkBatch:
     """Return the batch, in the kind of session that this process has.
 
-    `location` is the query's checkpointLocation.
+    `location` is the query's checkpointLocation, and `sinks` are those with tasks of their own.
     """
     from pyspark.sql import is_remote
 
     if is_remote() and location:
-        return ConnectBatch(df, batch_id, location, transfer, shared=shared)
-    return SparkBatch(df, batch_id, transfer, shared=shared)
+        return ConnectBatch(df, batch_id, location, transfer, sinks)
+    return SparkBatch(df, batch_id, transfer, sinks)
 
 
 class ConnectBatch(SparkBatch):
@@ -69,11 +73,10 @@ class ConnectBatch(SparkBatch):
         batch_id: int,
         location: str,
         transfer: RowTransfer,
-        *,
-        shared: bool = False,
+        sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         self.location = location
-        super().__init__(df, batch_id, transfer, shared=shared)
+        super().__init__(df, batch_id, transfer, sinks)
 
     def _find_query(self, batch_id: int) -> None:
         from pyspark.errors import AnalysisException

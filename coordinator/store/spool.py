@@ -18,8 +18,9 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +58,7 @@ class SpooledRows:
 
 @dataclass(frozen=True)
 class SpoolingRows:
-    """The writer that keeps the rows of a sink's participants as they pass.
+    """The beginning of what keeps the rows of a sink's participants.
 
     It is called as `SinkTask.spooling`.
     """
@@ -66,36 +67,51 @@ class SpoolingRows:
     place: str
     """The beginning of the sink's keys."""
 
-    def __call__(
-        self, batches: Iterable[pa.RecordBatch], subtask: int, attempt: str
-    ) -> Iterator[pa.RecordBatch]:
-        batches = (batch for batch in batches if batch.num_rows)
-        first = next(iter(batches), None)
-        if first is None:
-            return
-        with storage_at(self.uri, existing=True) as storage:
-            numbers = count()
+    def __call__(self, subtask: int, attempt: str) -> RowsOfParticipant:
+        return RowsOfParticipant(self.uri, f"{self.place}.{subtask:06d}.{attempt}")
 
-            def put(data: bytes, end: str = "") -> None:
-                part = f"{subtask:06d}.{attempt}.{next(numbers):06d}"
-                key = f"{self.place}.{part}.{zlib.crc32(data):08x}{end}"
-                storage.put_if_absent(key, data)
 
-            cut = Cut(put)
-            fingerprint = Fingerprint()
-            # The writer is closed only after the last row, so a task that fails puts nothing more.
-            writer = pa.ipc.new_stream(
-                cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
-            )
-            for batch in chain([first], batches):
-                writer.write_batch(batch)
-                fingerprint = fingerprint.add(
-                    batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0
-                )
-                yield batch
-            writer.close()
-            rows, text = fingerprint.stored()
-            put(cut.rest, f".{rows}.{text}")
+class RowsOfParticipant:
+    """The rows of one participant, which are put as they pass.
+
+    Storage is opened with the first row. What was put without the last key never counts.
+    """
+
+    def __init__(self, uri: str, place: str) -> None:
+        self._uri = uri
+        self._place = place
+        self._numbers = count()
+        self._fingerprint = Fingerprint()
+        self._open = ExitStack()
+        self._storage: CheckpointStorage | None = None
+        self._cut = Cut(self._put)
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._storage = self._open.enter_context(storage_at(self._uri, existing=True))
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            self._writer = pa.ipc.new_stream(self._cut, batch.schema, options=options)
+        self._writer.write_batch(batch)
+        self._fingerprint = self._fingerprint.add(
+            batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0
+        )
+
+    def finish(self) -> None:
+        """Put the last key, after the last row. Without rows this does nothing."""
+        # The writer is closed only here, so a task that fails puts nothing more.
+        if self._writer is not None:
+            self._writer.close()
+            rows, text = self._fingerprint.stored()
+            self._put(self._cut.rest, f".{rows}.{text}")
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _put(self, data: bytes, end: str = "") -> None:
+        assert self._storage is not None
+        key = f"{self._place}.{next(self._numbers):06d}.{zlib.crc32(data):08x}{end}"
+        self._storage.put_if_absent(key, data)
 
 
 class Spool:

@@ -14,7 +14,7 @@ from sinks._util.column_names import are_distinct, by_place, place, quoted
 from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 HASH_COLUMN = "__tpc_row_hash"
@@ -44,13 +44,26 @@ def with_row_hash(df: DataFrame) -> DataFrame:
     return hashed.toDF(*names, HASH_COLUMN)
 
 
+def hash_of_struct(column: str, schema: StructType, session: SparkSession) -> Column:
+    """Return the hash that `with_row_hash` would give the fields of a column that is a struct.
+
+    `schema` are the fields, whose names Spark can tell apart.
+    """
+    from pyspark.sql import is_remote
+
+    used_with = None if is_remote() else session.sparkContext
+    return _hash(schema, used_with, within=f"{quoted(column)}.")
+
+
 @lru_cache
-def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Column:
+def _hash(
+    schema: StructType, used_with: object, *, placed: bool = False, within: str = ""
+) -> Column:
     """Return the hash of each row of a DataFrame with this schema.
 
     It is kept, because the same `Column` can be used again in one SparkContext, and each call that
     makes a column is a question to the JVM. `placed` means that the column is used with the
-    DataFrame that `by_place` makes.
+    DataFrame that `by_place` makes. `within` stands before each name.
 
     Spark's xxhash64 skips NULLs, wherever they are, and takes no maps. It gives the same hash for
     0.0 and -0.0, for the decimals 1.00 and 100, for a string and its bytes, and for strings that
@@ -63,7 +76,7 @@ def _hash(schema: StructType, used_with: object, *, placed: bool = False) -> Col
     digest = hashlib.sha256(json.dumps(columns).encode()).digest()
     parts = [functions.lit(int.from_bytes(digest[:8], "big", signed=True))]
     for number, field in enumerate(schema):
-        value = functions.col(place(number) if placed else quoted(field.name))
+        value = functions.col(within + (place(number) if placed else quoted(field.name)))
         parts += _parts(value, field.dataType, field.name)
     return functions.xxhash64(*parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,10 +16,11 @@ from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.kafka.record_batch import milliseconds
 from sinks.kafka.times import has_old_patterns, with_texts
+from sinks.projection import Projection, named
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField
 
 _LARGEST_PARTITION = 2**31 - 1
 _TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
@@ -49,25 +51,60 @@ _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 }
 
 
-def with_value(df: DataFrame) -> DataFrame:
-    """Add the column `value`, unless there is one.
+@dataclass(frozen=True)
+class KafkaColumns(Projection):
+    """The transform of a sink with a `value_format`.
 
-    It is a struct of all columns that are none of the sink's own.
+    It adds the column `value`, unless there is one: a struct of all columns that are none of the
+    sink's own. With `json`, it converts `key` and `value` to JSON where they are structs, maps,
+    arrays or variants. `before` is the user's own projection, which comes first.
     """
-    from pyspark.sql import functions
 
-    names = df.columns
-    if "value" in names:
-        return df
-    df, columns = columns_of(df)
-    named = list(zip(names, columns, strict=True))
-    own = [column for name, column in named if name in _COLUMNS]
-    others = [column for name, column in named if name not in _COLUMNS]
-    return df.select(*own, functions.struct(*others).alias("value"))
+    json: bool
+    before: Projection | None = None
+
+    @property
+    def where(self) -> str | None:  # type: ignore[override]
+        return self.before.where if self.before else None
+
+    def columns(self, df: DataFrame) -> list[Column]:
+        """Return the columns. Raises SchemaMismatch for names that JSON cannot have."""
+        if self.before:
+            columns = self.before.columns(df)
+            fields = df.select(*columns).schema.fields
+            columns = named(columns, [field.name for field in fields])
+        else:
+            _, columns = columns_of(df)
+            fields = df.schema.fields
+        fields, columns = _with_value(fields, columns)
+        return _as_json(df.sparkSession, fields, columns) if self.json else columns
+
+    def __call__(self, df: DataFrame) -> DataFrame:
+        if self.before:
+            return KafkaColumns(self.json)(self.before(df))
+        selected, _ = columns_of(df)
+        return selected.select(*self.columns(df))
+
+
+def _with_value(
+    fields: list[StructField], columns: list[Column]
+) -> tuple[list[StructField], list[Column]]:
+    """Add the column `value`, unless there is one."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import StructField, StructType
+
+    if any(field.name == "value" for field in fields):
+        return fields, columns
+    pairs = list(zip(fields, columns, strict=True))
+    own = [(field, column) for field, column in pairs if field.name in _COLUMNS]
+    others = [(field, column) for field, column in pairs if field.name not in _COLUMNS]
+    value = functions.struct(*(column for _, column in others)).alias("value")
+    value_field = StructField("value", StructType([field for field, _ in others]), False)
+    return [*(field for field, _ in own), value_field], [*(column for _, column in own), value]
 
 
 def value_type(schema: pa.Schema) -> pa.DataType:
-    """Return the type of the column `value` that `with_value` makes of these columns."""
+    """Return the type of the column `value` that `KafkaColumns` makes of these columns."""
     if "value" in schema.names:
         return schema.field("value").type
     return pa.struct([field for field in schema if field.name not in _COLUMNS])
@@ -78,33 +115,24 @@ def key_type(schema: pa.Schema) -> pa.DataType:
     return schema.field("key").type if "key" in schema.names else pa.null()
 
 
-def with_json(df: DataFrame) -> DataFrame:
-    """Convert `key` and `value` to JSON where they are structs, maps, arrays or variants.
-
-    Without a column `value`, the JSON is an object of all columns that are none of the sink's own.
-    Raises SchemaMismatch for names that JSON cannot have, as `_require_names` does.
-    """
+def _as_json(
+    session: SparkSession, fields: list[StructField], columns: list[Column]
+) -> list[Column]:
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
-    df = with_value(df)
-    nested = [
-        field.name in ("key", "value")
-        and isinstance(field.dataType, (ArrayType, MapType, StructType, VariantType))
-        for field in df.schema
-    ]
-    if not any(nested):
-        return df
-    fields = df.schema.fields
-    old_patterns = has_old_patterns(df.sparkSession)
-    df, columns = columns_of(df)
-    for number, field in enumerate(fields):
-        if nested[number]:
-            _require_names(field.name, field.dataType)
-            value = with_texts(columns[number], field.dataType) if old_patterns else columns[number]
-            options = _JSON if old_patterns else _JSON | _MOMENTS
-            columns[number] = functions.to_json(value, options).alias(field.name)
-    return df.select(*columns)
+    old_patterns = has_old_patterns(session)
+    options = _JSON if old_patterns else _JSON | _MOMENTS
+    converted = []
+    for field, column in zip(fields, columns, strict=True):
+        kind = field.dataType
+        nested = isinstance(kind, (ArrayType, MapType, StructType, VariantType))
+        if field.name in ("key", "value") and nested:
+            _require_names(field.name, kind)
+            value = with_texts(column, kind) if old_patterns else column
+            column = functions.to_json(value, options).alias(field.name)
+        converted.append(column)
+    return converted
 
 
 _JSON = {"ignoreNullFields": "false", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}

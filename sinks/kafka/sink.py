@@ -46,6 +46,7 @@ from sinks.optional import (
     Validating,
 )
 from sinks.options import Duration, no_flags, seconds_of_sink
+from sinks.projection import Projection
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -148,8 +149,8 @@ class KafkaSink(
         the sink cannot use.
         """
         KAFKA_PYTHON.check()
-        if value_format in _TRANSFORMS:
-            transform = _after(transform, _TRANSFORMS[value_format])
+        if value_format in _FORMATS:
+            transform = _in_format(transform, columns.KafkaColumns(value_format == "json"))
         super().__init__(
             name=name or topic or "kafka",
             transform=transform,
@@ -167,9 +168,9 @@ class KafkaSink(
         problems += no_flags(create_topic=create_topic, remember=remember)
         if self.timeout <= 0:
             problems.append("timeout must be more than 0 seconds")
-        if value_format not in (None, *_TRANSFORMS):
+        if value_format not in (None, *_FORMATS):
             problems.append(
-                f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not "
+                f"value_format is one of {', '.join(map(repr, _FORMATS))} or None, not "
                 f"{value_format!r}"
             )
         self._schemas = Schemas(
@@ -512,14 +513,14 @@ class KafkaSink(
         )
 
 
-_TRANSFORMS: Mapping[str | None, Transform] = {
-    "json": columns.with_json,
-    "avro": columns.with_value,
-}
+_FORMATS = ("json", "avro")
 
 
-def _after(first: Transform | None, second: Transform) -> Transform:
-    return second if first is None else lambda df: second(first(df))
+def _in_format(before: Transform | None, after: columns.KafkaColumns) -> Transform:
+    """Return the transform that makes the columns of a `value_format` after the user's own one."""
+    if before is None or isinstance(before, Projection):
+        return replace(after, before=before)
+    return lambda df: after(before(df))
 
 
 def _group(job: str, sink: str) -> str:

@@ -25,7 +25,7 @@ from coordinator import CheckpointCoordinator
 from coordinator.protocol.ports import BatchFacts, TopicIds
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.task.row_hash import HASH_COLUMN
-from coordinator.task.task import Ack, SinkTask
+from coordinator.task.task import Ack, OnePass, SinkTask
 from sinks.base import TwoPhaseCommitSink
 
 Partitions = Sequence[pa.Table]
@@ -69,19 +69,24 @@ class LocalBatch:
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         acks: list[Ack] = []
         self._cancelled = False
-        for name, task in tasks.items():
+        first = tuple(task for task in tasks.values() if not task.replay)
+        passes = [OnePass(first)] if first else []
+        passes += [OnePass((task,)) for task in tasks.values() if task.replay]
+        for one_pass in passes:
+            replay = one_pass.tasks[0].replay
             partitions = self._partitions
-            if task.replay and task.replay.spooled:
-                partitions = [partitions[0].slice(0, 0)] * (1 + max(task.replay.lost))
-            elif task.replay and task.replay.single_partition:
+            if replay and replay.spooled:
+                partitions = [partitions[0].slice(0, 0)] * (1 + max(replay.lost))
+            elif replay and replay.single_partition:
                 partitions = [pa.concat_tables(partitions)]
             for subtask, rows in enumerate(partitions):
                 if self._cancelled:
                     raise RuntimeError("cancelled")
                 self._attempts += 1
-                copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
+                copy: OnePass = cloudpickle.loads(cloudpickle.dumps(one_pass))  # type: ignore[no-untyped-call]
                 acks += copy.run(with_row_hash(rows), subtask, self._attempts)
-            ended(name)
+            for task in one_pass.tasks:
+                ended(task.sink.name)
         return acks
 
     def cancel(self) -> None:

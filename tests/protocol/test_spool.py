@@ -128,10 +128,10 @@ def test_a_task_that_fails_amid_its_rows_puts_no_more(job: SpoolingJob, monkeypa
     """Its rows are let go when Python collects them, perhaps long after storage is gone."""
     monkeypatch.setattr(stream, "VALUE_BYTES", 1)
     spooling = spool.SpoolingRows(f"file://{job.folder}/spool", "spool/job/lineage/0")
-    batches = (pa.record_batch({"id": [id], "hash": [id]}) for id in range(3))
-    rows = spooling(batches, 0, "attempt")
-    next(rows)
+    rows = spooling(0, "attempt")
+    rows.write(pa.record_batch({"id": [1], "hash": [1]}))
     before = job.kept()
+    rows.close()
     del rows
     assert len(before) > 1
     assert job.kept() == before
@@ -194,7 +194,10 @@ def test_rows_that_are_not_what_was_kept_are_not_written(job: SpoolingJob, what:
 def test_a_driver_of_a_lineage_that_is_over_leaves_the_rows_of_the_new_one(tmp_path: Path) -> None:
     rows = spool.Spool(f"file://{tmp_path}", "job")
     for lineage in ("aaaa0000", "bbbb0000"):
-        list(rows.spooling(lineage, 7, "sink")([batch()], 0, "g1r0t0a0"))
+        kept = rows.spooling(lineage, 7, "sink")(0, "g1r0t0a0")
+        kept.write(batch())
+        kept.finish()
+        kept.close()
     rows.delete("aaaa0000", 9)
     assert [path.parent.name for path in tmp_path.rglob("*.*") if path.is_file()] == ["bbbb0000"]
     rows.delete("cccc0000", 0, ["bbbb0000"])

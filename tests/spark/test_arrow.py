@@ -24,7 +24,7 @@ from coordinator.task.row_hash import HASH_COLUMN, with_row_hash
 from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, letter_rows
 from sinks.errors import SchemaMismatch
-from sinks.kafka.columns import with_json
+from sinks.kafka.columns import KafkaColumns
 from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
 from tests.spark.test_spark import visible
@@ -304,7 +304,7 @@ def test_json_of_kafka_keeps_microseconds(spark: SparkSession) -> None:
             "SELECT timestamp_micros(1) AS at, TIMESTAMP_NTZ'2026-01-02 03:04:05.678901' AS wall,"
             " TIMESTAMP'1890-01-01 00:00:00' AS old, 1 AS n, cast(NULL AS int) AS none"
         )
-        [row] = with_json(df).collect()
+        [row] = KafkaColumns(True)(df).collect()
     assert json.loads(row.value) == {
         "at": "1970-01-01T01:00:00.000001+01:00",
         "wall": "2026-01-02T03:04:05.678901",
@@ -350,7 +350,7 @@ def test_json_of_kafka_is_the_same_whatever_the_settings(spark: SparkSession, zo
         with ExitStack() as stack:
             for key, value in {"spark.sql.session.timeZone": zone, **settings}.items():
                 stack.enter_context(setting(spark, key, value))
-            return [row.value for row in with_json(df.coalesce(1)).collect()]
+            return [row.value for row in KafkaColumns(True)(df.coalesce(1)).collect()]
 
     usual = made()
     assert made(**{"spark.sql.legacy.timeParserPolicy": "legacy"}) == usual
@@ -371,17 +371,17 @@ def test_json_of_kafka_is_the_same_whatever_the_settings(spark: SparkSession, zo
 )
 def test_what_json_of_kafka_cannot_tell(spark: SparkSession, column: str, told: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"column `value` holds {told}"):
-        with_json(spark.sql(f"SELECT {column}"))
+        KafkaColumns(True)(spark.sql(f"SELECT {column}"))
 
 
 def test_json_of_kafka_names_keys_as_spark_writes_them(spark: SparkSession) -> None:
-    [row] = with_json(spark.sql("SELECT map('a', map(1.50BD, map(true, map(2, 3)))) AS value")).collect()
+    [row] = KafkaColumns(True)(spark.sql("SELECT map('a', map(1.50BD, map(true, map(2, 3)))) AS value")).collect()
     assert json.loads(row.value) == {"a": {"1.50": {"true": {"2": 3}}}}
 
 
 def test_json_of_kafka_is_made_of_variants_too(spark: SparkSession) -> None:
     variants = """SELECT parse_json('{"a": [1, null]}') AS value, parse_json('"k"') AS key"""
-    assert with_json(spark.sql(variants)).collect() == [Row(value='{"a":[1,null]}', key='"k"')]
+    assert KafkaColumns(True)(spark.sql(variants)).collect() == [Row(value='{"a":[1,null]}', key='"k"')]
 
 
 MEMBERS = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(38, 18)))])

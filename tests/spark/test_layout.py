@@ -21,13 +21,13 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
 
     def each(df: Any, n: int) -> None:
         counts = df.groupBy((df.value % 7).alias("key")).count()
-        acks = SparkBatch(counts, n, RowTransfer(), shared=True).run(
+        acks = SparkBatch(counts, n, RowTransfer(), {s.name: s for s in sinks}).run(
             {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, lambda _: None
         )
         seen.append(
             (
                 sum(ack.sink == "a" for ack in acks),
-                SparkBatch(counts, n, RowTransfer(), shared=True).partitions(sinks[0]),
+                SparkBatch(counts, n, RowTransfer(), {s.name: s for s in sinks}).partitions(sinks[0]),
             )
         )
 

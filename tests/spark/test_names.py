@@ -19,7 +19,7 @@ from coordinator.spark.batch import setting
 from sinks.base import TwoPhaseCommitSink
 from sinks.delta import DeltaSink
 from sinks.iceberg import IcebergSink
-from sinks.kafka.columns import with_json
+from sinks.kafka.columns import KafkaColumns
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
@@ -198,7 +198,7 @@ def test_json_of_kafka_has_fields_by_any_name(spark: SparkSession) -> None:
     df = odd(spark.range(1), "A`B", "USER.ID", "", "KEY")
     for regex in ("false", "true"):
         with setting(spark, "spark.sql.parser.quotedRegexColumnNames", regex):
-            [row] = with_json(df).collect()
+            [row] = KafkaColumns(True)(df).collect()
             assert json.loads(row.value) == expected(0, "A`B", "USER.ID", "", "KEY")
 
 
