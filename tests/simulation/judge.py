@@ -10,14 +10,20 @@ however the library words it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from typer import Exit
+
 from coordinator.errors import CheckpointError
+from coordinator.operations.savepoints.savepoint import MARK
 from coordinator.storage import StorageError
-from tests.simulation.spark import newest_batch
+from tests.simulation.requests import Asked
+from tests.simulation.scheduler import Process
+from tests.simulation.spark import SimQuery, newest_batch
 from tests.simulation.targets import KEPT, SimSink, ids_for
-from tests.simulation.world import World, id_of, name_of, short
+from tests.simulation.world import SAVEPOINTS, STORAGE, Unreachable, World, id_of, name_of, short
 
 
 class Verdict(NamedTuple):
@@ -201,6 +207,343 @@ def not_promised(world: World, fault: str, *, restore_pending: bool) -> str:
         return "only some commits of a checkpoint, and a savepoint"
     if rows_are_wrong and world.was_restored and kinds & {"kafka", "forgetful"}:
         return "a target that does not remember"
+    if fault.startswith("duplicated") and causes["rows deleted"] and causes["target"]:
+        return "a target with rows again that were deleted by hand"
     if causes["rows deleted"] and restore_pending:
         return "rows deleted, and the restore not done"
     return ""
+
+
+# ---------------------------------------------------------------------- requests to a driver
+def wrong_requests(world: World) -> list[str]:
+    """Say which requests of operators were done though they must not be, or done twice."""
+    if world.was_restored:  # requests of before come again
+        return []
+    return [f"request to {asked.way}: {fault}" for asked in world.requests for fault in _wrong_request(asked)]
+
+
+def _wrong_request(asked: Asked) -> Iterator[str]:
+    done = asked.done_by
+    said = " ".join(asked.command.local.get("said", ()))
+    if done and "Nothing was done" in said:
+        yield "the command has said that nothing was done, and a driver has done it"
+    for serving in done:
+        who = serving.driver.name
+        if asked.deleted is not None and asked.deleted < serving.began:
+            yield f"{who} has done it, and has begun after it was withdrawn"
+        if serving.began_at - asked.at > asked.holds + 0.1:
+            age = serving.began_at - asked.at
+            yield f"{who} has begun when it was {age:.0f} s old, and it holds for {asked.holds:g} s"
+        if asked.answered is not None and asked.answered < serving.since:
+            yield f"{who} has done it after it was answered"
+        if len(serving.savepoints) > 1:
+            yield f"{who} has done it twice"
+    for driver in {serving.driver for serving in done}:
+        if len([serving for serving in done if serving.driver is driver]) > 1:
+            yield f"{driver.name} has done it twice"
+    for serving in asked.servings.values():
+        began_before = [
+            other
+            for other in asked.servings.values()
+            if other.driver is not serving.driver and other.began < serving.since
+        ]
+        if asked.way != "trigger" and serving.stopped and began_before:
+            names = ", ".join(other.driver.name for other in began_before)
+            yield f"{serving.driver.name} has stopped by it, and {names} had begun with it before"
+
+
+def wrong_stop(world: World, process: Process, query: SimQuery, savepoint: str) -> list[str]:
+    """Say what is wrong if a driver now says that it has stopped a query with a savepoint."""
+    if _failed_meanwhile(world, query, process.first_tick or 0, savepoint):
+        return ["said that it has stopped a query that had failed while its savepoint was taken"]
+    return []
+
+
+def _failed_meanwhile(world: World, query: SimQuery, since: int, savepoint: str) -> bool:
+    return query.failed_at is not None and since <= query.failed_at < world.saved[savepoint].tick
+
+
+# ---------------------------------------------------------------------- what a command says
+@dataclass(frozen=True)
+class Before:
+    """What there was when an operator has called a command."""
+
+    events: int
+    drivers: tuple[Process, ...]
+    alone: bool
+    """Whether no other process was there."""
+    causes: tuple[int, int]
+    spoiled: frozenset[str]
+    storages: Mapping[str, Mapping[str, bytes]]
+    locations: Mapping[str, Mapping[str, bytes]]
+    location_names: frozenset[str]
+    """The locations that the query was started with."""
+    quiet: bool
+    """Whether each system could be reached, and each driver has given its heartbeats."""
+
+    @classmethod
+    def of(cls, world: World) -> Before:
+        alive = world.scheduler.alive()
+        return cls(
+            events=world.events,
+            drivers=tuple(process for process in alive if process.kind == "driver"),
+            alone=len(alive) == 1,
+            causes=world.outside,
+            spoiled=frozenset(world.spoiled),
+            storages={name: dict(memory.values) for name, memory in world.storages.items()},
+            locations={name: dict(memory.values) for name, memory in world.locations.items()},
+            location_names=frozenset(name for _, name in world.location_names),
+            quiet=not world.was_suspended
+            and not any(target.calls_that_fail or target.slow_calls for target in world.targets.values())
+            and all(until <= world.scheduler.now for until in world.cut_off.values()),
+        )
+
+    def is_undisturbed(self, world: World) -> bool:
+        """Tell whether nothing has happened since, but what the processes of then do."""
+        return self.events == world.events and self.quiet
+
+
+class Command(NamedTuple):
+    """A command of an operator that has ended."""
+
+    world: World
+    process: Process
+    code: int
+    """Its exit code."""
+
+    @property
+    def before(self) -> Before:
+        before: Before = self.process.local["before"]
+        return before
+
+    @property
+    def shown(self) -> Any:
+        """What it shows as its result, None if it has failed before."""
+        return self.process.local.get("shown")
+
+    @property
+    def said(self) -> str:
+        return " ".join(self.process.local.get("said", ()))
+
+    @property
+    def same_world(self) -> bool:
+        """Whether no memory was restored meanwhile, and no savepoint."""
+        return self.before.causes == self.world.outside
+
+
+def wrong_command(world: World, process: Process) -> list[str]:
+    """Say what is wrong with what an operator's command has said, and with its exit code."""
+    rule = COMMANDS.get(process.kind)
+    if rule is None:
+        return []
+    error = process.error
+    if isinstance(error, KeyboardInterrupt):
+        return []
+    if error is not None and not isinstance(error, Exit | Unreachable):
+        return [f"no exit code: {process.kind} ended with {error!r}"]
+    code = error.exit_code if isinstance(error, Exit) else int(error is not None)
+    return [f"{process.kind}: {fault}" for fault in rule(Command(world, process, code))]
+
+
+def _wrong_list(command: Command) -> Iterator[str]:
+    shown, world = command.shown, command.world
+    if shown is None:
+        return
+    told = {(row["sink"], name_of(row["transaction"])): row for row in shown["transactions"]}
+    listings = {
+        sink: listed
+        for sink, listed in command.process.local.get("listings", {}).items()
+        if sink not in shown["errors"]
+    }
+    yield from _wrong_transactions(command, told, listings)
+    if shown["set_back"] and not any(world.causes[cause] for cause in OUTSIDE):
+        yield f"says that a memory is older than the others, and none is: {shown['set_back']}"
+    left = [row for row in told.values() if row["decision"] != "open"]
+    if (command.code == 0) == bool(left or shown["set_back"] or shown["errors"]):
+        yield f"exit code {command.code}, and it shows {shown}"
+
+
+def _wrong_transactions(
+    command: Command, told: Mapping[tuple[str, str], Any], listings: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    world = command.world
+    committed_meanwhile = {
+        (sink, name) for sink, [first, *_] in listings.items() for name in first.decided - set(listings[sink][-1].names)
+    }
+    for sink, [*_, last] in listings.items():
+        names = {name for of, name in told if of == sink}
+        if more := names - set(last.names):
+            yield f"shows what {sink} does not have: {sorted(map(short, more))}"
+        missing = set(last.names) - names - (last.decided if committed_meanwhile else set())
+        if missing:
+            yield f"does not show what {sink} has: {sorted(map(short, missing))}"
+    for (sink, name), row in told.items():
+        [*_, last] = listings.get(sink) or [None]
+        transaction = world.target(sink).transaction(name)
+        if last is None or last.causes != world.outside or transaction is None or transaction.state != "prepared":
+            continue
+        decision = row["decision"]
+        if name in last.decided and decision != "commit":
+            yield f"calls {sink} {short(name)} {decision}, and a record names it"
+        if decision == "commit" and (sink, name) not in world.named:
+            yield f"calls {sink} {short(name)} decided, and no record names it"
+        same = [
+            other
+            for of, other in committed_meanwhile
+            if (there := world.target(of).transaction(other)) and there.checkpoint == row["checkpoint"]
+        ]
+        drivers = {world.committed_by.get((of, other)) for of, other in committed_meanwhile if other in same}
+        at_work = [driver for driver in drivers if driver and driver.kind == "driver" and not driver.ended]
+        if decision == "commit" and at_work:
+            yield f"shows {sink} {short(name)}, which {at_work[0].name} is about to commit with {short(same[0])}"
+
+
+OUTSIDE = ("restored", "rows deleted", "expired", "old location", "topic", "input", "damaged", "partitions", "sinks")
+"""What may come from outside. Without one of these, no driver may refuse to continue at the end."""
+
+
+def _wrong_abort(command: Command) -> Iterator[str]:
+    world = command.world
+    for row in (command.shown or {}).get("results", ()):
+        transaction = world.target(row["sink"]).transaction(name_of(row["transaction"]))
+        if row["result"] == "aborted" and transaction and transaction.state == "prepared" and command.same_world:
+            yield f"says that it has aborted {short(name_of(row['transaction']))}, which is still in doubt"
+    asks = "LOSES its rows" in command.said and "holds no checkpoint" not in command.said
+    if asks and not any(world.causes[cause] for cause in OUTSIDE):
+        yield f"warns of a memory that was restored, and none was: {command.said}"
+
+
+def _wrong_resolve(command: Command) -> Iterator[str]:
+    shown, world = command.shown, command.world
+    if shown is None or not command.same_world or world.causes["rows deleted"]:
+        return
+    for row in shown["participants"]:
+        sink, name = row["participant"].rpartition("/")[0], name_of(row["transaction"])
+        transaction = world.target(sink).transaction(name)
+        if row["outcome"] == "lost" and transaction and transaction.state in ("prepared", "committed"):
+            yield f"says that {sink} {short(name)} is lost, and it is {transaction.state}"
+    if command.code == 0 and command.process.local["accepts"] and not command.process.local.get("gave up"):
+        yield "says that rows are given up, and it has given up none"
+    newest = next((each for each in world.history() if each.checkpoint_id == shown["checkpoint"]), None)
+    if command.code == 0 and newest and newest.record.offsets == tuple(shown["offsets"]):
+        for (sink, _), committable in newest.committables.items():
+            name = name_of(committable.transaction)
+            transaction = world.target(sink).transaction(name)
+            if transaction and transaction.state != "committed":
+                yield f"says that all is visible, and {sink} {short(name)} is {transaction.state}"
+
+
+def _wrong_request_command(command: Command) -> Iterator[str]:
+    world = command.world
+    yield from _wrong_savepoint(command)
+    if command.code and _nothing_was_in_its_way(command):
+        yield f"was not done, and nothing was in its way: {command.said}"
+    servings = [
+        each for asked in world.requests if asked.command is command.process for each in asked.servings.values()
+    ]
+    for serving in servings if command.code == 0 else ():
+        for query in serving.stopped:
+            if _failed_meanwhile(world, query, serving.began, command.shown["uri"]):
+                yield "says that the query is stopped, and it had failed while its savepoint was taken"
+
+
+def _nothing_was_in_its_way(command: Command) -> bool:
+    """Tell whether the driver ran and was idle, from before a request until after its command.
+
+    A driver listens from the first batch of its query on.
+    """
+    world, before = command.world, command.before
+    if not before.is_undisturbed(world) or len(before.drivers) != 1:
+        return False
+    [driver] = before.drivers
+    query: SimQuery | None = driver.local.get("query")
+    if driver.ended or query is None or not query.isActive or not query.is_quiet:
+        return False
+    if query.listens_since is None or query.listens_since > command.process.started_at:
+        return False
+    is_newest = driver.local.get("generation") == world.job_store().newest_generation()
+    listens = driver.local["coordinator"].config.request_poll_interval > 0
+    return is_newest and listens and query.memory is world.location(world.location_name)
+
+
+def _wrong_savepoint(command: Command) -> Iterator[str]:
+    if command.code == 0:
+        uri = command.shown["uri"]
+        metadata = f"{uri.rpartition('/')[2]}/_metadata"
+        gone = metadata not in command.world.storage(SAVEPOINTS).values and uri not in command.world.spoiled
+        if uri not in command.world.saved or (gone and command.before.is_undisturbed(command.world)):
+            yield f"shows savepoint {uri}, which is not there"
+
+
+def _wrong_restore(command: Command) -> Iterator[str]:
+    world, before, shown = command.world, command.before, command.shown
+    if command.code == 0:
+        if shown["uri"] in before.spoiled:
+            yield f"has restored {shown['uri']}, which is damaged"
+        yield from _wrong_files(command)
+    elif before.alone and before.is_undisturbed(world):
+        for name, memory in world.locations.items():
+            if memory.values != before.locations.get(name, {}):
+                yield f"has failed, and changed the location {name}: {command.said}"
+        if world.storage(STORAGE).values != before.storages.get(STORAGE, {}):
+            yield f"has failed, and changed storage: {command.said}"
+
+
+def _wrong_files(command: Command) -> Iterator[str]:
+    """Compare the restored files with those of the location that was saved."""
+    world, shown = command.world, command.shown
+    if world.was_restored:
+        return  # perhaps the location, while it was saved
+    n = shown["checkpoint"]
+    tick, location = world.saved[shown["uri"]]
+    name = str(shown["checkpoint_location"]).removeprefix("loc:")
+    if name in command.before.location_names:
+        return  # this is the second call, and the query may have been started after the first one
+    saved = world.location(location).at(tick)
+    restored = world.location(name).values
+    for path, content in restored.items():
+        folder, _, number = path.rpartition("/")
+        if path == MARK:
+            continue
+        if path not in saved or content != saved[path]:
+            yield f"the restored file {path} is not what was saved"
+        elif folder in ("offsets", "commits") and int(number) > n:
+            yield f"the restored file {path} is of a batch after checkpoint {n}"
+
+
+def _wrong_list_of_savepoints(command: Command) -> Iterator[str]:
+    world = command.world
+    if command.code or not (command.before.alone and command.before.is_undisturbed(world)):
+        return
+    values = world.storage(SAVEPOINTS).values
+    there = set()
+    for uri, saved in world.saved.items():
+        key = f"{uri.rpartition('/')[2]}/_metadata"
+        whole = values.get(key) == world.storage(SAVEPOINTS).at(saved.tick).get(key)
+        if key in values and whole and (SAVEPOINTS, key) not in world.unreadable:
+            there.add(uri)
+    if {row["uri"] for row in command.shown} != there:
+        yield f"shows {sorted(row['uri'] for row in command.shown)}, and there are {sorted(there)}"
+
+
+def _wrong_dispose(command: Command) -> Iterator[str]:
+    world, before = command.world, command.before
+    if command.code or not (before.alone and before.is_undisturbed(world)):
+        return
+    values = world.storage(SAVEPOINTS).values
+    gone = {key.partition("/")[0] for key in before.storages[SAVEPOINTS].keys() - values.keys()}
+    left = {key.partition("/")[0] for key in values}
+    if len(gone) != 1 or gone & left:
+        yield f"has deleted objects of {sorted(gone)}, and there are still some of {sorted(gone & left)}"
+
+
+COMMANDS: dict[str, Callable[[Command], Iterator[str]]] = {
+    "list": _wrong_list,
+    "abort": _wrong_abort,
+    "resolve": _wrong_resolve,
+    "save": _wrong_savepoint,
+    "request": _wrong_request_command,
+    "restore": _wrong_restore,
+    "list savepoints": _wrong_list_of_savepoints,
+    "dispose": _wrong_dispose,
+}

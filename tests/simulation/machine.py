@@ -78,11 +78,16 @@ class SimCondition:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._notified = False
 
     def __enter__(self) -> bool:
         return True
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        """Let a thread that waits come first, if it was notified and an event wants that."""
+        if self._notified:
+            self._notified = False
+            self._scheduler.tick("lets others go on")
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         if predicate():
@@ -90,7 +95,8 @@ class SimCondition:
         until = math.inf if timeout is None else self._scheduler.now + timeout
         return self._scheduler.running.wait(predicate, until)
 
-    def notify_all(self) -> None: ...
+    def notify_all(self) -> None:
+        self._notified = self._scheduler.current is not None
 
 
 class SimThreads(Threads):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import coordinator.coordinator
 import coordinator.operations.attendants
 import coordinator.operations.inspection.memory_comparison
+import coordinator.operations.requests
 import coordinator.operations.savepoints.on_driver
 import coordinator.operations.savepoints.restore
 import coordinator.operations.savepoints.take
@@ -78,7 +79,41 @@ class NoStatistics:
 
 
 def _quiet(*_: object, **__: object) -> None:
-    """Print nothing. What commands print is tested elsewhere."""
+    """Do nothing."""
+
+
+class Said:
+    """What each operator's command prints: the sentences, and the result that `--json` would have."""
+
+    def __init__(self, world: World) -> None:
+        self._scheduler = world.scheduler
+
+    def say(self, text: str, *_: object) -> None:
+        self._scheduler.running.local.setdefault("said", []).append(text)
+
+    def say_bad(self, sentences: Iterable[str]) -> None:
+        for text in sentences:
+            self.say(text)
+
+    def show(self, about: Any, /, *_: object, **__: object) -> None:
+        self._scheduler.running.local["shown"] = about
+
+
+class AtExit:
+    """What each simulated process does at its end, as the module `atexit`."""
+
+    def __init__(self, world: World) -> None:
+        self._scheduler = world.scheduler
+
+    def _own(self) -> list[Callable[[], object]]:
+        own: list[Callable[[], object]] = self._scheduler.running.local.setdefault("at exit", [])
+        return own
+
+    def register(self, function: Callable[[], object]) -> None:
+        self._own().append(function)
+
+    def unregister(self, function: Callable[[], object]) -> None:
+        self._own()[:] = [other for other in self._own() if other != function]
 
 
 @contextlib.contextmanager
@@ -110,10 +145,12 @@ def led_into(world: World, job: Callable[[], CheckpointCoordinator]) -> Iterator
         change(module, "open_location", open_location)
     change(coordinator.spark.lifecycle, "_CALLS", PerProcess(world))
     change(output, "load_job", lambda place: job())
+    change(coordinator.operations.requests, "atexit", AtExit(world))
+    said = Said(world)
     for commands in (in_doubt, savepoints, output):
-        for name in ("tell", "say", "show", "say_bad"):
+        for name, function in (("tell", said.say), ("say", said.say), ("show", said.show), ("say_bad", said.say_bad)):
             if hasattr(commands, name):
-                change(commands, name, _quiet)
+                change(commands, name, function)
     # Statistics, metrics and progress are for people, and decide nothing.
     change(coordinator.coordinator, "CheckpointStatisticsTracker", NoStatistics)
     change(coordinator.operations.attendants, "open_telemetry", _quiet)

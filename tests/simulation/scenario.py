@@ -103,6 +103,11 @@ PROFILES: dict[str, dict[str, int]] = {
         "input": 1,
         "sinks": 1,
         "until decided": 3,
+        "until call": 3,
+        "resume": 3,
+        "resolve one": 1,
+        "slow": 1,
+        "cut off": 1,
     },
     "savepoints": {
         "switch": 8,
@@ -119,6 +124,37 @@ PROFILES: dict[str, dict[str, int]] = {
         "recover": 1,
         "crash all": 1,
         "request": 3,
+        "cancel": 1,
+        "spoil": 2,
+        "dispose": 1,
+        "list savepoints": 1,
+        "stop with savepoint": 2,
+        "fail": 1,
+        "cut off": 1,
+        "until call": 1,
+        "resume": 2,
+    },
+    "requests": {
+        "switch": 8,
+        "crash": 5,
+        "driver": 6,
+        "fault": 4,
+        "request": 8,
+        "cancel": 4,
+        "interrupt": 3,
+        "time": 4,
+        "cut off": 3,
+        "spoil": 2,
+        "fail": 2,
+        "stop": 2,
+        "stop with savepoint": 3,
+        "slow": 2,
+        "down": 1,
+        "list": 2,
+        "resolve": 1,
+        "restore": 1,
+        "until call": 4,
+        "resume": 4,
     },
     "memories": {
         "switch": 5,
@@ -177,6 +213,21 @@ TEMPLATES: dict[str, list[list[str]]] = {
         ["save", "restore", "driver", "save", "restore"],
         ["save", "driver", "restore", "driver", "switch", "switch"],
         ["request", "driver", "restore", "driver"],
+        ["save", "spoil", "restore", "driver"],
+        ["save", "restore", "spoil", "restore"],
+    ],
+    "requests": [
+        [],
+        ["request", "crash", "driver"],
+        ["request", "crash", "crash", "driver"],
+        ["request", "crash", "time"],
+        ["request", "interrupt", "switch"],
+        ["request", "cut off"],
+        ["cancel", "cut off", "driver"],
+        ["request", "fail", "driver"],
+        ["request", "driver", "switch", "switch"],
+        ["driver", "stop with savepoint", "switch"],
+        ["slow", "slow", "list"],
     ],
     "memories": [
         [],
@@ -201,7 +252,7 @@ TEMPLATES: dict[str, list[list[str]]] = {
 def draw(seed: int) -> Scenario:
     """Draw the scenario of a seed."""
     chance = random.Random(seed)
-    profile = chance.choices(list(PROFILES), [2, 2, 3, 3])[0]
+    profile = chance.choices(list(PROFILES), [2, 2, 1, 3, 3])[0]
     weights = PROFILES[profile]
     # Each scenario leaves some kinds out, since a kind that comes often keeps others from happening.
     kinds = [kind for kind in weights if kind in ("driver", "crash") or chance.random() < 0.7]
@@ -228,7 +279,7 @@ def draw(seed: int) -> Scenario:
         tolerable=chance.choice([0, 0, 1]),
         replay=chance.choice(["recompute"] * 9 + ["spool"]),
         partitions=chance.choice([1, 1, 2, 2, 3]),
-        pause=chance.choice([0.0, 0.0, 1.0, 70.0]),
+        pause=chance.choice([1.0, 3.0, 70.0] if profile == "requests" else [0.0, 0.0, 1.0, 70.0]),
     )
     return Scenario(
         seed=seed,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from greenlet import getcurrent, greenlet
 
 Event = tuple[int, str, int]
 
+INTERRUPT = "interrupt"
+"""The fault by which Ctrl-C ends a command, wherever it is."""
 TICK = 0.01
 """The seconds that a call takes."""
 
@@ -54,6 +57,10 @@ class Process:
         self.recent: deque[int] = deque(maxlen=32)
         """The numbers of its newest calls."""
         self.calls = 0
+        self.first_tick: int | None = None
+        """The tick of its first call."""
+        self.called_at = scheduler.now
+        """The time at which it came to its last call. What it decides before the call, it decides at that time."""
         self.fault = ""
         """The fault that the next call meets."""
         self.result: Any = None
@@ -119,6 +126,8 @@ class Scheduler:
         self._names = 0
         self.holds_events = False
         """Whether the gap before the next event stands still, until something has happened or nobody runs."""
+        self.awaited_call: re.Pattern[str] | None = None
+        """The call before which events happen again."""
         self.hub = getcurrent()
         self.processes: list[Process] = []
         """Those that have not ended."""
@@ -146,16 +155,23 @@ class Scheduler:
         if process.dead:
             raise Killed
         self.ticks += 1
+        if process.first_tick is None:
+            process.first_tick = self.ticks
+        process.called_at = self.now
         self.now += TICK
         process.recent.append(self.ticks)
         process.calls += 1
         if self.ticks > self.limit:
             raise Runaway(f"{process.name} at {what}")
+        if self.awaited_call and self.awaited_call.search(what):
+            self.awaited_call, self.holds_events = None, False
         if not self.holds_events:
             self._gap -= 1
             if self._gap < 0:
                 self.give_way()
         fault, process.fault = process.fault, ""
+        if fault == INTERRUPT:
+            raise KeyboardInterrupt
         if self.trace is not None:
             self.trace.append(f"{self.ticks:5d} {process.name:16s} {what}{f'  FAULT {fault}' if fault else ''}")
         return fault
@@ -215,7 +231,7 @@ class Scheduler:
         """Run until every process has ended and every event has happened."""
         while True:
             if (self._gap < 0 and not self.holds_events) or not self.processes:
-                self.holds_events = False
+                self.awaited_call, self.holds_events = None, False
                 if self._events:
                     _, kind, argument = self._events.pop()
                     self._gap = self._next_gap()
@@ -253,7 +269,7 @@ class Scheduler:
         if wakes_at < math.inf:
             self.now = max(self.now, wakes_at)
         elif self._events:
-            self._gap, self.holds_events = -1, False
+            self._gap, self.awaited_call, self.holds_events = -1, None, False
         else:
             waiting = ", ".join(process.name for process in self.processes)
             raise Runaway(f"{waiting} wait for something that never comes")

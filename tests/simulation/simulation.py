@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from typer import Exit
 
@@ -29,14 +31,25 @@ from coordinator.errors import (
 from coordinator.storage import StorageError
 from coordinator.store.encoding import seal
 from sinks.errors import SinkError, TooManyDeadLetters
-from tests.simulation.judge import first_unit, judge, not_promised, wrong_at_the_end
+from tests.simulation.judge import (
+    COMMANDS,
+    OUTSIDE,
+    Before,
+    first_unit,
+    judge,
+    not_promised,
+    wrong_at_the_end,
+    wrong_command,
+    wrong_requests,
+    wrong_stop,
+)
 from tests.simulation.machine import simulated_machine
 from tests.simulation.memory import Memory
 from tests.simulation.operators import Operator
 from tests.simulation.real_code import led_into
 from tests.simulation.scenario import Scenario, Settings
-from tests.simulation.scheduler import Process, Runaway, Scheduler
-from tests.simulation.spark import ADOPTED, SimQuery
+from tests.simulation.scheduler import INTERRUPT, Process, Runaway, Scheduler
+from tests.simulation.spark import ADOPTED, SimQuery, SimWriter
 from tests.simulation.storage import SimStorage
 from tests.simulation.targets import Kafka
 from tests.simulation.world import (
@@ -64,8 +77,6 @@ ALARMS = (
     WrongJob,
 )
 """What a driver may say only if a memory is older than the others."""
-CAUSES = ("restored", "rows deleted", "expired", "old location", "topic", "input", "damaged", "partitions", "sinks")
-"""What may come from outside. Without one of these, no driver may refuse to continue at the end."""
 
 
 @dataclass
@@ -85,6 +96,43 @@ class Result:
     causes: Mapping[str, int]
     ticks: int
     trace: list[str] = field(default_factory=list)
+
+
+ROLES = ("driver", "command", "request", "task")
+"""Who can be let go on: the main thread of a driver, a command, a driver's thread for a request, a task."""
+CALLS = {
+    "record": "put .*/checkpoint/",
+    "claim": "put .*/generation/",
+    "list": "in_doubt$",
+    "pre-commit": "pre_commit",
+    "commit": " commit ",
+    "abort": " abort ",
+    "begun": "put .*/begun/",
+    "answer": "put .*/answer/",
+    "withdrawal": "delete .*/request/",
+    "savepoint": "put .*/_metadata",
+    "unlock": "lets others go on",
+}
+"""The calls that events can wait for."""
+
+
+def role_of(process: Process) -> str:
+    if process.kind == "thread":
+        return "request" if process.name.endswith("/checkpoint-requests") else ""
+    return "command" if process.kind in COMMANDS else process.kind
+
+
+class Restore(NamedTuple):
+    """A restore of a savepoint, as an operator calls it, perhaps several times."""
+
+    uri: str
+    location: str
+    later: bool
+    """Whether the rows of later checkpoints were deleted."""
+    end: int
+    """The end of the savepoint's input."""
+    fewer_sinks: bool
+    """Whether all sinks but the first were taken out of the job."""
 
 
 def play(scenario: Scenario, *, trace: bool = False) -> Result:
@@ -123,9 +171,8 @@ class Simulation:
             self.scheduler.trace = []
         self._number = 0
         self._restores = 0
-        self._pending_restore: tuple[str, str, bool, int] | None = None
-        """A restore that was begun and not finished: its savepoint, its location, whether later rows were deleted, and
-        the end of the savepoint's input."""
+        self._pending_restore: Restore | None = None
+        """A restore that was begun and not finished."""
         self._procedures: list[tuple[int, int]] = []
         """The first and last tick of what an operator does as one: nobody restores a memory to its middle."""
         self._rows_deleted_at = 0
@@ -139,26 +186,35 @@ class Simulation:
         storage = SimStorage(self.world, STORAGE)
         return CheckpointCoordinator(JOB, self.world.sinks(), storage, config_of(self.world.settings, adopt))
 
-    def _drive(self, batches: int, step: int, boundary: int, location: str = "") -> None:
+    def _drive(self, batches: int, step: int, boundary: int, starts: int = 1, location: str = "") -> None:
+        """Be the process of a driver, which starts the query so many times, one after the other."""
         world = self.world
         settings = world.settings
-        location = location or world.location_name
-        query = SimQuery(
-            world,
-            location,
-            batches=batches,
-            step=step,
-            partitions=settings.partitions,
-            pause=settings.pause,
-        )
-        self.scheduler.running.local.update(
-            {"query": query, "location": location, "restored before": world.causes["restored"]}
-        )
-        if boundary:
-            query.between[boundary % 3 + 1] = self._save_between if boundary % 2 else self._sweep_between
+        local = self.scheduler.running.local
         adopt = self.scenario.adopt and not world.decided
         with self._coordinator(adopt=adopt) as coordinator:
-            query.run(coordinator)
+            queries: list[SimQuery] = []
+            local.update({"coordinator": coordinator, "queries": queries, "location": location or world.location_name})
+            local["restored before"] = world.causes["restored"]
+            for _ in range(starts):
+                query = SimQuery(
+                    world,
+                    local["location"],
+                    batches=batches,
+                    step=step,
+                    partitions=settings.partitions,
+                    pause=settings.pause,
+                )
+                if boundary:
+                    query.between[boundary % 3 + 1] = self._save_between if boundary % 2 else self._sweep_between
+                queries.append(query)
+                local["query"] = query
+                writer: Any = SimWriter(query)
+                coordinator._lifecycle.notice_start_of(writer)  # as `write_stream` does it
+                writer.start()
+                query.run(coordinator)
+        for function in local.get("at exit", ()):
+            function()
 
     def _save_between(self, coordinator: CheckpointCoordinator) -> None:
         coordinator.trigger_savepoint(f"sim:{SAVEPOINTS}")
@@ -170,21 +226,36 @@ class Simulation:
         with self._coordinator() as coordinator:
             coordinator.recover()
 
-    def _restore(self, uri: str, location: str, later: bool, end: int) -> None:
-        self._pending_restore = (uri, location, later, end)
-        if later:  # even when it is called again, because a target may have been restored since
-            for target in self.world.targets.values():
-                target.delete_rows(2 * end)
+    def _restore(self, restore: Restore) -> None:
+        world = self.world
+        self._pending_restore = restore
+        if restore.later:  # even when it is called again, because a target may have been restored since
+            for target in world.targets.values():
+                target.delete_rows(2 * restore.end)
+        sinks = world.job_sinks
+        if restore.fewer_sinks:
+            world.job_sinks = world.sinks_now = sinks[:1]
         try:
-            self.operator.restore(uri, location, later=later)
-        except Exit:
-            if not later:
+            self.operator.restore(restore.uri, restore.location, later=restore.later, fewer_sinks=restore.fewer_sinks)
+        except BaseException as error:
+            world.job_sinks = world.sinks_now = sinks
+            if isinstance(error, Exit) and not restore.later:
                 self._pending_restore = None
             raise
-        self.world.location_names.append((self.scheduler.ticks, location))
+        world.location_names.append((self.scheduler.ticks, restore.location))
         self._pending_restore = None
-        if later:
+        if restore.later:
             self._procedures.append((self._rows_deleted_at, self.scheduler.ticks + 1))
+
+    def _stop_by_user(self, driver: Process, query: SimQuery) -> None:
+        """Stop a query with a savepoint, as a thread of the user's program does it."""
+        world = self.world
+        active = [other for other in driver.local["queries"] if other.isActive]
+        coordinator = driver.local["coordinator"]
+        savepoint = coordinator.stop_with_savepoint(query, f"sim:{SAVEPOINTS}")
+        self.faults += wrong_stop(world, self.scheduler.running, query, savepoint.uri)
+        for other in active:
+            world.requests.is_stopped(driver, other, savepoint.uri)
 
     def _spawn(self, kind: str, work: Callable[[], Any]) -> Process:
         self._number += 1
@@ -198,6 +269,7 @@ class Simulation:
             self.world.causes["two copies"] += 1  # of a storage: one was restored under its driver
         for each in (process, *others) if others else ():
             each.local["met"] = True
+        process.local["before"] = Before.of(self.world)
         self.scheduler.current = process
         return process
 
@@ -208,6 +280,8 @@ class Simulation:
             self.ends.append(f"{process.name}: {end}")
         if isinstance(error, Runaway):
             self.faults.append(f"no end: {error}")
+        elif isinstance(error, KeyboardInterrupt) and process.local.get("interrupted"):
+            pass
         elif error is not None and not isinstance(error, EXPECTED):
             where = "".join(traceback.format_exception(error)[-4:])
             self.faults.append(f"bare {type(error).__name__}: {error} in {process.name}\n{where}")
@@ -215,8 +289,10 @@ class Simulation:
             name = type(error).__name__
             if self._is_false_alarm(process):
                 self.faults.append(f"false alarm: {name}: {str(error)[:300]} in {process.name}")
-            elif not any(self.world.causes[cause] for cause in (*CAUSES, "savepoint restored")):
+            elif not any(self.world.causes[cause] for cause in (*OUTSIDE, "savepoint restored")):
                 self.faults.append(f"wrong cause: nothing came from outside: {name}: {str(error)[:300]}")
+        elif not process.dead:
+            self.faults += [f"{fault} ({process.name})" for fault in wrong_command(self.world, process)]
 
     def _is_false_alarm(self, process: Process) -> bool:
         """Tell whether a driver that met nobody else has refused without need."""
@@ -231,8 +307,9 @@ class Simulation:
     # ------------------------------------------------------------------ events
     def _perform(self, kind: str, argument: int) -> None:
         """Make an event happen. In a state where it cannot happen, it does nothing."""
-        starts = kind in ("driver", "resolve", "save", "recover", "request")
-        if self._pending_restore and self._pending_restore[2] and starts:
+        self.world.events += 1
+        starts = kind in ("driver", "resolve", "resolve one", "save", "recover", "request", "cancel")
+        if self._pending_restore and self._pending_restore.later and starts:
             return  # rows were deleted: no careful operator starts anything before the restore is done
         getattr(self, "_event_" + kind.replace(" ", "_"))(argument)
 
@@ -242,7 +319,8 @@ class Simulation:
             self.scheduler.current = ready[argument % len(ready)]
 
     def _event_driver(self, argument: int) -> None:
-        self._spawn("driver", partial(self._drive, 1 + argument % 4, argument // 4 % 2, argument // 8 % 8))
+        starts = 2 if argument // 64 % 4 == 3 else 1
+        self._spawn("driver", partial(self._drive, 1 + argument % 4, argument // 4 % 2, argument // 8 % 8, starts))
 
     def _event_until_decided(self, argument: int) -> None:
         """Hold the following events until so many more records are put."""
@@ -253,7 +331,23 @@ class Simulation:
         """Start the query in the checkpointLocation of before the newest restore, by mistake."""
         if len(self.world.location_names) > 1:
             location = self.world.location_names[-2][1]
-            self._spawn("driver", partial(self._drive, 1 + argument % 4, 0, 0, location))
+            self._spawn("driver", partial(self._drive, 1 + argument % 4, 0, 0, location=location))
+
+    def _event_until_call(self, argument: int) -> None:
+        """Hold the following events until a process comes to a call of one kind, and is about to make it."""
+        self.scheduler.awaited_call = re.compile(tuple(CALLS.values())[argument % len(CALLS)])
+        self.scheduler.holds_events = True
+
+    def _event_resume(self, argument: int) -> None:
+        """Let a driver, a command, the thread of a request, or a task go on. If it sleeps, all others sleep as long."""
+        whose = ROLES[argument % len(ROLES)]
+        found = [process for process in self.scheduler.alive() if role_of(process) == whose]
+        found = [process for process in found if process.runnable or process.wakes_at < math.inf]
+        if found:
+            process = found[argument // len(ROLES) % len(found)]
+            if not process.runnable:
+                self.scheduler.now = process.wakes_at
+            self.scheduler.current = process
 
     def _event_crash(self, argument: int) -> None:
         victim = self.scheduler.current
@@ -271,7 +365,7 @@ class Simulation:
     def _event_stop(self, argument: int) -> None:
         for process in self.scheduler.alive("driver"):
             if query := process.local.get("query"):
-                query.stop()
+                query.isActive = False
 
     def _event_fault(self, argument: int) -> None:
         """Let the next call of the running process fail."""
@@ -295,6 +389,7 @@ class Simulation:
 
     def _event_time(self, argument: int) -> None:
         """Let time pass in which nobody acts. A process alone is suspended by any event that starts another one."""
+        self.world.was_suspended = True
         self.scheduler.now += (20.0, 70.0, 200.0, 2000.0)[argument % 4]
         for target in self.world.targets.values():
             Kafka.time_out(target)
@@ -319,7 +414,7 @@ class Simulation:
     def _event_sinks(self, argument: int) -> None:
         """Take the last sink out of the job, or bring all of them back."""
         self.world.causes["sinks"] += 1
-        every = self.scenario.sinks
+        every = self.world.job_sinks
         self.world.sinks_now = list(every[:-1] if argument % 2 and len(every) > 1 else every)
 
     def _event_topic(self, argument: int) -> None:
@@ -364,14 +459,25 @@ class Simulation:
 
     def _event_abort_one(self, argument: int) -> None:
         names = [
-            name for target in self.world.targets.values() for name in target.in_state("prepared") if "#" not in name
+            name
+            for target in self.world.targets.values()
+            for name, transaction in target.transactions()
+            if "#" not in name and (transaction.state == "prepared" or argument // 16 % 4 == 3)
         ]
         if names:
             name = names[argument % len(names)]
             self._spawn("abort", partial(self.operator.abort_one, name, fence=bool(argument // 8 % 2)))
 
     def _event_resolve(self, argument: int) -> None:
-        self._spawn("resolve", partial(self.operator.resolve, accept_loss=bool(argument % 2)))
+        self._spawn("resolve", partial(self.operator.resolve, ["all"] if argument % 2 else None))
+
+    def _event_resolve_one(self, argument: int) -> None:
+        """Give up one participant of the newest checkpoint, whether it is lost or not."""
+        history = self.world.history()
+        participants = sorted(history[-1].committables) if history else []
+        if participants:
+            sink, subtask = participants[argument % len(participants)]
+            self._spawn("resolve", partial(self.operator.resolve, [f"{sink}/{subtask}"]))
 
     def _event_recover(self, argument: int) -> None:
         self._spawn("recover", self._recover)
@@ -380,21 +486,32 @@ class Simulation:
         self._spawn("save", self.operator.save)
 
     def _event_request(self, argument: int) -> None:
-        self._spawn("request", partial(self.operator.request, ("trigger", "stop")[argument % 2]))
+        way, timeout = ("trigger", "stop")[argument % 2], ("60 s", "10 min")[argument // 2 % 2]
+        self._spawn("request", partial(self.operator.request, way, timeout))
 
     def _event_cancel(self, argument: int) -> None:
-        self._spawn("request", partial(self.operator.request, "cancel"))
+        self._spawn("request", partial(self.operator.request, "cancel", ("60 s", "10 min")[argument // 2 % 2]))
+
+    def _event_interrupt(self, argument: int) -> None:
+        """Let a person end a command with Ctrl-C."""
+        commands = self.scheduler.alive(*COMMANDS)
+        if commands:
+            command = commands[argument % len(commands)]
+            command.fault, command.local["interrupted"] = INTERRUPT, True
+            self.scheduler.current = command
 
     def _event_restore(self, argument: int) -> None:
         """Restore a savepoint, or call an unfinished restore again."""
         world = self.world
         if self._pending_restore:
-            uri, location, later, end = self._pending_restore
+            restore = self._pending_restore
         elif world.savepoints:
             uri, _, end = world.savepoints[argument // 4 % len(world.savepoints)]
-            later = bool(argument % 2)
+            later = bool(argument % 2) and uri not in world.spoiled
             self._restores += 1
             location = f"r{self._restores}"
+            fewer_sinks = argument // 64 % 8 == 7 and len(world.sinks_now) > 1
+            restore = Restore(uri, location, later, end, fewer_sinks)
             if later:  # as the runbook says: stop the query, delete the later rows, restore
                 self._stop_all(with_tasks=bool(argument // 2 % 2))
                 world.causes["rows deleted"] += 1
@@ -403,7 +520,67 @@ class Simulation:
         else:
             return
         world.causes["savepoint restored"] += 1
-        self._spawn("restore", partial(self._restore, uri, location, later, end))
+        self._spawn("restore", partial(self._restore, restore))
+
+    def _event_list_savepoints(self, argument: int) -> None:
+        self._spawn("list savepoints", self.operator.list_savepoints)
+
+    def _event_dispose(self, argument: int) -> None:
+        """Delete a savepoint, but none that a restore needs which was begun."""
+        pending = self._pending_restore.uri if self._pending_restore else ""
+        uris = [uri for uri, _, _ in self.world.savepoints if uri != pending]
+        if uris:
+            uri = uris[argument % len(uris)]
+            self._spawn("dispose", partial(self.operator.dispose, uri))
+
+    def _event_spoil(self, argument: int) -> None:
+        """Alter, delete or hide an object of a savepoint, or a request."""
+        world = self.world
+        objects = [(SAVEPOINTS, key) for key in sorted(world.storage(SAVEPOINTS).values)]
+        objects += [(STORAGE, key) for key in sorted(world.storage(STORAGE).values) if "/request/" in key]
+        if not objects:
+            return
+        name, key = objects[argument // 4 % len(objects)]
+        memory = world.storage(name)
+        if name == SAVEPOINTS:
+            world.spoiled.add(f"sim:{SAVEPOINTS}/{key.partition('/')[0]}")
+        if argument % 4 == 0:
+            value = memory.values[key]
+            memory.put(key, value[: len(value) // 2] + b"?" + value[len(value) // 2 + 1 :])
+        elif argument % 4 == 1:
+            memory.remove(key)
+        else:
+            world.unreadable.add((name, key))
+
+    # ------------------------------------------------------------------ networks, and Spark
+    def _event_cut_off(self, argument: int) -> None:
+        """Keep a process, or everybody, from reaching any storage for some time."""
+        process = self.scheduler.current
+        whom = process.owner if process and not process.ended and argument // 4 % 2 == 0 else None
+        self.world.cut_off[whom] = self.scheduler.now + (5.0, 20.0, 80.0, 200.0)[argument % 4]
+
+    def _event_slow(self, argument: int) -> None:
+        """Let the next calls that write into a target take longer."""
+        names = sorted(self.world.targets)
+        if names:
+            target = self.world.targets[names[argument % len(names)]]
+            target.slow_calls, target.slowness = 1 + argument // 8 % 12, (0.05, 0.3, 0.7, 2.0)[argument // 2 % 4]
+
+    def _event_fail(self, argument: int) -> None:
+        """Let the queries fail outside of their batches."""
+        for process in self.scheduler.alive("driver"):
+            if query := process.local.get("query"):
+                query.fail()
+
+    def _event_stop_with_savepoint(self, argument: int) -> None:
+        """Let the user's program stop one of the queries that it has started, perhaps one that has ended."""
+        drivers = [process for process in self.scheduler.alive("driver") if process.local.get("queries")]
+        if drivers:
+            driver = drivers[argument % len(drivers)]
+            queries = driver.local["queries"]
+            query = queries[argument // 4 % len(queries)]
+            work = partial(self._stop_by_user, driver, query)
+            self.scheduler.current = self.scheduler.spawn(f"{driver.name}/user", "thread", work, driver)
 
     def _stop_all(self, *, with_tasks: bool) -> None:
         for process in self.scheduler.alive():
@@ -481,7 +658,7 @@ class Simulation:
                 self.scheduler.limit = self.scheduler.ticks + self.scheduler.LIMIT
                 self._stop_all(with_tasks=True)
         return Result(
-            faults=self._excused([*self.world.violations, *self.faults]),
+            faults=self._excused([*self.world.violations, *self.faults, *wrong_requests(self.world)]),
             limits=self.limits,
             refusal=refusal,
             why=why,
@@ -500,14 +677,15 @@ class Simulation:
         self._spawn("driver", partial(self._drive, 2, 0, self.scenario.boundary))
         self.scheduler.run()
         for target in world.targets.values():
-            target.calls_that_fail = 0
+            target.calls_that_fail = target.slow_calls = 0
+        world.cut_off.clear()
         world.settings = replace(world.settings, pause=0.0)
         world.source_calls_that_fail = 0
-        world.sinks_now = list(self.scenario.sinks)
+        world.sinks_now = list(world.job_sinks)
         self.scheduler.limit = self.scheduler.ticks + self.scheduler.LIMIT
         for _ in range(3):
             if self._pending_restore:  # after a crash, call it again
-                self._spawn("restore", partial(self._restore, *self._pending_restore))
+                self._spawn("restore", partial(self._restore, self._pending_restore))
                 self.scheduler.run()
         world.units += 1  # more input comes, so Spark has a batch to hand over
         verdict = judge(world)
@@ -553,7 +731,7 @@ class Simulation:
             self.faults.append(f"bare at the end: {said}")
         elif self._is_for_letters(refusal):
             return
-        elif not any(world.causes[cause] for cause in CAUSES):
+        elif not any(world.causes[cause] for cause in OUTSIDE):
             self.faults.append(f"refused, though nothing came from outside: {said}")
         elif continues:
             self.faults.append(f"refused without need: {said}")
@@ -598,7 +776,7 @@ class Simulation:
         left = []
         for fault in faults:
             limit = not_promised(
-                self.world, fault, restore_pending=bool(self._pending_restore and self._pending_restore[2])
+                self.world, fault, restore_pending=bool(self._pending_restore and self._pending_restore.later)
             )
             if limit:
                 self.limits.append(limit)

@@ -22,11 +22,17 @@ from tests.simulation.memory import Memory
 from tests.simulation.scheduler import Process
 from tests.simulation.world import CHANGED, ConcurrentLog, JobFailed, Unreachable, World, id_of
 
+
+class StateMissing(Exception):
+    """Spark: the state store lacks a version that the query needs. Nothing that the library does may lead to this."""
+
+
 SCHEMA = pa.schema([("id", pa.int64())])
 ADOPTED = {
     "metadata": b'{"id": "adopted"}',
     "offsets/0": b'v1\n{"batchTimestampMs": 5}\n[0, 1]',
     "commits/0": b"v1",
+    "state/0/0/1.delta": b"rows before unit 1",
 }
 """The files of a query that ran without the library so far, over one unit of input."""
 
@@ -91,6 +97,10 @@ class SimQuery:
         self._step = step
         self._pause = pause
         self._in_batch = False
+        self.failed_at: int | None = None
+        """The tick at which it failed outside of a batch."""
+        self.listens_since: int | None = None
+        """The tick at which its first batch was done. From then on its driver looks for requests."""
 
     @property
     def memory(self) -> Memory:
@@ -101,11 +111,24 @@ class SimQuery:
     def status(self) -> Mapping[str, Any]:
         return {"isTriggerActive": self._in_batch}
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it waits for the next trigger."""
+        return not self._in_batch
+
     def exception(self) -> Exception | None:
         return self.failed
 
     def stop(self) -> None:
+        self.world.requests.query_was_stopped(self)
         self.isActive = False
+
+    def fail(self) -> None:
+        """Fail outside of a batch, as when the source cannot be reached."""
+        if self.isActive and not self._in_batch:
+            self.failed = JobFailed("simulated: the source failed")
+            self.failed_at = self.world.scheduler.ticks
+            self.isActive = False
 
     # ------------------------------------------------------------------ the log
     def _put(self, path: str, value: bytes) -> None:
@@ -152,7 +175,6 @@ class SimQuery:
             self._put("metadata", json.dumps({"id": world.scheduler.token(8)}).encode())
         self.query_id = json.loads(self.memory.values["metadata"])["id"]
         run_id = world.scheduler.token(8)
-        self.isActive = True
         n = newest_batch(self.memory.values, "offsets")
         if n < 0 or f"commits/{n}" in self.memory.values:
             n += 1
@@ -161,6 +183,7 @@ class SimQuery:
                 self._wait()
                 if not self.isActive or not self._plan(n):
                     break
+                self._require_state(n)
                 self._in_batch = True
                 world.handed_over += 1
                 batch = SimBatch(self, n, run_id)
@@ -168,13 +191,18 @@ class SimQuery:
                 self._hand_over(coordinator, batch)
                 if not batch.was_computed:  # Spark's stateful operators would lack it (R10)
                     world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
+                self.memory.put(f"state/0/0/{n + 1}.delta", state_after(self.units(n)[1]))
                 world.batch_is_done(n)
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
+                if self.listens_since is None:
+                    self.listens_since = world.scheduler.ticks
                 if done in self.between:
                     self.between[done](coordinator)
                 n += 1
             self._wait()
+            if self.failed:
+                raise self.failed
         except BatchLeft:
             pass
         except Exception as error:
@@ -198,8 +226,36 @@ class SimQuery:
             coordinator.process(batch)
 
     def _wait(self) -> None:
+        """Wait for the next trigger, or for a stop."""
         if self._pause:
-            self.world.scheduler.sleep(self._pause)
+            scheduler = self.world.scheduler
+            scheduler.running.wait(lambda: not self.isActive, scheduler.now + self._pause)
+            scheduler.tick("spark has waited for the trigger")
+
+    def _require_state(self, n: int) -> None:
+        """Raise if the state of the batches before n is not there, or is of other batches.
+
+        A location that was restored while a query ran may lack it.
+        """
+        path = f"state/0/0/{n}.delta"
+        if n and not self.world.was_restored and self.memory.values.get(path) != state_after(self.units(n)[0]):
+            raise StateMissing(f"{path} of {self.name}")
+
+
+class SimWriter:
+    """What starts a query, as Spark's `DataStreamWriter`."""
+
+    def __init__(self, query: SimQuery) -> None:
+        self._query = query
+
+    def start(self) -> SimQuery:
+        self._query.isActive = True
+        return self._query
+
+
+def state_after(end: int) -> bytes:
+    """Return what the state of an aggregation holds after the input before that unit."""
+    return f"rows before unit {end}".encode()
 
 
 def newest_batch(files: Iterable[str], log: str) -> int:

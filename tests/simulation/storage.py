@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.base import check_folder, check_key
+from tests.simulation.requests import FOLDERS
 from tests.simulation.world import World
 
 T = TypeVar("T")
@@ -17,12 +18,15 @@ class SimStorage(CheckpointStorage):
 
     def __init__(self, world: World, name: str) -> None:
         self.uri = f"sim:{name}"
+        self._name = name
         self._world = world
         self._memory = world.storage(name)
 
     def _call(self, what: str, key: str, effect: Callable[[], T]) -> T:
         scheduler = self._world.scheduler
         fault = scheduler.tick(f"storage {what} {key}")
+        if not self._world.reaches_storage():
+            raise StorageError(self.uri, key, "simulated: unreachable")
         if fault == "late" and what in ("put", "delete"):
 
             def land() -> None:
@@ -44,6 +48,8 @@ class SimStorage(CheckpointStorage):
         check_key(key)
 
         def put() -> bool:
+            if note := note_of(key):
+                self._world.requests.note_was_put(*note, value)
             if key in self._memory.values:
                 return False
             self._memory.put(key, bytes(value))
@@ -58,7 +64,13 @@ class SimStorage(CheckpointStorage):
 
     def get(self, key: str) -> bytes | None:
         check_key(key)
-        return self._call("get", key, lambda: self._memory.values.get(key))
+
+        def read() -> bytes | None:
+            if (self._name, key) in self._world.unreadable and key in self._memory.values:
+                raise StorageError(self.uri, key, "simulated: it cannot be read")
+            return self._memory.values.get(key)
+
+        return self._call("get", key, read)
 
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
@@ -66,7 +78,20 @@ class SimStorage(CheckpointStorage):
 
     def delete(self, key: str) -> None:
         check_key(key)
-        self._call("delete", key, lambda: self._memory.remove(key))
+
+        def remove() -> None:
+            if note := note_of(key):
+                self._world.requests.note_was_deleted(*note)
+            self._memory.remove(key)
+
+        self._call("delete", key, remove)
+
+
+def note_of(key: str) -> tuple[str, str] | None:
+    """Return the folder and the id, if the key is that of a note between an operator and a driver."""
+    _, _, rest = key.partition("/")
+    folder, _, id = rest.partition("/")
+    return (folder, id) if folder in FOLDERS else None
 
 
 class Snapshot(CheckpointStorage):

@@ -92,6 +92,9 @@ class Target:
         self.name = name
         self.memory = memory
         self.calls_that_fail = 0
+        self.slow_calls = 0
+        self.slowness = 0.0
+        """The seconds that each of the next `slow_calls` takes, those that write."""
 
     def transaction(self, name: str) -> Transaction | None:
         return self.memory.values.get(f"transaction {name}")
@@ -175,6 +178,9 @@ class SimSink(Auditable[Any], Validating[Any]):
         """Make a call to the target, which may fail before it, or lose its answer."""
         target = self.target
         fault = self.world.scheduler.tick(f"{self.name} {what}")
+        if target.slow_calls > 0 and what.startswith(("commit ", "commit_whole", "pre_commit")):
+            target.slow_calls -= 1
+            self.world.scheduler.sleep(target.slowness)
         if target.calls_that_fail > 0:
             target.calls_that_fail -= 1
             raise Unreachable(f"{self.name} is down")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
 from coordinator.store.job_store import JobStore
+from coordinator.store.records import Claim
 from sinks.transaction import TransactionId
 from tests.simulation.memory import Memory
-from tests.simulation.scheduler import Scheduler
+from tests.simulation.requests import Requests
+from tests.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
@@ -46,6 +49,28 @@ class ConcurrentLog(Exception):
     """Spark: another run of the query has written this file of the checkpointLocation."""
 
 
+class Saved(NamedTuple):
+    tick: int
+    """When the savepoint was complete."""
+    location: str
+    """The checkpointLocation that was saved."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a process was told of the transactions in doubt of one sink, and what storage said at that moment."""
+
+    names: tuple[str, ...]
+    decided: frozenset[str]
+    """Those that a record names."""
+    lineage: str
+    generation: int
+    newest: int
+    """The newest complete checkpoint."""
+    causes: tuple[int, int]
+    """What had come from outside until then."""
+
+
 class World:
     """The memories, and the facts that the judge knows and no process does."""
 
@@ -59,6 +84,8 @@ class World:
         self.targets: dict[str, Target] = {}
         self.location_names: list[tuple[int, str]] = [(0, "a")]
         """The checkpointLocations that the query was started with, each with the tick from which on."""
+        self.job_sinks = list(scenario.sinks)
+        """The sinks that the job has. A restore of a savepoint may take some out."""
         self.sinks_now = list(scenario.sinks)
         """The sinks that a driver starts with now."""
         self.settings = scenario.settings
@@ -106,6 +133,22 @@ class World:
         """The checkpointLocation that each lineage of a restore belongs to."""
         self.savepoints: list[tuple[str, int, int]] = []
         """The address, the checkpoint and the end of the input of each savepoint."""
+
+        self.saved: dict[str, Saved] = {}
+        """The savepoints that were ever complete, by their address."""
+        self.committed_by: dict[tuple[str, str], Process] = {}
+        """The process that has committed each transaction last, by sink."""
+        self.spoiled: set[str] = set()
+        """The addresses of savepoints that somebody has damaged."""
+        self.requests = Requests(self)
+        self.cut_off: dict[Any, float] = {}
+        """Until when a process, or everybody (None), cannot reach any storage."""
+        self.unreadable: set[tuple[str, str]] = set()
+        """The objects, by storage and key, that can be seen and not read."""
+        self.events = 0
+        """The number of events that have happened."""
+        self.was_suspended = False
+        """Whether time has passed at which nobody gave heartbeats."""
 
         self._number = next(_NUMBERS)
         _WORLDS[self._number] = self
@@ -189,9 +232,11 @@ class World:
         if not body["restored_from"]:
             self._judge_decision(body)
         for loss in body["accepted"]:
+            self.participant_was_given_up(body, loss)
             rows = self.rows_of.get((loss["sink"], name_of(loss["transaction"])), ())
             self.given_up.setdefault(loss["sink"], set()).update(map(id_of, rows))
         process = self.scheduler.current
+        self.requests.record_was_put(process)
         location = process.local.get("location") if process else None
         if location and self.restored_at.get(body["lineage"], location) != location:
             # A person has started the query with the location of before a restore, and it goes on there.
@@ -280,6 +325,30 @@ class World:
         keys = [key for key in self.storage(STORAGE).values if "/generation/" in key]
         return max((int(key.rpartition("/")[2]) for key in keys), default=0)
 
+    def participant_was_given_up(self, body: Mapping[str, Any], loss: Mapping[str, Any]) -> None:
+        """Note that a record gives up the rows of a participant, and a violation if it must not.
+
+        It must not if no operator has asked for that, if the rows are not lost, or while a transaction of another sink
+        waits for its commit. What became of that one has to be known first (R3).
+        """
+        process = self.scheduler.current
+        if process is None or process.kind == "packet":
+            return
+        process.local["gave up"] = True
+        if self.was_restored:
+            return
+        sink, wanted = loss["sink"], process.local.get("accepts", ())
+        if f"{sink}/{loss['subtask']}" not in wanted and "all" not in wanted:
+            self.violations.append(f"given up: {sink}/{loss['subtask']}, which nobody has asked for")
+        transaction = self.target(sink).transaction(name_of(loss["transaction"]))
+        if transaction and transaction.state in ("prepared", "committed"):
+            self.violations.append(f"given up: {sink} {loss['transaction']}, which is {transaction.state}")
+        of_checkpoint = [each for each in self.history() if each.checkpoint_id == body["checkpoint_id"]]
+        for (other, _), committable in of_checkpoint[0].committables.items() if of_checkpoint else ():
+            there = self.target(other).transaction(name_of(committable.transaction))
+            if other != sink and there and there.state == "prepared":
+                self.violations.append(f"given up: {sink} {loss['transaction']}, before {other} has answered")
+
     def claim_was_put(self, key: str, value: bytes) -> None:
         process = self.scheduler.current
         number = int(key.rpartition("/")[2])
@@ -290,20 +359,48 @@ class World:
             process.local["claim"] = key, value
             process.local.pop("told", None)
             process.local["claimed a lower number"] = number < newest and not self.was_restored
+            if process.kind == "abort":
+                process.local["decided at the claim"] = self.decided_names()
+                seen = {name for listed in process.local.get("listings", {}).values() for name in listed[-1].names}
+                if process.local.get("chosen", "") not in seen | {""}:
+                    self.violations.append(f"claim: {process.name} shuts drivers out for what is not in doubt")
 
     def savepoint_was_put(self, uri: str, value: bytes) -> None:
         record = json.loads(value)["body"]["records"][0]
         end = json.loads(record["offsets"][0])[1]
+        self.savepoint_must_be_visible(uri, end)
         self.savepoints.append((uri, record["checkpoint_id"], end))
+        location = str(json.loads(value)["body"]["checkpoint_location"])
+        self.saved[uri] = Saved(self.scheduler.ticks, location.removeprefix("loc:"))
+        self.requests.savepoint_was_put(uri)
+
+    def savepoint_must_be_visible(self, uri: str, end: int) -> None:
+        """Note it if rows of a savepoint are not visible. Nobody commits them after a restore."""
+        from tests.simulation.targets import ids_for
+
+        if self.was_restored or self.causes["rows deleted"]:
+            return
+        for sink in self.all_sinks():
+            given_up = self.given_up.get(sink.name, set())
+            first = max(self.first_units.get(sink.name, end), 1 if self.scenario.adopt else 0)
+            wanted = ids_for(sink, first, end) - given_up
+            if hidden := sorted(wanted - self.target(sink.name).visible().keys()):
+                self.violations.append(f"saved: {uri}, though rows {hidden} of {sink.name} are not visible")
 
     def restore_was_begun(self, uri: str, mark: bytes) -> None:
         self.restored_at[json.loads(mark)["body"]["lineage"]] = uri.removeprefix("loc:")
 
+    @property
+    def outside(self) -> tuple[int, int]:
+        return self.causes["restored"], self.causes["savepoint restored"]
+
     def about_to_commit(self, target: Target, prepared: Mapping[str, Transaction]) -> None:
         if self.scheduler.current is None:  # the conformance kit, in which no record names anything
             return
+        process = self.scheduler.running
         seen = target.visible()
         for name, transaction in prepared.items():
+            self.committed_by[target.name, name] = process.owner
             was_named = (target.name, name) in self.named
             if not was_named and (target.name, name) not in self.by_hand:
                 self.violations.append(
@@ -327,15 +424,20 @@ class World:
         The process must not abort that (I6).
         """
         process = self.scheduler.current
-        if not names or process is None:
+        if process is None:
             return
-        decided = {
-            name_of(committable.transaction)
-            for complete in self.history()
-            for committable in complete.committables.values()
-        }
-        process.local["decided", sink] = decided & set(names)
-        process.local["world when listed", sink] = self.causes["restored"], self.causes["savepoint restored"]
+        listings = process.local.setdefault("listings", {}).setdefault(sink, [])
+        if not names:
+            listings.append(Listing((), frozenset(), "", 0, -1, self.outside))
+            return
+        store = self.job_store()
+        try:
+            claim = store.follow_newest_claim()
+            newest = store.listing().newest_complete
+        except (CheckpointError, StorageError):
+            claim, newest = Claim(), -1
+        decided = self.decided_names() & frozenset(names)
+        listings.append(Listing(tuple(names), decided, claim.lineage, claim.generation, newest, self.outside))
 
     def about_to_abort(self, target: Target, name: str, transaction: Transaction) -> None:
         process = self.scheduler.current
@@ -343,19 +445,58 @@ class World:
             return
         if told := process.local.get("told"):
             self.violations.append(f"displaced: {process.name} aborts {short(name)}, after it was told {told}")
-        own = process.local.get("generation") if process.owner.kind == "driver" else None
+        own = process.local.get("generation") if process.owner.kind in ("driver", "abort") else None
         if own and "#" not in name and TransactionId.parse(name).generation > own and not self.was_restored:
             self.violations.append(
                 f"aborted: {target.name} {short(name)} of a newer driver, by the driver of generation {own}"
             )
-        same_world = (self.causes["restored"], self.causes["savepoint restored"])
-        was_decided = name in process.local.get(("decided", target.name), ())
         if (
             transaction.state == "prepared"
-            and was_decided
-            and process.local["world when listed", target.name] == same_world
+            and name in process.local.get("decided at the claim", ())
+            and not self.was_restored
         ):
+            self.violations.append(f"aborted: {target.name} {short(name)}, which was decided before the fence")
+        [*_, listed] = process.local.get("listings", {}).get(target.name, [None])
+        if listed is None or transaction.state != "prepared" or listed.causes != self.outside:
+            return
+        if name in listed.decided:
             self.violations.append(f"aborted: {target.name} {short(name)}, which was decided before it was listed")
+        if process.kind == "abort":
+            self._judge_abort_after_a_restore(target, name, transaction)
+        if process.kind == "abort" and own is None and "#" not in name and not self.was_restored:
+            id = TransactionId.parse(name)
+            is_open = id.checkpoint > listed.newest or (id.checkpoint == listed.newest and id.round > 0)
+            if is_open and (id.lineage, id.generation) == (listed.lineage, listed.generation):
+                self.violations.append(
+                    f"aborted: {target.name} {short(name)} of the newest driver, by a command that has claimed nothing"
+                )
+
+    def _judge_abort_after_a_restore(self, target: Target, name: str, transaction: Transaction) -> None:
+        """Say what is wrong if a careful operator aborts what a record named, though storage lacks that record.
+
+        He must not if a target shows that it has a later checkpoint than storage.
+        """
+        lineages = {record.lineage for record in (complete.record for complete in self.history())}
+        newest = max((complete.checkpoint_id for complete in self.history()), default=-1)
+        if (target.name, name) not in self.named or (lineages and transaction.lineage not in lineages):
+            return
+        if self.restored_at or self.scheduler.alive("driver"):
+            return
+        ahead = [
+            other
+            for other in self.targets.values()
+            for _, each in other.transactions()
+            if each.state == "committed" and (each.lineage, each.checkpoint > newest) == (transaction.lineage, True)
+        ]
+        if ahead and transaction.checkpoint > newest:
+            shows = f"{ahead[0].name} shows that storage is older"
+            self.violations.append(f"aborted: {target.name} {short(name)}, which was decided, and {shows}")
+
+    def reaches_storage(self) -> bool:
+        """Tell whether the running process reaches storage now."""
+        process = self.scheduler.current
+        owner = process.owner if process else None
+        return all(self.cut_off.get(whom, 0.0) <= self.scheduler.now for whom in (owner, None))
 
     # ------------------------------------------------------------------ for the judge
     def job_store(self) -> JobStore:
@@ -363,6 +504,11 @@ class World:
         from tests.simulation.storage import Snapshot
 
         return JobStore(Snapshot(self.storage(STORAGE).values), JOB)
+
+    def decided_names(self) -> frozenset[str]:
+        """Return the transactions that the records in storage name now."""
+        named = [committable for complete in self.history() for committable in complete.committables.values()]
+        return frozenset(name_of(committable.transaction) for committable in named)
 
     def history(self) -> list[Any]:
         try:
