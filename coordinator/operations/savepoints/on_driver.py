@@ -56,8 +56,9 @@ class DriverSavepoints:
         """
         with storage_at(target) as storage:
             with self._one_at_a_time:
-                begin()
+                # Before `begin`, since the query may fail while that puts its note.
                 ran = stops is not None and stops.isActive
+                begin()
                 savepoint = self._save(storage, location)
                 if stops:
                     if ran and (failure := stops.exception()):
