@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation.scenario import Scenario, Settings
 from tests.simulation.scheduler import Event
+from tests.simulation.simulation import CALLS, ROLES
 
 TWO = (("one", "prepared", 1), ("two", "prepared", 2))
 END = 300
@@ -489,6 +490,233 @@ def stops() -> Iterator[Scenario]:
         yield of([(gap, "down", 8 * (gap % 12)), (gap % 13, "stop", 0)], sinks=TWO, commit_timeout=0.5)
 
 
+# ---------------------------------------------------------------------- what operators and users ask for
+QUIET = 30
+"""The tick at which a driver with a pause waits for its second batch."""
+WAYS = (("request", 0), ("request", 1), ("cancel", 0))
+"""The requests of operators: a savepoint, and perhaps a stop there."""
+
+
+def until(call: str) -> Event:
+    """Return the event that holds the next ones until somebody is about to make a call of `simulation.CALLS`."""
+    return 0, "until call", list(CALLS).index(call)
+
+
+def resume(role: str, gap: int = 0) -> Event:
+    """Return the event that lets a process of `simulation.ROLES` go on."""
+    return gap, "resume", ROLES.index(role)
+
+
+def requests_and_dead_drivers() -> Iterator[Scenario]:
+    """The driver dies at each moment of a request, while its command lives on or died before, and the next starts."""
+    for gap in range(1, 56):
+        for number, (way, argument) in enumerate(WAYS):
+            if (gap + number) % 3 == 0:
+                yield of([(QUIET, way, argument), (gap, "crash", 0), (0, "driver", 1)], pause=3.0, units=5)
+            dead = [(QUIET, way, argument), (6, "crash", 0), (gap, "crash", 0), (0, "driver", 1)]
+            yield of(dead, pause=3.0, units=5)
+
+
+def requests_withdrawn() -> Iterator[Scenario]:
+    """A command ends at each moment of its request: by Ctrl-C, or since the driver is suspended for long."""
+    for gap in range(4, 52):
+        for way, argument in WAYS:
+            yield of([(QUIET, way, argument), (gap, "interrupt", 0), (gap % 5, "switch", 0)], pause=3.0, units=5)
+    for gap in range(14):
+        for begun in range(5):
+            way, argument = WAYS[(gap + begun) % 3]
+            suspended = [resume("command"), (0, "time", 2), resume("request", gap=gap), resume("command", gap=begun)]
+            yield of([(QUIET, way, argument + 2), until("begun"), *suspended], pause=3.0, units=5)
+
+
+def requests_that_are_old() -> Iterator[Scenario]:
+    """Time passes at each moment of a request whose command died, or not."""
+    for gap in range(4, 40):
+        for way, argument in WAYS:
+            yield of([(QUIET, way, argument), (gap, "time", 1), (gap % 7, "switch", 2)], pause=3.0, units=5)
+            if gap < 12:
+                for how_long in (1, 2):
+                    dead = [(QUIET, way, argument), (gap, "crash", 0), (0, "time", how_long)]
+                    yield of(dead, pause=3.0, units=5)
+
+
+def requests_and_storage() -> Iterator[Scenario]:
+    """The driver, or everybody, cannot reach storage from each moment of a request on, for a while."""
+    for gap in range(7, 56):
+        for way, argument in WAYS:
+            if gap % 3 == 0:
+                yield of([(QUIET, way, argument + 2), (gap, "cut off", 2 + 4 * (gap % 2))], pause=150.0)
+            yield of([(QUIET, way, argument + 2), (6, "crash", 0), (gap - 6, "cut off", 2)], pause=150.0)
+            yield of([(QUIET, way, argument), (gap, "fault", gap % 3)], pause=3.0, units=5)
+
+
+def requests_damaged() -> Iterator[Scenario]:
+    """A request is damaged, and another one comes."""
+    for gap in range(4, 24, 2):
+        for damage in (0, 1, 2):
+            for way, argument in WAYS:
+                yield of([(QUIET, "request", 0), (gap, "spoil", damage), (0, way, argument)], pause=3.0, units=5)
+    for damage in (0, 1, 2):
+        for way, argument in WAYS:
+            dead = [(QUIET, "request", 1), (6, "crash", 0), (0, "spoil", damage), (2, way, argument)]
+            yield of(dead, pause=150.0)
+
+
+def requests_and_next_driver() -> Iterator[Scenario]:
+    """A second driver starts in the middle of a request, and both go on."""
+    for gap in range(7, 50, 2):
+        for way, argument in WAYS:
+            for switch in (6, 18, 34):
+                then = [(gap, "driver", 1), (switch, "switch", 1), (7, "switch", 3), (9, "switch", 0)]
+                yield of([(QUIET, way, argument), *then], pause=3.0, units=5)
+
+
+def stops_of_users() -> Iterator[Scenario]:
+    """A user stops a query with a savepoint: the one that runs, or the one of an earlier run in the same process."""
+    again = 64 * 3 + 1
+    for gap in range(40):
+        for which in (0, 4):
+            stop = (gap, "stop with savepoint", which)
+            yield of([(END, "driver", again), (0, "until decided", 2), stop], pause=1.0, units=10)
+            if gap % 3 == 0:
+                yield of([(END, "driver", again), (0, "until decided", 0), (2 * gap, *stop[1:])], pause=1.0, units=10)
+    for gap in range(2, 40):
+        yield of([(QUIET, "stop with savepoint", 0), (gap, "fail", 0)], pause=3.0, units=5)
+        yield of([(QUIET, "stop with savepoint", 0), (gap, "crash", 0), (0, "driver", 1)], pause=3.0, units=5)
+
+
+def stops_and_next_batch() -> Iterator[Scenario]:
+    """The next batch comes at each moment of a stop with a savepoint."""
+    for gap in range(40):
+        for way, argument in (*WAYS[1:], ("stop with savepoint", 0)):
+            begun = until("savepoint") if gap >= 20 else until("begun")
+            asked = [(QUIET, way, argument), begun, resume("driver", gap=gap % 20), (9, "switch", gap)]
+            yield of(asked, pause=3.0, units=5)
+    for way, argument in (*WAYS[1:], ("stop with savepoint", 0)):
+        yield of([(QUIET, way, argument), until("savepoint"), until("unlock"), resume("driver")], pause=3.0, units=5)
+
+
+def failures_in_requests() -> Iterator[Scenario]:
+    """The query fails at each moment of a request."""
+    for gap in range(6, 50):
+        for way, argument in WAYS:
+            yield of([(QUIET, way, argument), (gap, "fail", 0), (0, "driver", 0)], pause=3.0, units=5)
+
+
+def lists_while_committing() -> Iterator[Scenario]:
+    """Transactions in doubt are listed while a driver commits, which takes its time."""
+    for gap in range(22, 48, 2):
+        for wait in range(0, 12, 2):
+            slow = [(gap, "slow", 8 * 11 + 4), (0, "slow", 8 * 11 + 5)]
+            yield of([*slow, (wait, "list", 0)], sinks=TWO, partitions=3)
+            yield of([*slow, (wait, "resolve", 0)], sinks=(("one", "whole", 1), ("two", "prepared", 1)))
+
+
+def fence_and_next_driver() -> Iterator[Scenario]:
+    """An operator fences after a crash, and in the middle of that a driver starts."""
+    for gap in range(1, 6):
+        for switch in range(4):
+            for last in ("list", "pre-commit", "record", "commit"):
+                fenced = [(38, "crash", 0), (0, "abort orphans", 1), until("claim"), (gap, "driver", 1)]
+                then = [until(last), resume("command", gap=switch), resume("driver", gap=4 * gap)]
+                yield of([*fenced, *then], sinks=TWO)
+    for gap in range(0, 24, 2):
+        for fence in (0, 8):
+            yield of([(17 + gap, "crash", 0), (0, "abort one", fence), (gap, "driver", 1), (20, "switch", 0)])
+
+
+def target_after_a_restore() -> Iterator[Scenario]:
+    """A target is restored to an older state between the restore of a savepoint and the start of the query."""
+    for moment in range(0, 64, 2):
+        for chosen in (4, 5, 12):
+            for later in (0, 1):
+                restored = [(END, "save", 0), (END, "driver", later), (END, "restore", later)]
+                yield of([*restored, (END, "set back", back(chosen, moment)), (0, "driver", 0)], sinks=TWO)
+
+
+def savepoints_damaged() -> Iterator[Scenario]:
+    """An object of a savepoint is damaged before a restore, or in its middle; or the savepoint is deleted."""
+    for damage in (0, 1, 2, 4, 5, 6):
+        yield of([(END, "save", 0), (END, "spoil", damage), (END, "list savepoints", 0), (END, "restore", 0)])
+        for gap in range(24):
+            then = [(gap, "spoil", damage), (40, "restore", 0), (END, "driver", 0)]
+            yield of([(END, "save", 0), (END, "restore", 0), *then])
+    for gap in range(24):
+        two = [(END, "save", 0), (END, "driver", 0), (END, "save", 0)]
+        yield of([*two, (END, "dispose", gap), (gap, "crash", 0), (0, "list savepoints", 0), (END, "restore", 0)])
+        yield of([*two, (END, "dispose", gap), (END, "list savepoints", 0), (END, "restore", 0)])
+        yield of([*two, (END, "restore", 4), (gap, "dispose", 1), (END, "restore", 0), (END, "driver", 0)])
+
+
+def restore_and_decision() -> Iterator[Scenario]:
+    """A driver decides, and an operator asks, in the middle of the restore of a savepoint."""
+    for gap in range(44):
+        for call in ("record", "commit"):
+            started = [(END, "save", 0), (END, "driver", 0), until(call), (0, "restore", 0), resume("driver", gap=gap)]
+            yield of([*started, resume("command", gap=1 + gap % 3)])
+    for gap in range(40):
+        decided = [(END, "save", 0), (END, "driver", 0), until("record"), (0, "restore", 0), until("record")]
+        then = [resume("driver"), (1, "resolve", 0), (gap, "switch", 1), (20, "switch", 0)]
+        yield of([*decided, *then])
+
+
+def sinks_taken_out() -> Iterator[Scenario]:
+    """A savepoint is restored into a job with fewer sinks, or sinks are taken out after the restore."""
+    for batches in range(8):
+        restored = [(END, "save", 0), (END, "restore", 0), (END, "sinks", 1), (0, "driver", batches)]
+        yield of([*restored, (END, "sinks", 0), (0, "driver", 0)], sinks=TWO, units=6)
+    for gap in range(0, 40, 2):
+        for later in (0, 1):
+            out = 64 * 7 + later
+            saved = [(END, "save", 0), (END, "driver", later), (END, "restore", out)]
+            yield of([*saved, (gap, "crash", 0), (0, "restore", out), (END, "driver", 0)], sinks=TWO)
+            yield of([*saved, (gap, "crash", 0), (0, "driver", 0), (8, "restore", out)], sinks=TWO)
+
+
+def losses_by_name() -> Iterator[Scenario]:
+    """An operator gives up one participant by its name, which is lost or not."""
+    for gap in range(20, 50, 2):
+        for which in range(4):
+            lost = [(gap, "crash", 0), (0, "roll back", gap // 2), (0, "resolve one", which)]
+            yield of([*lost, (gap % 21, "driver", 0), (9, "switch", 0)], sinks=TWO, partitions=2)
+            yield of([*lost, (gap % 19, "crash", 0), (0, "resolve", 1)], sinks=(("one", "whole", 1),), partitions=2)
+    for gap in range(50):
+        lost = [(44, "crash", 0), (0, "roll back", gap % 4), (0, "resolve", 1)]
+        yield of([*lost, (gap, "down", gap % 2)], sinks=TWO, partitions=2)
+    for gap in range(30):
+        lost = [until("commit"), (0, "crash", 0), (0, "roll back", 0), (0, "driver", 1), until("record")]
+        then = [(0, "resolve", 1), until("claim"), resume("driver", gap=gap), resume("command", gap=1)]
+        yield of([*lost, *then], partitions=2)
+
+
+def fence_and_decision() -> Iterator[Scenario]:
+    """An operator aborts a transaction of a driver, with a fence or without, while that driver decides."""
+    for gap in range(44):
+        for fence in (0, 8):
+            named = [until("record"), (0, "abort one", fence), resume("driver", gap=gap)]
+            yield of([(26, "switch", 0), *named, resume("command", gap=1 + gap % 16)], sinks=TWO)
+    for gap in range(20, 60, 2):
+        yield of([(gap, "abort one", 8 + 48 + gap // 2 % 8), resume("driver", gap=gap)], sinks=TWO)
+
+
+def commands_after_a_set_back() -> Iterator[Scenario]:
+    """Each command after a memory was restored to an older state."""
+    for moment in range(0, 64, 2):
+        for chosen in (1, 4, 5):
+            for command, argument in (("list", 0), ("abort orphans", 0), ("abort orphans", 1), ("resolve", 0)):
+                ran = [(END, "driver", 1), (30, "crash", 0), (0, "set back", back(chosen, moment))]
+                yield of([*ran, (0, command, argument), (END, "driver", 0)], sinks=TWO, retained=3, units=5)
+
+
+def savepoints_by_users() -> Iterator[Scenario]:
+    """The command takes a savepoint after a crash, in doubt or lost, and the job is restored from it."""
+    for gap in range(18, 50, 2):
+        for kind in ("prepared", "whole", "kafka"):
+            saved = [(gap, "crash", gap % 4 // 2), (0, "roll back", gap), (0, "save", 0)]
+            yield of([*saved, (END, "restore", 0), (END, "driver", 0)], sinks=one(kind), partitions=2)
+            yield of([(gap, "crash", 1), (0, "save", 0), (gap % 23, "driver", 1), (9, "switch", 0)], sinks=one(kind))
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
     family.__name__: family
     for family in (
@@ -544,6 +772,25 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         locks,
         repeated_puts,
         stops,
+        requests_and_dead_drivers,
+        requests_withdrawn,
+        requests_that_are_old,
+        requests_and_storage,
+        requests_damaged,
+        requests_and_next_driver,
+        stops_of_users,
+        stops_and_next_batch,
+        failures_in_requests,
+        lists_while_committing,
+        fence_and_next_driver,
+        target_after_a_restore,
+        savepoints_damaged,
+        restore_and_decision,
+        sinks_taken_out,
+        losses_by_name,
+        fence_and_decision,
+        commands_after_a_set_back,
+        savepoints_by_users,
     )
 }
 
