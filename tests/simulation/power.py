@@ -32,10 +32,114 @@ ROOMS = (
 )
 """What the simulator is the proof of."""
 
+OPERATIONS = "coordinator/operations"
+OWN = (
+    Mutant(
+        "a command withdraws a request without looking whether it was begun",
+        OPERATIONS,
+        """store.journal.delete_note("request", id)
+            begun = store.journal.read_note("begun", id) is not None""",
+        """store.journal.delete_note("request", id)""",
+        tests=(),
+    ),
+    Mutant(
+        "a driver that is asked to stop takes the savepoint and goes on",
+        OPERATIONS,
+        """stops=None if how == "trigger" else query""",
+        """stops=query if how == "cancel" else None""",
+        tests=(),
+    ),
+    Mutant(
+        "the next batch begins after the savepoint at which the query is to stop",
+        OPERATIONS,
+        """self._lifecycle.hold()
+            if stops:""",
+        """pass
+            if stops:""",
+        tests=(),
+    ),
+    Mutant(
+        "a savepoint is taken of rows that are not visible",
+        OPERATIONS,
+        """        decisions.require_visible(newest)
+        # Another driver may have written to the storage.""",
+        """        # Another driver may have written to the storage.""",
+        tests=(),
+    ),
+    Mutant(
+        "a savepoint lacks the newest state",
+        OPERATIONS,
+        """int(version[1]) <= n + 1""",
+        """int(version[1]) <= n""",
+        tests=(),
+    ),
+    Mutant(
+        "a savepoint has the plan of the next batch",
+        OPERATIONS,
+        """number is not None and int(number[0]) <= n""",
+        """number is not None and int(number[0]) <= n + 1""",
+        tests=(),
+    ),
+    Mutant(
+        "a restore does not look again for later checkpoints",
+        OPERATIONS,
+        """_base(savepoint, store.job, lineage, required, allow_later_checkpoints), allow
+        )""",
+        """_base(savepoint, store.job, lineage, required, allow_later_checkpoints), lambda: None
+        )""",
+        tests=(),
+    ),
+    Mutant(
+        "a chunk of a savepoint is restored whatever its checksum",
+        OPERATIONS,
+        """chunk is None or hashlib.sha256(chunk).hexdigest() != sha256""",
+        """chunk is None""",
+        tests=(),
+    ),
+    Mutant(
+        "a restored job may lack sinks that nobody took out",
+        OPERATIONS,
+        """return sorted(set(savepoint.sinks) - set(missing))""",
+        """return []""",
+        tests=(),
+    ),
+    Mutant(
+        "rows are given up against the replay of another driver",
+        OPERATIONS,
+        """if permit.complete.rounds[-1] is not record:""",
+        """if False:""",
+        tests=(),
+    ),
+    Mutant(
+        "an operator's question in the middle of a restore shuts nobody out",
+        OPERATIONS,
+        """if claim.address is None:""",
+        """if False:""",
+        tests=(),
+    ),
+    Mutant(
+        "what the newest driver has open counts as an orphan",
+        OPERATIONS,
+        """about.generation is not None and about.generation < generation""",
+        """about.generation is not None and about.generation <= generation""",
+        tests=(),
+    ),
+    Mutant(
+        "a transaction of an older checkpoint counts as an orphan even if a record names it",
+        OPERATIONS,
+        """for complete in retained:
+        for named""",
+        """for complete in retained[:1]:
+        for named""",
+        tests=(),
+    ),
+)
+"""Bugs of which no test of the catalogue knows."""
+
 
 def power(names: Sequence[str], cpu: float, processes: int) -> int:
     """Print which bugs are found, and how soon. Returns 0 if all are."""
-    chosen = [mutant for mutant in MUTANTS if str(place(mutant)).startswith(ROOMS)]
+    chosen = [mutant for mutant in (*MUTANTS, *OWN) if str(place(mutant)).startswith(ROOMS)]
     if names:
         chosen = [mutant for mutant in chosen if any(part in mutant.name for part in names)]
     seconds = min(cpu, 600.0)
