@@ -19,7 +19,7 @@ from benchmarks import chart
 ROOT = Path(__file__).parents[1]
 LENGTHS = runpy.run_path(str(ROOT / "docs" / "site" / "lengths.py"))
 PAGES: list[Path] = LENGTHS["PAGES"]
-SINKS = ("delta", "iceberg", "kafka", "mysql", "postgres", "sqlalchemy", "testing")
+SINKS = ("delta", "files", "iceberg", "kafka", "mysql", "postgres", "sqlalchemy", "testing")
 OURS = ("coordinator", "sinks", *(f"sinks.{name}" for name in SINKS))
 PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, OURS) for name in module.__all__}
 

@@ -40,7 +40,7 @@ LAYERS = (
     ("coordinator.task",),
     ("coordinator.config", "coordinator.errors", "coordinator.import_check", "coordinator.listener"),
     ("sinks.sqlalchemy",),
-    ("sinks.postgres", "sinks.mysql", "sinks.kafka", "sinks.delta", "sinks.iceberg"),
+    ("sinks.postgres", "sinks.mysql", "sinks.kafka", "sinks.delta", "sinks.iceberg", "sinks.files"),
     ("sinks.sql", "sinks.lake"),
     ("sinks",),
     ("sinks.arrow",),

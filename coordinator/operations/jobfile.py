@@ -38,6 +38,7 @@ SINKS = {
     "sqlalchemy": "sinks.sqlalchemy:SqlAlchemySink",
     "delta": "sinks.delta:DeltaSink",
     "iceberg": "sinks.iceberg:IcebergSink",
+    "files": "sinks.files:FileSink",
 }
 """The sink classes that `type` names."""
 

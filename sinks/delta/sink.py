@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,8 @@ from sinks.arrow.convert import RefusedValue, in_years
 from sinks.arrow.types import is_bytes, is_text
 from sinks.base import Sink
 from sinks.errors import BadValue, ConfigurationError
-from sinks.lake.files import ObjectFiles, files_at
+from sinks.lake.columns import partitions, without_nan
+from sinks.lake.files import ObjectFiles, address, files_at
 from sinks.lake.sink import (
     Evolution,
     File,
@@ -94,19 +94,15 @@ class DeltaSink(LakeSink):
         Raises ConfigurationError for options that no table can have, and for a URI with
         credentials.
         """
-        self._uri = os.fspath(uri).rstrip("/")
-        name = name or self._uri.rpartition("/")[2]
+        self._uri = address(uri, name or "")
         super().__init__(
-            name, schema_evolution, create_table, transform, dead_letters, max_dead_letters
+            name or self._uri.rpartition("/")[2],
+            schema_evolution,
+            create_table,
+            transform,
+            dead_letters,
+            max_dead_letters,
         )
-        if "@" in urlsplit(self._uri).netloc:
-            raise ConfigurationError(
-                f"sink {self.name!r}: credentials belong into storage_options, not into the URI"
-            )
-        if (scheme := urlsplit(self._uri).scheme) == "file":
-            self._uri = unquote(urlsplit(self._uri).path)
-        if scheme in ("", "file"):
-            self._uri = os.path.abspath(self._uri)
         self._options = dict(storage_options or {})
         self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self._entry: tuple[str, object] = "", None
@@ -232,10 +228,10 @@ class DeltaSink(LakeSink):
         self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]
     ) -> list[File]:
         files = []
-        for number, (values, part) in enumerate(_partitions(rows, table.parts)):
+        for number, (values, part) in enumerate(partitions(rows, table.parts)):
             path = f"part-{name}-{number}.zstd.parquet"
             stream = io.BytesIO()
-            pq.write_table(part, stream, compression="zstd", write_statistics=_without_nan(part))
+            pq.write_table(part, stream, compression="zstd", write_statistics=without_nan(part))
             data = stream.getvalue()
             begun.append(path)
             self._files().put(path, data)
@@ -352,45 +348,6 @@ def _metadata(kind: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 # ---------------------------------------------------------------------- what the log says of a file
-def _partitions(
-    rows: pa.Table, columns: Sequence[str]
-) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """Split rows by the partitions of the table.
-
-    Yield for each partition the values of the partition `columns`, as the log has them, and the
-    partition's rows without these columns.
-    """
-    if not columns:
-        yield {}, rows
-        return
-    # Arrow treats a name that begins with a dot as a path
-    keys = [str(number) for number in range(len(columns))]
-    texts = (
-        rows.select(columns)
-        .rename_columns(keys)
-        .cast(pa.schema([(key, pa.string()) for key in keys]))
-    )
-    numbered = texts.append_column("place", pa.array(range(rows.num_rows)))
-    groups = numbered.group_by(keys, use_threads=False).aggregate([("place", "list")])
-    for group in groups.to_pylist():
-        chosen = rows.take(pa.array(group["place_list"])).drop_columns(list(columns))
-        yield {name: group[key] for name, key in zip(columns, keys, strict=True)}, chosen
-
-
-def _without_nan(rows: pa.Table) -> list[str]:
-    """Return the flat columns that have no NaN.
-
-    Parquet's own bounds leave NaN out. For Spark, NaN is above all numbers, so with these bounds
-    Spark would miss it.
-    """
-    flat = [name for name in rows.column_names if not at.is_nested(rows[name].type)]
-    return [
-        name
-        for name in flat
-        if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())
-    ]
-
-
 def _statistics(rows: pa.Table, most: int) -> dict[str, Any]:
     """Return the statistics of a file, of its first `most` columns.
 

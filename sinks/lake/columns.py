@@ -5,9 +5,10 @@ A value goes into the table as it is, or the sink rejects it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as at
 
 from sinks.arrow.convert import RefusedValue, Unfit, in_utf8, in_years, no_internals
@@ -15,10 +16,13 @@ from sinks.arrow.types import is_bytes, is_list, is_moment, is_text, spark_name
 from sinks.errors import BadValue
 
 
-def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
+def mismatches(
+    batch: pa.Schema, table: pa.Schema, *, adds: bool, target: str = "the table"
+) -> Iterator[str]:
     """List the reasons why rows of `batch` do not fit the table.
 
     With `adds`, a column that the table lacks is no reason, unless no lake table can have it.
+    Messages call the table `target`.
     """
     columns = {name.lower(): name for name in table.names}
     lower = [name.lower() for name in batch.names]
@@ -34,7 +38,7 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
         elif known is None:
             if not adds:
                 yield (
-                    f"column {field.name!r} is not in the table: leave it out, add it there, or "
+                    f"column {field.name!r} is not in {target}: leave it out, add it there, or "
                     'let schema_evolution="add" do so'
                 )
                 continue
@@ -43,11 +47,11 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
             except Unfit as unfit:
                 yield str(unfit)
         elif known != field.name:
-            yield f"column {field.name!r} is {known!r} in the table: rename it in Spark"
+            yield f"column {field.name!r} is {known!r} in {target}: rename it in Spark"
         elif not fits(field.type, table.field(known).type):
             there = spark_name(table.field(known).type)
             yield (
-                f"column {field.name!r} is {spark_name(field.type)}, and {there} in the table: "
+                f"column {field.name!r} is {spark_name(field.type)}, and {there} in {target}: "
                 "cast it in Spark"
             )
     for field in table:
@@ -88,7 +92,7 @@ def _of_table(kind: pa.DataType) -> pa.DataType:
     if at.is_map(kind):
         return pa.map_(child(kind.key_field), child(kind.item_field))
     if at.is_null(kind) or at.is_duration(kind):
-        raise Unfit(f"a lake's table has no column of type {spark_name(kind)}: cast it in Spark")
+        raise Unfit(f"files have no column of type {spark_name(kind)}: cast it in Spark")
     if at.is_time(kind):
         return pa.time64("us")
     return pa.timestamp(kind.unit, "UTC") if is_moment(kind) else kind
@@ -160,3 +164,42 @@ def converted(
             ) from None
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=table)
+
+
+def partitions(
+    rows: pa.Table, columns: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """Split rows by the partitions of the table.
+
+    Yield for each partition the values of the partition `columns`, as the log has them, and the
+    partition's rows without these columns.
+    """
+    if not columns:
+        yield {}, rows
+        return
+    # Arrow treats a name that begins with a dot as a path
+    keys = [str(number) for number in range(len(columns))]
+    texts = (
+        rows.select(columns)
+        .rename_columns(keys)
+        .cast(pa.schema([(key, pa.string()) for key in keys]))
+    )
+    numbered = texts.append_column("place", pa.array(range(rows.num_rows)))
+    groups = numbered.group_by(keys, use_threads=False).aggregate([("place", "list")])
+    for group in groups.to_pylist():
+        chosen = rows.take(pa.array(group["place_list"])).drop_columns(list(columns))
+        yield {name: group[key] for name, key in zip(columns, keys, strict=True)}, chosen
+
+
+def without_nan(rows: pa.Table) -> list[str]:
+    """Return the flat columns that have no NaN.
+
+    Parquet's own bounds leave NaN out. For Spark, NaN is above all numbers, so with these bounds
+    Spark would miss it.
+    """
+    flat = [name for name in rows.column_names if not at.is_nested(rows[name].type)]
+    return [
+        name
+        for name in flat
+        if not (at.is_floating(rows[name].type) and pc.any(pc.is_nan(rows[name])).as_py())
+    ]

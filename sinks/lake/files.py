@@ -11,15 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
 from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 
 from sinks._util.threads import side_by_side
+from sinks.errors import ConfigurationError
 
 _OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
 """Endings of the names of the options that obstore takes for its client, and not for the store."""
+_TRIES = 10
 
 
 class Files(ABC):
@@ -58,6 +61,23 @@ class Files(ABC):
         }
 
 
+def address(path: str | os.PathLike[str], sink: str = "") -> str:
+    """Return the absolute path of a folder, or a URI as it is, without a slash at the end.
+
+    Raises ConfigurationError for a URI with credentials. The message names the `sink`.
+    """
+    uri = os.fspath(path).rstrip("/")
+    parts = urlsplit(uri)
+    if "@" in parts.netloc:
+        name = sink or uri.rpartition("/")[2]
+        raise ConfigurationError(
+            f"sink {name!r}: credentials belong into storage_options, not into the URI"
+        )
+    if parts.scheme == "file":
+        uri = unquote(parts.path)
+    return os.path.abspath(uri) if parts.scheme in ("", "file") else uri
+
+
 def make_durable(file: Path, root: Path) -> None:
     """Sync a file, and the folders above it up to `root`, to disk.
 
@@ -93,8 +113,54 @@ class ObjectFiles(Files):
         return None
 
     def names(self, folder: str) -> list[str]:
+        return list(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the files in a folder, as `names` does, each with its size."""
         entries = (entry for chunk in obstore.list(self._store, folder) for entry in chunk)
-        return [str(entry["path"]).rpartition("/")[2] for entry in entries]
+        return {str(entry["path"]).rpartition("/")[2]: int(entry["size"]) for entry in entries}
+
+    def has_folder(self, folder: str) -> bool:
+        """Tell whether there is a file below this folder."""
+        return any(len(chunk) for chunk in obstore.list(self._store, folder, chunk_size=1))
+
+    def put_once(self, path: str, data: bytes) -> bytes:
+        """Put a file unless there is one, and return what the file of this name has then.
+
+        Of several callers, all get what the first of them has put.
+        """
+        for _ in range(_TRIES):
+            try:
+                obstore.put(self._store, path, data, mode="create")
+                current: bytes | None = data
+            except AlreadyExistsError as error:
+                clash = error
+                current = self.get(path)
+            if current is not None:
+                if self.folder is not None:
+                    make_durable(self.folder / path, self.folder)
+                return current
+        raise clash  # S3 says so, too, while a file of this name is being deleted
+
+    def move(self, source: str, target: str) -> bool:
+        """Give a file another name, and a store copies it to that end.
+
+        The call may be repeated. Return False if the file has neither name.
+        """
+        try:
+            obstore.rename(self._store, source, target)
+        except FileNotFoundError:
+            if not self.exists(target):
+                return False
+        if self.folder is not None:
+            make_durable((self.folder / target).parent, self.folder)
+        return True
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file, or None if there is no such file."""
+        with suppress(FileNotFoundError):
+            return int(obstore.head(self._store, path)["size"])
+        return None
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete those of the files that exist.

@@ -573,7 +573,7 @@ def test_no_column_is_added_for_the_inner_bytes_of_a_variant(lake: Lake) -> None
 
 @pytest.mark.parametrize(("kind", "told"), [(pa.null(), "void"), (pa.duration("us"), "interval")])
 def test_types_that_no_lake_has(lake: Lake, tmp_path: Path, kind: pa.DataType, told: str) -> None:
-    schema, told = pa.schema([*SCHEMA, ("n", kind)]), rf"column 'n': a lake's table has no column of type {told}"
+    schema, told = pa.schema([*SCHEMA, ("n", kind)]), rf"column 'n': files have no column of type {told}"
     with pytest.raises(SchemaMismatch, match=told):
         lake.sink(schema_evolution="add").check(schema)
     with pytest.raises(ConfigurationError, match=told):
