@@ -107,6 +107,7 @@ LONGEST = (
     "spark/test_executors",
     "kafka/test_conformance",
     "iceberg/test_conformance",
+    "files/test_conformance",
     "install/test_wheel",
     "kafka/test_crashes",
     "postgres/test_sink",
@@ -130,6 +131,7 @@ LONGEST = (
 
 SESSION = frozenset(
     {
+        "files/test_readers",
         "restart/test_run",
         "savepoint/test_spark",
         "spark/test_arrow",

@@ -40,6 +40,7 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
         "mysql/test_conformance.py": [f"TestXA::{test}" for test in KIT],
         "kafka/test_conformance.py": [f"TestRows::{test}" for test in KIT],
         "delta/test_conformance.py": [f"TestDeltaSink::{test}" for test in KIT],
+        "files/test_conformance.py": [f"TestFileSink::{test}" for test in KIT[1:3]],
         "iceberg/test_conformance.py": [f"TestIcebergSink::{test}" for test in KIT[1:3]],
         "sqlalchemy_sink/test_conformance.py": [f"TestSQLite::{test}" for test in KIT[1:4]],
     },

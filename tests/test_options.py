@@ -15,6 +15,7 @@ from coordinator.operations.jobfile import JobFileError, load_job
 from coordinator.operations.restart import ExponentialDelay, FailureRate, FixedDelay
 from sinks.delta import DeltaSink
 from sinks.errors import ConfigurationError
+from sinks.files import FileSink
 from sinks.iceberg import IcebergSink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
@@ -28,6 +29,7 @@ MAKE: Mapping[str, Callable[..., Any]] = {
     "sqlalchemy": lambda **options: SqlAlchemySink("sqlite:///no.db", "orders", **options),
     "kafka": lambda **options: KafkaSink("h:9092", "orders", **options),
     "delta": lambda **options: DeltaSink("/no", **options),
+    "files": lambda **options: FileSink("/no/orders", **options),
     "iceberg": lambda **options: IcebergSink("a.b", catalog={}, **options),
 }
 TIMES = [
@@ -93,7 +95,7 @@ def test_times_of_the_coordinator_may_be_timedeltas() -> None:
     ("kind", "option"),
     [
         *((kind, "create_table") for kind in ("postgres", "mysql", "sqlalchemy", "delta", "iceberg")),
-        *(("postgres", "keep_newer"), ("kafka", "create_topic"), ("kafka", "remember")),
+        *(("postgres", "keep_newer"), ("kafka", "create_topic"), ("kafka", "remember"), ("files", "success_marker")),
     ],
 )
 def test_a_text_is_no_flag(kind: str, option: str) -> None:

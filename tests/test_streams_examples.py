@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coordinator import CheckpointCoordinator
-from examples import customers_cdc, orders_fan_out, orders_to_lake, page_views, word_count
+from examples import customers_cdc, orders_fan_out, orders_to_files, orders_to_lake, page_views, word_count
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaService
 from tests.signals import in_background
@@ -52,6 +52,14 @@ def test_every_order_is_in_the_lake_too(kafka: KafkaService, pg_database: str, t
     orders = orders_to_lake.PER_BATCH * 6
     found = orders_to_lake.run(kafka.bootstrap, pg_database, tmp_path, orders)
     assert found == {system: Counter(range(orders)) for system in ("Kafka", "PostgreSQL", "Delta")}
+
+
+@pytest.mark.large
+@pytest.mark.chaos
+def test_every_order_is_in_the_files_too(kafka: KafkaService, tmp_path: Path) -> None:
+    orders = orders_to_files.PER_BATCH * 6
+    found = orders_to_files.run(kafka.bootstrap, tmp_path, orders)
+    assert found == {system: Counter(range(orders)) for system in ("Kafka", "files")}
 
 
 @pytest.mark.large

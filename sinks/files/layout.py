@@ -39,6 +39,8 @@ _ESCAPED = {*map(chr, range(1, 32)), *"\"#%'*/:=?\\\x7f{[]^"}
 (`ExternalCatalogUtils.escapePathName`)."""
 _LONGEST = 255
 """The most bytes that file systems allow for the name of a folder."""
+_LONGEST_PATH = 600
+"""The most bytes of all partition folders together. S3 allows 1,024 for the whole key."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def partition_problems(columns: pa.Schema, partition_by: Sequence[str]) -> list[
                 f"partition column {name!r} begins with {name[0]!r}, and readers pass over folders "
                 "of such a name: rename it in Spark"
             )
+    if len({*partition_by}) < len(partition_by):
+        problems.append("a partition column is named twice")
     if len(partition_by) == len(columns):
         problems.append("all columns are partition columns: partition by fewer")
     return problems
@@ -96,21 +100,23 @@ def column_problems(given: pa.Schema, known: pa.Schema, *, adds: bool) -> list[s
     return list(mismatches(given, known, adds=adds, target="the files"))
 
 
-def named_folder(array: pa.Array) -> pa.Array:
-    """Return the same array, and refuse strings that cannot name a partition folder.
+def require_folder_names(name: str, array: pa.Array, count: int) -> None:
+    """Refuse strings of a partition column that cannot name a folder.
 
-    Readers take the empty string, and Hive's name for NULL, for NULL.
+    `count` is how many partition columns there are. Raises RefusedValue. Readers take the empty
+    string, and Hive's name for NULL, for NULL.
     """
-    if is_text(array.type):
-        for value in pc.unique(array).to_pylist():
-            problem = ""
-            if value == "" or value == NO_VALUE:
-                problem = f"{value!r} in a partition column, which readers take for NULL"
-            elif value is not None and len(_escaped(value).encode()) > _LONGEST // 2:
-                problem = f"a string of {len(value)} characters is too long to name a folder"
-            if problem:
-                raise RefusedValue(pc.index(array, value).as_py(), problem)
-    return array
+    if not is_text(array.type):
+        return
+    longest = min(_LONGEST, _LONGEST_PATH // count)
+    for value in pc.unique(array).to_pylist():
+        problem = ""
+        if value == "" or value == NO_VALUE:
+            problem = f"{value!r} in a partition column, which readers take for NULL"
+        elif len(folder_of({name: value}).encode()) > longest:
+            problem = f"a string of {len(value)} characters is too long to name a folder"
+        if problem:
+            raise RefusedValue(pc.index(array, value).as_py(), problem)
 
 
 def folder_of(values: Mapping[str, str | None]) -> str:

@@ -49,12 +49,12 @@ from sinks.files.layout import (
     column_problems,
     encoded,
     folder_of,
-    named_folder,
     partition_problems,
+    require_folder_names,
     suffix,
 )
 from sinks.lake.columns import column_of, converted, partitions
-from sinks.lake.files import ObjectFiles, address, files_at
+from sinks.lake.files import ObjectFiles, address, files_at, make_durable
 from sinks.lake.sink import app_of
 from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Validating
 from sinks.options import no_flags
@@ -225,8 +225,11 @@ class FileSink(
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
             raise kind(f"sink {self.name!r} cannot write to {self}:{reasons}")
-        if "://" not in self._uri:
-            Path(self._uri).mkdir(parents=True, exist_ok=True)
+        if self._is_missing():
+            folder = Path(self._uri)
+            known_parent = next(parent for parent in folder.parents if parent.exists())
+            folder.mkdir(parents=True, exist_ok=True)
+            make_durable(folder, known_parent)
         if layout is None or added:
             layout = Layout(self._format, known, self._partition_by)
             self._files().put(_LAYOUT, layout.to_bytes())
@@ -279,12 +282,10 @@ class FileSink(
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> FileTransaction:
-        known = pa.schema([]) if self._columns is None else self._columns
-        if problems := column_problems(context.schema, known, adds=self._columns is None):
-            raise SchemaMismatch(
-                f"sink {self.name!r} cannot write to {self}: {'; '.join(problems)}"
-            )
         columns = self._columns or pa.schema(map(column_of, context.schema))
+        if problems := column_problems(context.schema, columns, adds=False):
+            reasons = "; ".join(problems)
+            raise SchemaMismatch(f"sink {self.name!r} cannot write to {self}: {reasons}")
         return FileTransaction(context, columns)
 
     def write(self, transaction: FileTransaction, batch: pa.RecordBatch) -> None:
@@ -292,7 +293,7 @@ class FileSink(
         rows = converted(batch, transaction.columns, self._partition_by, who)
         for name in self._partition_by:
             try:
-                named_folder(rows[name])
+                require_folder_names(name, rows[name], len(self._partition_by))
             except RefusedValue as refused:
                 why = f"column {name!r}: {refused}"
                 raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(
@@ -486,7 +487,8 @@ class FileSink(
         for name in marked:
             if name in decided and is_before(name, old):
                 if decided[name]:
-                    self._finish(name, json.loads(files.get(_decision(name)) or b"[]"))
+                    self._show(name, json.loads(files.get(_mark(name)) or b"[]"))
+                    files.delete([_mark(name)])
                 else:
                     self._discard(name)
         waiting = {name for name in marked if name not in decided}

@@ -519,6 +519,14 @@ def _lake(kind: str, services: Services, mode: str) -> Iterator[Target]:
         yield LakeTarget(services.system("folder"), kind, Path(folder), mode)
 
 
+@contextmanager
+def _files(services: Services, mode: str) -> Iterator[Target]:
+    from tests.chaos.files import FolderTarget
+
+    with TemporaryDirectory() as folder:
+        yield FolderTarget(services.system("folder"), Path(folder) / "rows")
+
+
 MODES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("prepared", "staged", "upsert", "dead-letters", EVOLUTION),
     "kafka": ("append", "dead-letters"),
@@ -527,6 +535,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "sqlalchemy": ("staged", "upsert", EVOLUTION),
     "delta": ("append", EVOLUTION),
     "iceberg": ("append", EVOLUTION),
+    "files": ("append",),
     "all": ("append", "mixed", "lakes"),
 }
 """The rigs: a sink in each of its modes, or several in one checkpoint."""
@@ -539,11 +548,12 @@ _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
     "kafka": _topic,
     "delta": partial(_lake, "delta"),
     "iceberg": partial(_lake, "iceberg"),
+    "files": _files,
 }
 _ALL = {
     "append": {"kafka": "append", "postgres": "prepared", "mysql": "xa"},
     "mixed": {"postgres": "staged", "kafka": "append", "mysql": "staged"},
-    "lakes": {"delta": "append", "kafka": "append", "iceberg": "append", "postgres": "staged"},
+    "lakes": {"delta": "append", "kafka": "append", "iceberg": "append", "files": "append", "postgres": "staged"},
 }
 
 WORLDS = {

@@ -12,30 +12,44 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as at
+from obstore.store import LocalStore, ObjectStore
 
 from sinks.files.layout import NO_VALUE, Layout
 
 
-def visible_files(folder: Path) -> list[Path]:
+def names_of(store: ObjectStore) -> list[str]:
     """The files that a reader finds who passes over hidden names."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(folder / path for path in paths if not any(part.startswith(("_", ".")) for part in path.parts))
+    names = [str(entry["path"]) for chunk in obstore.list(store) for entry in chunk]
+    return sorted(name for name in names if not any(part.startswith(("_", ".")) for part in name.split("/")))
 
 
-def rows_of(folder: Path) -> Iterator[Mapping[str, Any]]:
+def hidden_of(store: ObjectStore) -> list[str]:
+    """The names of files that no commit and no abort has settled."""
+    names = [str(entry["path"]) for chunk in obstore.list(store, "_tpc") for entry in chunk]
+    return [name for name in names if name.split("/")[-2] in ("staged", "pre-committed")]
+
+
+def rows_of(store: ObjectStore) -> Iterator[Mapping[str, Any]]:
     """Each visible row, with the values of its partition folders."""
-    for path in visible_files(folder):
-        yield from rows_in(path.relative_to(folder).as_posix(), path.read_bytes(), columns_of(folder))
+    names = names_of(store)
+    columns = Layout.from_bytes(_data(store, "_tpc/layout")).columns if names else pa.schema([])
+    for name in names:
+        yield from _rows_in(name, _data(store, name), columns)
 
 
-def columns_of(folder: Path) -> pa.Schema:
-    return Layout.from_bytes((folder / "_tpc" / "layout").read_bytes()).columns
+def rows_below(folder: Path | str) -> list[Mapping[str, Any]]:
+    return list(rows_of(LocalStore(folder))) if Path(folder).exists() else []
 
 
-def rows_in(name: str, data: bytes, columns: pa.Schema) -> Iterator[Mapping[str, Any]]:
+def _data(store: ObjectStore, name: str) -> bytes:
+    return obstore.get(store, name).bytes().to_bytes()
+
+
+def _rows_in(name: str, data: bytes, columns: pa.Schema) -> Iterator[Mapping[str, Any]]:
     *folders, file = name.split("/")
     values = dict[str, Any]()
     for folder in folders:

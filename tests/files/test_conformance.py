@@ -1,4 +1,6 @@
-"""FileSink passes the conformance kit."""
+"""FileSink passes the conformance kit: in a folder and in an object store, as Parquet and as JSON lines."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,15 +8,18 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from obstore.store import LocalStore, ObjectStore, from_url
 
 from sinks.files import FileSink
-from sinks.testing import SinkConformance
+from sinks.testing import OverSpark, SinkConformance, SinkContract
 from sinks.testing.kit import SinkTests
+from sinks.testing.servers.s3 import S3Server
+from sinks.testing.two_phases import TwoPhases
 from sinks.testing.values import SAMPLES
-from tests.files.reading import rows_of
+from tests.files.reading import hidden_of, rows_of
 
 
-class Folder(SinkTests):
+class Files(SinkTests):
     options: ClassVar[Mapping[str, Any]] = {}
     types = tuple(SAMPLES)
 
@@ -26,16 +31,62 @@ class Folder(SinkTests):
         return FileSink(f"{sink}-2", **self.options)
 
     def set_otherwise(self, sink: FileSink) -> Sequence[FileSink]:
-        options: Sequence[dict[str, Any]] = [{"format": "jsonl"}, {"compression": "gzip"}, {"partition_by": ["name"]}]
-        return [FileSink(str(sink), **{**self.options, **other}) for other in options]
+        others: Sequence[dict[str, Any]] = [{"format": "jsonl"}, {"compression": "gzip"}, {"partition_by": ["name"]}]
+        return [FileSink(str(sink), **{**self.options, "compression": None, **other}) for other in others]
+
+    def store(self, sink: FileSink) -> ObjectStore:
+        return LocalStore(str(sink), mkdir=True)
 
     def visible(self, sink: FileSink) -> Sequence[Mapping[str, Any]]:
-        return list(rows_of(Path(str(sink))))
+        return list(rows_of(self.store(sink)))
 
     def leftovers(self, sink: FileSink) -> Sequence[str]:
-        hidden = Path(str(sink), "_tpc").rglob("*")
-        return [path.name for path in hidden if path.is_file() and path.parent.name in ("staged", "pre-committed")]
+        return hidden_of(self.store(sink))
 
 
-class TestFileSink(Folder, SinkConformance):
+class TestFileSink(Files, SinkConformance):
+    pass
+
+
+class TestJsonLines(Files, SinkContract):
+    options: ClassVar = {"format": "jsonl", "compression": "gzip"}
+
+
+class TestPartitioned(Files, SinkContract):
+    options: ClassVar = {"partition_by": ["id"]}
+
+    def test_many_rows_in_several_batches_arrive(self, sink: FileSink) -> None:
+        pytest.skip("each of 10,002 rows would be a file")
+
+    def test_what_is_committed_becomes_visible_as_a_whole(self, sink: FileSink) -> None:  # type: ignore[override]
+        pytest.skip("files appear one after the other, which test_files.py has")
+
+
+class OnS3(Files):
+    @pytest.fixture
+    def sink(self, s3: S3Server, s3_bucket: str) -> FileSink:
+        self.environment = s3.environment
+        return FileSink(f"{s3_bucket}/rows", storage_options=self.environment, **self.options)
+
+    def accepting(self, sink: FileSink, schema: pa.Schema) -> FileSink:
+        return FileSink(f"{sink}-2", storage_options=self.environment, **self.options)
+
+    def set_otherwise(self, sink: FileSink) -> Sequence[FileSink]:
+        return [FileSink(str(sink), storage_options=self.environment, format="jsonl")]
+
+    def store(self, sink: FileSink) -> ObjectStore:
+        return from_url(str(sink))
+
+
+class TestS3(OnS3, TwoPhases):
+    pass
+
+
+@pytest.mark.large
+class TestAllOnS3(OnS3, SinkConformance):
+    pass
+
+
+@pytest.mark.large
+class TestOverSpark(Files, OverSpark):
     pass

@@ -61,6 +61,7 @@ def test_metadata(wheel: Path) -> None:
     ("extra", "sink"),
     [
         ("", "sinks.sqlalchemy"),
+        ("", "sinks.files"),
         *((name, f"sinks.{name}") for name in ("postgres", "mysql", "kafka", "delta", "iceberg")),
     ],
 )
