@@ -48,7 +48,7 @@ mutants: java $(READY) $(CLASSES)
 	@$(BIN)/python -u -m tests.mutants $(ARGS)
 
 # On the newest release of each of these Sparks, under .cache/pyspark (make clean, or delete them there, for newer ones).
-SPARKS ?= 4.0 4.1 4.2 4.3
+SPARKS ?= 3.5 4.0 4.1 4.2 4.3
 
 test-matrix: $(addprefix spark-,$(SPARKS))
 

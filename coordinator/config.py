@@ -222,10 +222,9 @@ class CheckpointConfig:
 
         An example is `--conf spark.checkpointing.interval=10s`.
         """
-        conf = spark.conf.getAll
-        return cls.from_dict(
-            {key[len(SPARK_PREFIX) :]: conf[key] for key in conf if key.startswith(SPARK_PREFIX)}
-        )
+        # Spark 3.5 has no `conf.getAll`. SET hides the values of passwords, so it gives names only.
+        names = [row.key for row in spark.sql("SET").collect() if row.key.startswith(SPARK_PREFIX)]
+        return cls.from_dict({name[len(SPARK_PREFIX) :]: spark.conf.get(name) for name in names})
 
     @property
     def exactly_once(self) -> bool:

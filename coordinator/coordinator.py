@@ -197,7 +197,7 @@ class CheckpointCoordinator:
         classic session). `NotExactlyOnce` is raised if the config requires exactly-once, and the
         storage or one of these sinks cannot promise it.
         """
-        from pyspark.sql import is_remote
+        from pyspark.sql.utils import is_remote
 
         if refusal := refused_start.get():
             raise refusal
@@ -244,7 +244,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        from pyspark.sql import is_remote
+        from pyspark.sql.utils import is_remote
 
         filter_py4j_log()
         try:

@@ -22,7 +22,7 @@ from sinks.testing.servers.postgres import PostgresServer, PostgresService, post
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
 from tests import jvm, leaks, reaper, servers, short_loop, signals, temporary
-from tests.spark.workers import FILES, WORKERS
+from tests.spark.workers import CONNECT, FILES, WORKERS
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -321,7 +321,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.forceDeleteTempCheckpointLocation", "true")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+        .config(map=CONNECT)
         .config("spark.connect.grpc.binding.address", "127.0.0.1")
         .config("spark.connect.grpc.binding.port", f"{free_port()}")
         .config("spark.ui.enabled", "false")

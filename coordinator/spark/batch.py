@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn
@@ -64,6 +64,10 @@ of the limit, since rows may grow.
 """
 FEW_ROWS = 10_000
 """The number of rows up to which the limit stays: lifting it would cost more than it saves."""
+LARGEST_BATCH = 64 * 2**20
+"""The size in bytes that record batches shall have at most: Spark's own limit, since 4.0."""
+LARGE_ROW = LARGEST_BATCH / 10_000
+"""The size in bytes from which Spark's largest number of rows makes a record batch too large."""
 
 _DESCRIPTION = "spark.job.description"
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
@@ -89,7 +93,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 class RowTransfer:
     """The transfer of one query's rows into Python.
 
-    It lifts Spark's limit of bytes if the batch before had small rows.
+    If the batch before had small rows, it lifts Spark's limit of bytes. If it had large ones, and
+    Spark has no such limit, it lowers the limit of rows.
     """
 
     def __init__(self) -> None:
@@ -98,17 +103,20 @@ class RowTransfer:
         self.row_size: float | None = None
         """The average size of a row of the batch before, in bytes, in the sink with the largest.
 
-        None if that batch had few rows, or failed.
+        None if that batch had few rows, all of them small, or failed.
         """
 
     @contextmanager
     def limited(self, session: SparkSession, may_lift: Callable[[], bool]) -> Iterator[None]:
         row_size = self.row_size
         self.row_size = None
-        if row_size is not None and _are_small(session, row_size) and may_lift():
-            with setting(session, MAX_BYTES, UNLIMITED):
-                yield
-        else:
+        with ExitStack() as stack:
+            if row_size is not None and session.version.startswith("3."):  # it limits rows only
+                most = max(1, int(LARGEST_BATCH / row_size))
+                if most < int(session.conf.get(MAX_RECORDS) or 0):
+                    stack.enter_context(setting(session, MAX_RECORDS, str(most)))
+            elif row_size is not None and _are_small(session, row_size) and may_lift():
+                stack.enter_context(setting(session, MAX_BYTES, UNLIMITED))
             yield
 
     def note(self, acks: Sequence[Ack]) -> None:
@@ -116,8 +124,9 @@ class RowTransfer:
         written = Acks(acks)
         bytes = written.bytes
         rows = written.rows
-        sizes = [bytes[sink] / count for sink, count in rows.items() if count]
-        self.row_size = max(sizes) if sum(rows.values()) > FEW_ROWS else None
+        largest = max((bytes[sink] / count for sink, count in rows.items() if count), default=0.0)
+        are_many = sum(rows.values()) > FEW_ROWS
+        self.row_size = largest if are_many or largest > LARGE_ROW else None
 
 
 def _are_small(session: SparkSession, row_size: float) -> bool:

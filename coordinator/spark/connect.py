@@ -51,7 +51,7 @@ def batch_of(
 
     `location` is the query's checkpointLocation, and `sinks` are those with tasks of their own.
     """
-    from pyspark.sql import is_remote
+    from pyspark.sql.utils import is_remote
 
     if is_remote() and location:
         return ConnectBatch(df, batch_id, location, transfer, sinks)

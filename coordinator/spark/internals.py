@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-READ_IN = "4.0.5, 4.1.4, 4.2.0, 4.2.1 and 4.3.0"
+READ_IN = "3.5.9, 4.0.5, 4.1.4, 4.2.0, 4.2.1 and 4.3.0"
 """The versions in which all parts were read, unless a function says otherwise."""
 
 P = ParamSpec("P")
@@ -223,10 +223,12 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 INTERRUPTED = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
-    "java.lang.InterruptedException: the query is being stopped"
+    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch.\n"
+    ": java.lang.InterruptedException: the query is being stopped"
 )
 """The text by which Spark knows that an error of foreachBatch comes from a stop.
+
+Spark 3.5 wants the line break.
 
 Spark uses a regular expression that overflows the stack on a long text, such as a stack trace of
 the JVM (StreamExecution.isInterruptionException, PROXY_ERROR).

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OLDEST_SPARK = (4, 0)
+OLDEST_SPARK = (3, 5)
+OLDEST_CONNECT = (4, 0)
+"""Before it, Spark Connect's server loses the text of an error in foreachBatch (SPARK-44463)."""
 
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 UNIX_SOCKETS_SINCE = (4, 1)
@@ -34,15 +36,22 @@ def package_problems() -> Iterator[tuple[str, str]]:
     except ImportError as error:
         yield (
             f"pyspark cannot be imported: {error}",
-            "pip install 'pyspark>=4.0,<5', in the cluster's version",
+            "pip install 'pyspark>=3.5,<5', in the cluster's version",
         )
         return
     if _release(spark) < OLDEST_SPARK:
         yield (
-            f"pyspark {spark} is too old: this library needs 4.0 or newer",
-            "pip install 'pyspark>=4.0,<5'",
+            f"pyspark {spark} is too old: this library needs 3.5 or newer",
+            "pip install 'pyspark>=3.5,<5'",
         )
         return
+    from pyspark.sql.utils import is_remote
+
+    if _release(spark) < OLDEST_CONNECT and is_remote():
+        yield (
+            f"pyspark {spark} is too old for Spark Connect, which needs 4.0 or newer here",
+            "start a classic session, without a remote URL, or use a newer Spark",
+        )
     minimum = minimum_versions()
     for package, wanted in (("pandas", "pandas>=2.2,<3"), ("pyarrow", "pyarrow>=18")):
         try:

@@ -35,7 +35,7 @@ def with_row_hash(df: DataFrame) -> DataFrame:
         raise SchemaMismatch(
             f"the name {HASH_COLUMN} is taken by the coordinator: rename this column"
         )
-    from pyspark.sql import is_remote
+    from pyspark.sql.utils import is_remote
 
     used_with = None if is_remote() else df.sparkSession.sparkContext
     if are_distinct(names):
@@ -49,7 +49,7 @@ def hash_of_struct(column: str, schema: StructType, session: SparkSession) -> Co
 
     `schema` are the fields, whose names Spark can tell apart.
     """
-    from pyspark.sql import is_remote
+    from pyspark.sql.utils import is_remote
 
     used_with = None if is_remote() else session.sparkContext
     return _hash(schema, used_with, within=f"{quoted(column)}.")

@@ -119,14 +119,14 @@ def _as_json(
     session: SparkSession, fields: list[StructField], columns: list[Column]
 ) -> list[Column]:
     from pyspark.sql import functions
-    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     old_patterns = has_old_patterns(session)
     options = _JSON if old_patterns else _JSON | _MOMENTS
     converted = []
     for field, column in zip(fields, columns, strict=True):
         kind = field.dataType
-        nested = isinstance(kind, (ArrayType, MapType, StructType, VariantType))
+        nested = isinstance(kind, (ArrayType, MapType, StructType)) or kind.typeName() == "variant"
         if field.name in ("key", "value") and nested:
             _require_names(field.name, kind)
             value = with_texts(column, kind) if old_patterns else column

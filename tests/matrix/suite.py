@@ -34,6 +34,7 @@ from tests.spark.connect import ConnectJob, ConnectServer
 from tests.spark.job import KILLED, KillGroupAt, SparkJob, cool, write_input
 from tests.spark.test_connect import CallAt
 from tests.spark.test_spark import ROCKSDB, count_by_remainder
+from tests.spark.workers import HAS_CONNECT
 
 
 @dataclass
@@ -208,6 +209,7 @@ def upper_case(df: Any) -> Any:
     return df.selectExpr("id", "upper(name) AS name")
 
 
+@pytest.mark.skipif(not HAS_CONNECT, reason="this Spark has no Connect server among its jars")
 def test_spark_connect_over_a_kill(server: ConnectServer, pg_database: str, tmp_path: Path) -> None:
     ids = write_input(tmp_path / "input", batches=2)
 

@@ -169,7 +169,8 @@ def test_a_stop_is_told_by_the_text_of_the_error(spark: SparkSession) -> None:
     streaming = jvm.org.apache.spark.sql.execution.streaming
     for package in (streaming.runtime, streaming):  # since 4.1, before
         if isinstance(package.StreamExecution, JavaClass):
-            assert package.StreamExecution.PROXY_ERROR().pattern().matcher(internals.INTERRUPTED).find()
+            companion = getattr(getattr(package, "StreamExecution$"), "MODULE$")  # 3.5 has no static forwarder
+            assert companion.PROXY_ERROR().pattern().matcher(internals.INTERRUPTED).find()
             return
     pytest.fail("Spark changed this: StreamExecution.PROXY_ERROR")
 

@@ -22,10 +22,14 @@ FILES = {"spark.sql.streaming.checkpointFileManagerClass": MANAGER} if pyspark._
 """Without it Spark runs the program `readlink` several times for each file of a checkpoint location that it renames, a
 tenth of what a small query takes. With Spark Connect and on a cluster the tests leave it as it is."""
 
+HAS_CONNECT = any((Path(pyspark.__file__).parent / "jars").glob("spark-connect_*.jar"))
+"""Whether this Spark brings its Connect server. That of Spark 3.5 is an artifact of its own."""
+CONNECT: dict[str, Any] = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin"} if HAS_CONNECT else {}
+
 if __name__ == "__main__":
     from pyspark import daemon
 
-    for module in (sys.argv[1], "pandas", "pyarrow", "coordinator.task.task", "tests.spark.job"):
+    for module in (*sys.argv[1:], "pandas", "pyarrow", "coordinator.task.task", "tests.spark.job"):
         with suppress(ImportError):  # which a worker without it tells
             importlib.import_module(module)
     gc.collect()

@@ -87,7 +87,7 @@ class DriverSavepoints:
         `how` is one of `requests.WAYS`. `begin` is called between two batches, and may raise to
         refuse.
         """
-        from pyspark.sql import is_remote
+        from pyspark.sql.utils import is_remote
 
         place = self._protocol.config.savepoint_dir
         query = self._lifecycle.query
