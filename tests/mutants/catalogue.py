@@ -1322,7 +1322,7 @@ MUTANTS = (
     Mutant(
         "Spark: two executors compute a partition for two sinks",
         "coordinator/spark",
-        "if len(tasks) > 1:",
+        "if self._is_read_again:",
         "if False:",
         ("tests/spark/test_executors.py",),
     ),

@@ -45,7 +45,8 @@ def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
     """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
     write_input(tmp_path / "input", batches=2)
     sinks = two_sinks(tmp_path)
-    job = SparkJob(tmp_path, sinks, master=EXECUTORS, conf=MEMORY, shape=with_random_id)
+    functions = {"b": lambda df: df}  # so that the sinks share no pass
+    job = SparkJob(tmp_path, sinks, master=EXECUTORS, conf=MEMORY, shape=with_random_id, transforms=functions)
     assert job.run() == 0, job.output()
     one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
     assert len(one) == 300
