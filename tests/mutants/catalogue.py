@@ -1545,8 +1545,8 @@ MUTANTS = (
     Mutant(
         "what a failed task has written of dead letters stays",
         "coordinator",
-        "            for transaction in transactions:\n                transaction.undo()",
-        "            for transaction in transactions[:1]:\n                transaction.undo()",
+        "        for transaction in self.transactions:\n            transaction.undo()",
+        "        for transaction in self.transactions[:1]:\n            transaction.undo()",
         DEAD_LETTERS,
     ),
     Mutant(
