@@ -591,7 +591,7 @@ class CheckpointProtocol:
     def sweep(self) -> None:
         """Abort what is in doubt and no record names, once that is safe (R16)."""
         if self.may_sweep:
-            self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
+            self._sweeper.sweep(self.fence, known=self.newest)
 
     def _abort(self, own: Iterable[Committable], keep: Sequence[Committable] = ()) -> None:
         """Abort the driver's `own` transactions, except those to `keep`.

@@ -16,6 +16,7 @@ from coordinator.protocol.memories import record_filter
 from coordinator.protocol.outages import Outages
 from coordinator.protocol.ports import Sink
 from coordinator.storage import StorageError
+from coordinator.store.records import CompletedCheckpoint
 from sinks._util.log import get_logger
 from sinks._util.machine import Clock
 from sinks.errors import CommittedError
@@ -51,12 +52,12 @@ class Sweeper:
     def make_due(self) -> None:
         self._swept_at = -math.inf
 
-    def sweep(self, fence: Fence, *, records_exist: bool) -> None:
+    def sweep(self, fence: Fence, *, known: CompletedCheckpoint | None) -> None:
         """List what is in doubt in each sink, and abort what no record names.
 
         What cannot be listed or aborted now is left to the next sweep, because nothing but locks
-        and resources depends on it. `records_exist` means that this driver has seen a record. If
-        there are no records now, they vanished, and nothing is aborted.
+        and resources depends on it. `known` is the newest checkpoint that this driver has put or
+        read. If storage ends before it now, records vanished, and nothing is aborted.
         """
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = self._clock.monotonic()
@@ -74,7 +75,7 @@ class Sweeper:
                 fence.require_newest("sweep")
                 wanted = record_filter({}, listed, fence.store.lineage)
                 history = fence.store.history(wanted) if listed else []
-                if records_exist and listed and not history:
+                if known and listed and _ends_before(history, known):
                     raise StorageError(
                         fence.store.storage.uri, "", "the records of this job vanished"
                     )
@@ -100,6 +101,12 @@ class Sweeper:
             ]
             logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(names))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
+
+
+def _ends_before(history: Sequence[CompletedCheckpoint], known: CompletedCheckpoint) -> bool:
+    """Tell whether records of the `known` checkpoint, or of one of its replays, are missing."""
+    newest = [(complete.checkpoint_id, len(complete.rounds)) for complete in history[-1:]]
+    return newest < [(known.checkpoint_id, len(known.rounds))]
 
 
 def abort_or_leave(

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [m for m in MUTANTS if not options.names or any(part in m.name for part in options.names)]
     for mutant in chosen:
-        place(mutant)
+        mutated(mutant)
     if options.list:
         print(f"{len(chosen)} mutants, and the sources have a place for each")
         return 0
@@ -78,6 +78,18 @@ def place(mutant: Mutant) -> Path:
     return found[0].relative_to(ROOT)
 
 
+def mutated(mutant: Mutant) -> tuple[Path, str]:
+    """The file that a mutant alters, below the root, and its text then.
+
+    Raises SyntaxError if Python cannot read that text, as any test would catch such a mutant.
+    """
+    file = place(mutant)
+    text, count = anywhere(mutant.old).subn(lambda _: mutant.new.strip(), (ROOT / file).read_text())
+    assert count == 1, mutant
+    compile(text, str(file), "exec", dont_inherit=True)
+    return file, text
+
+
 def catch(mutant: Mutant, last: str | None) -> str | None:
     """The test that fails. `last`: the one of the last time."""
     started = time.monotonic()
@@ -91,10 +103,8 @@ def catch(mutant: Mutant, last: str | None) -> str | None:
             else:
                 shutil.copy(source, copy)
         (copy / ".cache").symlink_to(ROOT / ".cache")
-        file = copy / place(mutant)
-        text, count = anywhere(mutant.old).subn(lambda _: mutant.new.strip(), file.read_text())
-        assert count == 1, mutant
-        file.write_text(text)
+        file, text = mutated(mutant)
+        (copy / file).write_text(text)
         for tests in ([last] if last else []) + [*mutant.tests]:  # to collect all takes longer than to run most
             failed, output = _run(copy, tests)
             if failed:

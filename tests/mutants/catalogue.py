@@ -291,6 +291,34 @@ MUTANTS = (
         MEMORIES,
     ),
     Mutant(
+        "a batch that counts as done is not compared with its record (R12)",
+        "coordinator",
+        "if action is Action.SKIP:  # R12",
+        "if False:  # R12",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a driver that was overtaken before it asks a target is told of older storage",
+        "coordinator",
+        "            if self.fence.generation:\n                # The cause may be",
+        "            if False:\n                # The cause may be",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a sweep spares what a replay has replaced",
+        "coordinator",
+        "named = [c.transaction for complete in history for c in complete.committables.values()]",
+        "named = [c.transaction for complete in history for r in complete.rounds for c in r.committables]",
+        PROTOCOL,
+    ),
+    Mutant(
+        "resolve takes a storage that was emptied while it ran for one with a checkpoint",
+        "coordinator",
+        "if complete is None:  # the storage was emptied",
+        "if False:  # the storage was emptied",
+        IN_DOUBT,
+    ),
+    Mutant(
         "a second call for a batch takes what is decided for visible",
         "coordinator",
         " or newest.hidden_participants()):",
@@ -329,9 +357,9 @@ MUTANTS = (
     Mutant(
         "commit before the decision is put",
         "coordinator",
-        "            permit = self.decide(record)",
-        "            self.commit(self.fence.permit(CompletedCheckpoint((record,))))\n"
-        "            permit = self.decide(record)",
+        "                permit = self.decide(record)",
+        "                self.commit(self.fence.permit(CompletedCheckpoint((record,))))\n"
+        "                permit = self.decide(record)",
         PROTOCOL,
     ),
     Mutant(
@@ -463,8 +491,15 @@ MUTANTS = (
     Mutant(
         "swept although the records vanished",
         "coordinator",
-        "if records_exist and listed and not history:",
+        "if known and listed and _ends_before(history, known):",
         "if False:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a sweep goes by storage that lacks the newest record, if it has an older one",
+        "coordinator",
+        "return newest < [(known.checkpoint_id, len(known.rounds))]",
+        "return not history",
         PROTOCOL,
     ),
     Mutant(

@@ -85,15 +85,17 @@ def test_close_after_wiped_storage_was_refused_aborts_nothing(job: Job) -> None:
 
 
 class Wipe(CheckpointListener):
-    """Somebody empties the storage when the driver begins to commit."""
+    """Storage loses the records from some checkpoint on when the driver begins to commit that checkpoint."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, first: int = 0) -> None:
         self.job = job
+        self.first = first
 
     def on_step(self, step, checkpoint_id, facts) -> None:
-        if step is Step.COMMITTING:
+        if step is Step.COMMITTING and checkpoint_id == self.first:
             for key in self.job.storage.list(""):
-                if "/checkpoint/" in key:
+                _, is_record, name = key.partition("/checkpoint/")
+                if is_record and int(name.partition(".")[0]) >= self.first:
                     self.job.storage.delete(key)
 
 
@@ -108,6 +110,21 @@ def test_records_that_vanished_under_the_driver_abort_nothing(job: Job, loaded: 
     ):
         job.query().run(coordinator)
     assert len(list(job.sink.in_doubt("job"))) == 3, "it was decided, and swept on the word of an empty storage"
+
+
+class UnreachableFromOneOn(FileSink):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if TransactionId.parse(committable.transaction["file"].removesuffix(".parquet")).checkpoint:
+            raise ConnectionError("cannot reach the system to commit")
+        return super().commit(committable)
+
+
+def test_a_newest_record_that_vanished_under_the_driver_aborts_nothing(job: Job) -> None:
+    """An older record is still there, as after a failover of the storage that has lost the newest put."""
+    sink = UnreachableFromOneOn(job.sink.folder)
+    with pytest.raises(InDoubtError), job.coordinator(sink=sink, listeners=[Wipe(job, 1)]) as coordinator:
+        job.query().run(coordinator)
+    assert len(list(job.sink.in_doubt("job"))) == 3, "it was decided, and swept on the word of an older storage"
 
 
 def test_close_after_a_corrupt_record_aborts_nothing(job: Job) -> None:
