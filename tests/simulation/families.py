@@ -67,6 +67,34 @@ def driver_of_before_a_restore() -> Iterator[Scenario]:
         saved = [(END, "save", 0), (END, "restore", 0)]
         yield of([*saved, (END, "driver", 1), (END, "old driver", 1), (gap, "switch", 0)])
         yield of([*saved, (gap, "old driver", 1), (20, "switch", 0)])
+        yield of([*saved, (END, "driver", 1), (gap, "old driver", 1), (END, "switch", 0)])
+
+
+def old_history() -> Iterator[Scenario]:
+    """After a restore the query takes as many batches as before it, of other sizes, and the old location is used."""
+    for batches in range(3):
+        for old_step in (0, 1):
+            for gap in (*range(0, 40, 4), END):
+                later = [(END, "driver", batches + 4 * old_step), (END, "restore", 1)]
+                events = [(END, "save", 0), *later, (END, "driver", batches + 4 * (1 - old_step))]
+                yield of([*events, (gap, "old driver", 0), (END, "switch", 0)], units=12)
+
+
+def copies() -> Iterator[Scenario]:
+    """A driver runs with a copy of storage, in the middle of the first one, which goes on after it or after its end."""
+    for gap in range(56):
+        for kind in ("prepared", "whole", "lake"):
+            yield of([(gap, "copy", 0)], sinks=one(kind))
+            yield of([(gap, "copy", 1), (0, "until decided", 1), (gap % 3, "crash", 0)], sinks=one(kind), units=6)
+
+
+def restored_again() -> Iterator[Scenario]:
+    """A restore is done again with other options, before the query continues or after it."""
+    for later in (0, 1):
+        saved = [(END, "save", 0), (END, "driver", later), (END, "restore", later)]
+        yield of([*saved, (END, "restore again", 0)])
+        yield of([*saved, (END, "driver", 0), (END, "restore again", 0)])
+        yield of([(END, "save", 0), (END, "restore", later), (END, "restore again", 0)])
 
 
 def called_again() -> Iterator[Scenario]:
@@ -140,6 +168,25 @@ def namesakes() -> Iterator[Scenario]:
         for moment in range(36, 64, 2):
             first = [(END, "driver", 1), (gap, "set back", back(1, moment, while_running=True))]
             yield of([*first, (0, "driver", 1), (8 + moment % 17, "switch", 0), (9, "switch", 1)])
+            both = [(END, "driver", 1), (gap, "set back", back(5, moment, while_running=True))]
+            yield of([*both, (0, "driver", 0), (0, "until decided", 0), (0, "crash", 0)])
+
+
+def restore_and_storage() -> Iterator[Scenario]:
+    """Storage is restored to an older state in the middle of a restore, and a driver gets the number of its claim."""
+    for gap in range(4, 44):
+        for moment in (30, 50, 60):
+            back_to = (gap, "set back", back(1, moment, while_running=True))
+            yield of([(END, "save", 0), (END, "restore", 0), back_to, (0, "driver", 0), (END, "switch", 0)])
+
+
+def records_that_vanish() -> Iterator[Scenario]:
+    """Storage loses its newest records while their driver asks a target to commit, and sweeps meanwhile."""
+    for number in (0, 1):
+        for calls in range(1, 12, 2):
+            for moment in range(24, 64, 4):
+                decided = [(0, "until decided", number), (0, "down", 8 * calls)]
+                yield of([*decided, (calls % 4 + 3, "set back", back(1, moment, while_running=True))], partitions=2)
 
 
 def storage_emptied_alone() -> Iterator[Scenario]:
@@ -174,6 +221,10 @@ def lost(number: int, *, after: int = 0, which: int = 0) -> list[Event]:
 
 def commits_that_fail() -> Iterator[Scenario]:
     """The target does not answer for some calls after the decision, so the driver asks again, and sweeps meanwhile."""
+    for gap in range(16):
+        for switch in (3, 5, 8, 12):
+            down = [(0, "until decided", gap % 2), (0, "down", 8 * 11), (gap, "driver", 1)]
+            yield of([*down, (switch, "switch", 0)], sinks=one(KINDS[gap % len(KINDS)]))
     for number in (0, 1):
         for after in range(8):
             for calls in range(5):
@@ -243,6 +294,13 @@ def second_driver_while_replaying() -> Iterator[Scenario]:
             yield of([*first, (gap, "driver", 1), (5 + gap % 19, "switch", 0), (9, "switch", 1)], sinks=one(kind))
 
 
+def overtaken_in_a_replay() -> Iterator[Scenario]:
+    """Another driver claims between the decision of a checkpoint, which is lost at once, and its replay."""
+    for gap in range(6):
+        for switch in range(10, 30, 2):
+            yield of([(0, "until decided", 1), (0, "roll back", 0), (gap, "driver", 1), (switch, "switch", 0)])
+
+
 def storage_of_before_a_replay() -> Iterator[Scenario]:
     """A driver dies after a replay, and storage is restored to each moment of it."""
     for after in range(7):
@@ -250,6 +308,14 @@ def storage_of_before_a_replay() -> Iterator[Scenario]:
             for kind in ("prepared", "whole", "kafka", "letters"):
                 replayed = [*lost(1), (0, "driver", 1), (0, "until decided", 0), (after, "crash", 0)]
                 yield of([*replayed, (0, "set back", back(1, moment))], sinks=one(kind), partitions=1 + moment % 2)
+
+
+def target_of_before_a_loss() -> Iterator[Scenario]:
+    """A driver dies after a replay, and the target is restored to before the loss: it has what was replaced again."""
+    for after in (0, 2, 4):
+        for moment in range(30, 64, 2):
+            replayed = [*lost(1), (0, "driver", 1), (0, "until decided", 0), (after, "crash", 0)]
+            yield of([*replayed, (0, "set back", back(4, moment)), (0, "driver", 1)], locks=True)
 
 
 def lost_answers() -> Iterator[Scenario]:
@@ -358,9 +424,8 @@ def commands_while_running() -> Iterator[Scenario]:
 def commands_after_a_crash() -> Iterator[Scenario]:
     for gap in range(6, 60):
         for command in ("abort orphans", "resolve", "recover", "save"):
-            yield of(
-                [(gap, "crash", gap % 2), (0, "roll back", gap), (0, command, gap % 2), (0, "driver", 1)], partitions=2
-            )
+            crash = [(gap, "crash", gap % 2), (0, "roll back", gap), (0, command, gap % 2)]
+            yield of([*crash, (END if gap % 4 else 5, "driver", 1)], partitions=2)
 
 
 def memories_of_a_resolve() -> Iterator[Scenario]:
@@ -412,6 +477,7 @@ def adoption() -> Iterator[Scenario]:
 def kafka_timeouts() -> Iterator[Scenario]:
     for gap in range(12, 60):
         yield of([(gap, "crash", 0), (0, "time", 3), (0, "driver", 1), (gap // 3, "time", 3)], sinks=one("kafka"))
+        yield of([(gap, "crash", 0), (0, "time", 3), (0, "expire", 1), (0, "driver", 1)], sinks=one("kafka"))
         yield of([(gap, "time", 3), (0, "driver", 1), (gap // 3, "switch", 0)], sinks=one("kafka"))
 
 
@@ -446,6 +512,7 @@ def other_topic() -> Iterator[Scenario]:
     """The source's topic is deleted and created again at each moment; the source may be silent before it."""
     for gap in range(60):
         yield of([(gap, "topic", 0)], topics=True)
+        yield of([(gap, "topic", 0)], topics=True, adopt=True)
         yield of([(gap, "topic", 0), (0, "crash", 0), (0, "driver", 1)], topics=True)
         yield of([(gap, "source down", 1), (12, "topic", 0), (END, "driver", 1)], topics=True, units=5)
         yield of([(gap, "crash", 0), (0, "source down", 2), (0, "driver", 0), (END, "topic", 0)], topics=True, units=5)
@@ -459,6 +526,13 @@ def damage() -> Iterator[Scenario]:
             yield of([(gap, "crash", 0), (0, "damage", how), (0, "resolve", 0), (0, "abort orphans", 1)], partitions=2)
 
 
+def older_version() -> Iterator[Scenario]:
+    """A job of an older version is continued, from each moment."""
+    for gap in range(10, 60, 2):
+        yield of([(gap, "crash", 0), (0, "old record", 0), (0, "driver", 1)])
+        yield of([(gap, "crash", 0), (0, "roll back", 0), (0, "old record", 0), (0, "driver", 1)], sinks=one("whole"))
+
+
 def letters_beyond_the_limit() -> Iterator[Scenario]:
     for gap in range(0, 40, 2):
         yield of([(gap, "crash", 0), (0, "driver", 1)], sinks=one("letters"), most_letters=0)
@@ -466,6 +540,11 @@ def letters_beyond_the_limit() -> Iterator[Scenario]:
 
 def locks() -> Iterator[Scenario]:
     """What a dead driver's tasks have prepared locks rows, or the table, for the next driver."""
+    for gap in range(13, 17):
+        for switch in range(14, 30):
+            for kind in ("prepared", "whole", "evolving"):
+                late = [(gap, "crash", 1), (0, "driver", 1), (switch, "switch", 0)]
+                yield of(late, sinks=one(kind), locks=True, partitions=2)
     for gap in range(8, 50):
         for kind in ("prepared", "whole", "evolving"):
             late = [(gap, "crash", 1), (0, "driver", 1), (6 + gap % 17, "switch", 0), (9, "switch", 1)]
@@ -725,6 +804,9 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         second_driver,
         stale_start,
         driver_of_before_a_restore,
+        old_history,
+        copies,
+        restored_again,
         called_again,
         between_two_calls,
         zombie_and_restore,
@@ -733,6 +815,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         restore_and_driver,
         storage_while_running,
         namesakes,
+        restore_and_storage,
+        records_that_vanish,
         storage_emptied_alone,
         target_while_running,
         target_back_in_phase_two,
@@ -743,7 +827,9 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         moved_on_with_losses,
         replay_then_storage,
         second_driver_while_replaying,
+        overtaken_in_a_replay,
         storage_of_before_a_replay,
+        target_of_before_a_loss,
         lost_answers,
         late_packets,
         late_tasks,
@@ -768,6 +854,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         other_rows,
         other_topic,
         damage,
+        older_version,
         letters_beyond_the_limit,
         locks,
         repeated_puts,

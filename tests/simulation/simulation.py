@@ -30,6 +30,7 @@ from coordinator.errors import (
 )
 from coordinator.storage import StorageError
 from coordinator.store.encoding import seal
+from coordinator.store.records import ANY_LINEAGE
 from sinks.errors import SinkError, TooManyDeadLetters
 from tests.simulation.judge import (
     COMMANDS,
@@ -77,6 +78,14 @@ ALARMS = (
     WrongJob,
 )
 """What a driver may say only if a memory is older than the others."""
+BEFORE_THE_CLAIM = (CheckpointGap, QueryNotAdopted, CheckpointLocationMismatch, UnknownSink)
+"""Refusals that storage and Spark's log alone give. A driver learns of them before it stops another one."""
+
+
+def _is_deciding(driver: Process) -> bool:
+    """Tell whether a driver acts by what it has read of the targets' memories, so that it may decide or abort."""
+    began, looked, put = (driver.local.get(what, 0) for what in ("tasks began at", "looked at", "put at"))
+    return bool(looked > max(began, put))
 
 
 @dataclass
@@ -173,6 +182,8 @@ class Simulation:
         self._restores = 0
         self._pending_restore: Restore | None = None
         """A restore that was begun and not finished."""
+        self._restored: Restore | None = None
+        """The newest restore that was finished."""
         self._procedures: list[tuple[int, int]] = []
         """The first and last tick of what an operator does as one: nobody restores a memory to its middle."""
         self._rows_deleted_at = 0
@@ -182,17 +193,19 @@ class Simulation:
         """What the only restore of a memory has changed, so that it can be put back."""
 
     # ------------------------------------------------------------------ processes
-    def _coordinator(self, *, adopt: bool = False) -> CheckpointCoordinator:
-        storage = SimStorage(self.world, STORAGE)
-        return CheckpointCoordinator(JOB, self.world.sinks(), storage, config_of(self.world.settings, adopt))
+    def _coordinator(self, *, adopt: bool = False, storage: str = STORAGE) -> CheckpointCoordinator:
+        config = config_of(self.world.settings, adopt)
+        return CheckpointCoordinator(JOB, self.world.sinks(), SimStorage(self.world, storage), config)
 
-    def _drive(self, batches: int, step: int, boundary: int, starts: int = 1, location: str = "") -> None:
+    def _drive(
+        self, batches: int, step: int, boundary: int, starts: int = 1, location: str = "", storage: str = STORAGE
+    ) -> None:
         """Be the process of a driver, which starts the query so many times, one after the other."""
         world = self.world
         settings = world.settings
         local = self.scheduler.running.local
         adopt = self.scenario.adopt and not world.decided
-        with self._coordinator(adopt=adopt) as coordinator:
+        with self._coordinator(adopt=adopt, storage=storage) as coordinator:
             queries: list[SimQuery] = []
             local.update({"coordinator": coordinator, "queries": queries, "location": location or world.location_name})
             local["restored before"] = world.causes["restored"]
@@ -244,6 +257,7 @@ class Simulation:
             raise
         world.location_names.append((self.scheduler.ticks, restore.location))
         self._pending_restore = None
+        self._restored = restore
         if restore.later:
             self._procedures.append((self._rows_deleted_at, self.scheduler.ticks + 1))
 
@@ -291,8 +305,22 @@ class Simulation:
                 self.faults.append(f"false alarm: {name}: {str(error)[:300]} in {process.name}")
             elif not any(self.world.causes[cause] for cause in (*OUTSIDE, "savepoint restored")):
                 self.faults.append(f"wrong cause: nothing came from outside: {name}: {str(error)[:300]}")
+            if isinstance(error, BEFORE_THE_CLAIM) and (other := self._shut_out_by(process)):
+                self.faults.append(f"shut out: {process.name} was refused, and {other.name} has to stop: {name}")
         elif not process.dead:
             self.faults += [f"{fault} ({process.name})" for fault in wrong_command(self.world, process)]
+
+    def _shut_out_by(self, refused: Process) -> Process | None:
+        """Return the driver that runs and has to stop because a refused one has claimed a generation."""
+        if not refused.local.get("generation"):
+            return None
+        newest = max((number for when, number in self.world.claims if when <= refused.started_at), default=0)
+        for other in self.scheduler.alive("driver"):
+            is_suspended = max(other.recent, default=0) <= refused.started_at
+            runs = other is not refused and "query" in other.local and other.local["query"].isActive
+            if runs and is_suspended and other.local.get("generation") == newest:
+                return other
+        return None
 
     def _is_false_alarm(self, process: Process) -> bool:
         """Tell whether a driver that met nobody else has refused without need."""
@@ -349,6 +377,16 @@ class Simulation:
                 self.scheduler.now = process.wakes_at
             self.scheduler.current = process
 
+    def _event_copy(self, argument: int) -> None:
+        """Start a driver with a copy of storage, in the same checkpointLocation, by mistake."""
+        world = self.world
+        world.causes["copied"] += 1
+        name = f"copy {world.causes['copied']}"
+        world.storage(name).restore(dict(world.storage(STORAGE).values))
+        if any(map(_is_deciding, self.scheduler.alive("driver"))):
+            world.causes["two copies"] += 1  # both decide, or abort, at the same moment
+        self._spawn("driver", partial(self._drive, 1 + argument % 4, argument // 4 % 2, 0, storage=name))
+
     def _event_crash(self, argument: int) -> None:
         victim = self.scheduler.current
         if victim is None or victim.ended:
@@ -395,7 +433,12 @@ class Simulation:
             Kafka.time_out(target)
 
     def _event_expire(self, argument: int) -> None:
+        """Let brokers forget the offsets of groups, or else the transactions that were aborted."""
         for target in self.world.targets.values():
+            if argument % 2:
+                self.world.causes["expired"] += 1
+                target.forget([name for name in target.in_state("aborted") if "#" in name])
+                continue
             if "group" in target.memory.values:
                 target.memory.remove("group")
                 self.world.causes["expired"] += 1
@@ -450,6 +493,14 @@ class Simulation:
         memory.put(key, json.dumps(sealed).encode())
         world.damaged[key] = self.scheduler.ticks, memory.values[key]
         world.causes["damaged"] += 1
+
+    def _event_old_record(self, argument: int) -> None:
+        """Let the newest record be one of an older version, which did not note when Spark had planned the batch."""
+        memory = self.world.storage(STORAGE)
+        if keys := [key for key in memory.values if "/checkpoint/" in key]:
+            body = json.loads(memory.values[keys[-1]])["body"]
+            del body["planned_at"]
+            memory.put(keys[-1], seal(body))
 
     def _event_list(self, argument: int) -> None:
         self._spawn("list", self.operator.list_in_doubt)
@@ -581,6 +632,19 @@ class Simulation:
             query = queries[argument // 4 % len(queries)]
             work = partial(self._stop_by_user, driver, query)
             self.scheduler.current = self.scheduler.spawn(f"{driver.name}/user", "thread", work, driver)
+
+    def _event_restore_again(self, argument: int) -> None:
+        """Call a finished restore again, with other options."""
+        if self._restored and not self._pending_restore:
+            self._stop_all(with_tasks=True)
+            self._spawn("restore", partial(self._restore_otherwise, self._restored))
+
+    def _restore_otherwise(self, before: Restore) -> None:
+        later = not before.later
+        self.operator.restore(before.uri, before.location, later=later, fewer_sinks=before.fewer_sinks)
+        base = self.world.history()[0].record
+        if (ANY_LINEAGE in (base.predecessors or {})) != later:
+            self.faults.append("options: a restore was done again with other options, which it has ignored")
 
     def _stop_all(self, *, with_tasks: bool) -> None:
         for process in self.scheduler.alive():

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from coordinator.errors import StorageBehind
+from coordinator.errors import InDoubtError, StorageBehind, Superseded
 from coordinator.operations.savepoints.savepoint import MARK
 from coordinator.protocol.ports import BatchFacts, BatchLeft
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.storage import StorageError
 from coordinator.task.row_hash import HASH_COLUMN
-from sinks.errors import SinkError
+from sinks.errors import SinkError, TransactionBlocked
 from tests.simulation.memory import Memory
 from tests.simulation.scheduler import Process
 from tests.simulation.world import CHANGED, ConcurrentLog, JobFailed, Unreachable, World, id_of
@@ -192,7 +192,7 @@ class SimQuery:
                 if not batch.was_computed:  # Spark's stateful operators would lack it (R10)
                     world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
                 self.memory.put(f"state/0/0/{n + 1}.delta", state_after(self.units(n)[1]))
-                world.batch_is_done(n)
+                world.batch_is_done(n, batch.facts.planned_at)
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
                 if self.listens_since is None:
@@ -220,8 +220,15 @@ class SimQuery:
             coordinator.process(batch)
         except BatchLeft:
             raise
-        except Exception:
+        except Exception as error:
             if not self.world.scenario.calls_again or not self.isActive:
+                if self.isActive and not isinstance(error, (Superseded, StorageBehind, StorageError, Unreachable)):
+                    looks = 2 + len(self.world.all_sinks())
+                    self.world.require_newest(f"ends with {type(error).__name__}", calls=looks)
+                if isinstance(error, InDoubtError) and self.world.scheduler.running.local.get("held by orphans"):
+                    self.world.violations.append("blocked: a driver ends because an orphan holds a lock")
+                if self.isActive and isinstance(error, TransactionBlocked) and batch.blocked == 1:
+                    self.world.violations.append("blocked: a driver ends over a lock, and has not tried again")
                 raise
             coordinator.process(batch)
 
@@ -279,6 +286,8 @@ class SimBatch:
         self.ids = tuple(id + CHANGED * (id // 2 >= changed) for id in range(2 * first, 2 * end))
         self.rows: int | None = len(self.ids)
         self.was_computed = False
+        self.blocked = 0
+        """How often a lock has kept the tasks from writing the batch."""
         self._cancelled = False
 
     @property
@@ -335,13 +344,15 @@ class SimBatch:
     def run(self, tasks: Mapping[str, Any], ended: Callable[[str], None]) -> list[Any]:
         """Run the tasks as Spark does it: each by itself, a failed one a second time, some with a speculative copy."""
         if any(task.replay for task in tasks.values()):
-            self._world.require_newest("replays", calls=9)
+            self._world.require_newest_since_commit("replays")
+        self._driver().local["tasks began at"] = self._world.scheduler.ticks
         job = SparkJob(self, tasks)
         job.run()
         self.was_computed = True
         self._driver().local["tasks ended at"] = self._world.scheduler.ticks
         for name in tasks:
             ended(name)
+        self.blocked += any(isinstance(ack.error, TransactionBlocked) for ack in job.acks)
         return job.acks
 
 

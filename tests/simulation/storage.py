@@ -8,7 +8,7 @@ from typing import TypeVar
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.base import check_folder, check_key
 from tests.simulation.requests import FOLDERS
-from tests.simulation.world import World
+from tests.simulation.world import STORAGE, World
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class SimStorage(CheckpointStorage):
                 return False
             self._memory.put(key, bytes(value))
             self._world.record_was_put(key, value)
-            if "/generation/" in key:
+            if "/generation/" in key and self._memory is self._world.storage(STORAGE):
                 self._world.claim_was_put(key, self._memory.values[key])
             if key.endswith("/_metadata"):
                 self._world.savepoint_was_put(f"{self.uri}/{key.removesuffix('/_metadata')}", value)

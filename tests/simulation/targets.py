@@ -237,6 +237,7 @@ class SimSink(Auditable[Any], Validating[Any]):
     # ------------------------------------------------------------------ on the driver
     def commit(self, committable: Committable) -> CommitOutcome:
         name = name_of(committable.transaction)
+        self.world.is_asked_to_commit()
         return self.call(f"commit {short(name)}", lambda: self.outcome(name))
 
     def outcome(self, name: str) -> CommitOutcome:
@@ -283,6 +284,7 @@ class SimSink(Auditable[Any], Validating[Any]):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int]:
+            self.world.looks_at_memory()
             newest: dict[str, int] = {}
             for _, transaction in self.transactions(job):
                 if transaction.state == "committed":
@@ -346,9 +348,13 @@ class Whole(WholeCommitting[Any], SimSink):
     """A table that gets staged rows, or files, of a checkpoint in one step."""
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        self.world.is_asked_to_commit()
+
         def move() -> list[CommitOutcome]:
             names = [name_of(each.transaction) for each in committables]
-            if self.world.scenario.locks and set(self.target.in_state("prepared")) - set(names):
+            others = set(self.target.in_state("prepared")) - set(names)
+            if self.world.scenario.locks and others:
+                self.world.commit_was_held_by(self.name, others)
                 raise Unreachable("another transaction holds a lock on the table")
             there = {name: self.target.transaction(name) for name in names}
             prepared = {name: each for name, each in there.items() if each and each.state == "prepared"}
@@ -376,6 +382,7 @@ class Lake(Whole):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int]:
+            self.world.looks_at_memory()
             owner = self.owner(job)
             properties = self.target.memory.values.get("properties", {})
             return {lineage: newest for (of, lineage), newest in properties.items() if of == owner}

@@ -21,6 +21,7 @@ from tests.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
+    from tests.simulation.scheduler import Process
     from tests.simulation.targets import SimSink, Target, Transaction
 
 JOB = "job"
@@ -125,6 +126,12 @@ class World:
         """The rows, by sink, that an operator has discarded."""
         self.by_hand: set[tuple[str, str]] = set()
         """The transactions that an operator commits though no record names them."""
+        self.decided_by: dict[tuple[str, str], tuple[Process | None, int]] = {}
+        """The process that has decided each transaction, and the tick when it did."""
+        self.current: dict[tuple[str, str, int, int], str] = {}
+        """The transaction that has the rows of each participant, as it was decided last; none if they are given up."""
+        self.aborted_by: dict[tuple[str, str], tuple[str, int]] = {}
+        """The lineage and the generation of the driver that has aborted each transaction."""
         self.violations: list[str] = []
         """What was wrong at the very moment when it happened."""
         self.causes: Counter[str] = Counter()
@@ -220,13 +227,21 @@ class World:
         if self.decisions_to_come:
             self.decisions_to_come -= 1
             self.scheduler.holds_events = self.decisions_to_come > 0
+        process = self.scheduler.current
+        if process:
+            process.local["put at"] = self.scheduler.ticks
+            process.local["commits since put"] = 0
         first_unit = json.loads(body["offsets"][0])[0]
         for sink in body["partitions"]:
             self.first_units[sink] = min(first_unit, self.first_units.get(sink, first_unit))
         for committable in body["committables"]:
             name = name_of(committable["transaction"])
             self.named.add((committable["sink"], name))
+            self.decided_by[committable["sink"], name] = process, self.scheduler.ticks
+            if self.aborted_by.get((committable["sink"], name)) == (body["lineage"], body["generation"]):
+                self.violations.append(f"decided: {short(name)}, which the same driver had aborted")
             participant = committable["sink"], body["lineage"], body["checkpoint_id"], committable["subtask"]
+            self.current[participant] = name
             if not body["round"]:  # it may be planned anew, after storage was restored
                 self.decided_rows[participant] = self.rows_of.get((committable["sink"], name), ())
         if not body["restored_from"]:
@@ -235,7 +250,9 @@ class World:
             self.participant_was_given_up(body, loss)
             rows = self.rows_of.get((loss["sink"], name_of(loss["transaction"])), ())
             self.given_up.setdefault(loss["sink"], set()).update(map(id_of, rows))
-        process = self.scheduler.current
+            self.current.pop((loss["sink"], body["lineage"], body["checkpoint_id"], loss["subtask"]), None)
+            if f"rows {name_of(loss['transaction'])}" in self.target(loss["sink"]).memory.values:
+                self.violations.append(f"given up: {short(name_of(loss['transaction']))}, which is visible")
         self.requests.record_was_put(process)
         location = process.local.get("location") if process else None
         if location and self.restored_at.get(body["lineage"], location) != location:
@@ -291,10 +308,26 @@ class World:
                 )
                 return
 
-    def batch_is_done(self, n: int) -> None:
-        """Note a violation if Spark is told that a batch is done, and not all of it is visible."""
+    def require_newest_since_commit(self, what: str) -> None:
+        """Note a violation if a driver does what it may do only if it was the newest after its last commit."""
+        process = self.scheduler.current
+        own = process.local.get("generation") if process else None
+        if process is None or own is None or self.was_restored:
+            return
+        committed_at = process.local.get("asked to commit at", 0)
+        if newer := [number for tick, number in self.claims if number > own and tick < committed_at]:
+            self.violations.append(
+                f"superseded: {process.name} {what} in generation {own}, after {newer[0]} was claimed"
+            )
+
+    def batch_is_done(self, n: int, planned_at: int) -> None:
+        """Note a violation if Spark is told that a batch is done, and that is another one, or not all of it visible."""
         newest = next((each for each in self.history() if each.checkpoint_id == n), None)
-        if newest is None or self.was_restored:
+        if newest is None:
+            return
+        if newest.record.planned_at not in (0, planned_at):
+            self.violations.append(f"another plan: batch {n} is done by a record of a batch that was planned otherwise")
+        if self.was_restored or self.causes["copied"]:
             return
         for committable in newest.committables.values():
             name = name_of(committable.transaction)
@@ -394,11 +427,29 @@ class World:
     def outside(self) -> tuple[int, int]:
         return self.causes["restored"], self.causes["savepoint restored"]
 
+    def is_asked_to_commit(self) -> None:
+        if process := self.scheduler.current:
+            process.local["asked to commit at"] = self.scheduler.ticks
+            process.local["held by orphans"] = False
+            process.local["commits since put"] = process.local.get("commits since put", 0) + 1
+
+    def commit_was_held_by(self, sink: str, names: set[str]) -> None:
+        """Note whether the newest commit of a process has failed because orphans hold a lock."""
+        if process := self.scheduler.current:
+            process.local["held by orphans"] = not any((sink, name) in self.named for name in names)
+
+    def looks_at_memory(self) -> None:
+        """Note when a driver looks at what a target remembers. Before a decision that is after its tasks."""
+        if process := self.scheduler.current:
+            process.local["looked at"] = self.scheduler.ticks
+
     def about_to_commit(self, target: Target, prepared: Mapping[str, Transaction]) -> None:
         if self.scheduler.current is None:  # the conformance kit, in which no record names anything
             return
         process = self.scheduler.running
         seen = target.visible()
+        if self._record_was_gone() and not self.decided_names() & prepared.keys():
+            self.violations.append(f"undecided: {target.name} is asked to commit, and the record was gone before")
         for name, transaction in prepared.items():
             self.committed_by[target.name, name] = process.owner
             was_named = (target.name, name) in self.named
@@ -417,6 +468,18 @@ class World:
             if twice := sorted(seen.keys() & ids):
                 self.violations.append(f"duplicated: rows {twice} of {target.name} by {short(name)}")
             seen.update(ids)
+
+    def _record_was_gone(self) -> bool:
+        """Tell whether storage was restored after a driver's put and before its next call, a look at the records.
+
+        Once it has begun to commit, it does not have to stop.
+        """
+        process = self.scheduler.current
+        if process is None or process.local.get("commits since put") != 1:
+            return False
+        put_at = process.local.get("put at", self.storage_restored_at)
+        next_call = min((tick for tick in process.recent if tick > put_at), default=0)
+        return bool(put_at < self.storage_restored_at <= next_call)
 
     def listed_in_doubt(self, sink: str, names: list[str]) -> None:
         """Note what is decided at the moment when a process lists what is in doubt.
@@ -439,12 +502,28 @@ class World:
         decided = self.decided_names() & frozenset(names)
         listings.append(Listing(tuple(names), decided, claim.lineage, claim.generation, newest, self.outside))
 
+    def _judge_abort_of_decided(self, target: Target, name: str, transaction: Transaction) -> None:
+        """Say what is wrong if a driver aborts what it, or another driver, has decided."""
+        process = self.scheduler.running
+        own = process.local.get("generation")
+        by, when = self.decided_by.get((target.name, name), (None, 0))
+        if by and by is not process.owner and process.made_calls_since(when) > 1 and name in self.decided_names():
+            self.violations.append(f"aborted: {target.name} {short(name)}, which {by.name} had decided")
+        participant = target.name, transaction.lineage, transaction.checkpoint, transaction.subtask
+        is_current = transaction.state == "prepared" and self.current.get(participant) == name
+        if by is process.owner and is_current and own == max(number for _, number in self.claims):
+            self.violations.append(f"aborted: {target.name} {short(name)}, which this driver had decided")
+        if own and "#" not in name:
+            self.aborted_by[target.name, name] = TransactionId.parse(name).lineage, own
+
     def about_to_abort(self, target: Target, name: str, transaction: Transaction) -> None:
         process = self.scheduler.current
         if process is None:
             return
         if told := process.local.get("told"):
             self.violations.append(f"displaced: {process.name} aborts {short(name)}, after it was told {told}")
+        if process.owner.kind == "driver":
+            self._judge_abort_of_decided(target, name, transaction)
         own = process.local.get("generation") if process.owner.kind in ("driver", "abort") else None
         if own and "#" not in name and TransactionId.parse(name).generation > own and not self.was_restored:
             self.violations.append(
