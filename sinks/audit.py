@@ -34,7 +34,8 @@ class Holding:
       cannot tell, and `remarks` say why.
     * `differences` are errors, whatever the counts are.
     * `unexpected` are transactions of the checkpoint that are committed but not part of it, as far
-      as the system can tell.
+      as the system can tell. Each of them keeps the coordinator from writing lost rows again, so
+      leave out attempts that were aborted or are in doubt.
     """
 
     fingerprint: Fingerprint | None = None

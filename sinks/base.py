@@ -42,7 +42,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     write                 task   once per Arrow record batch                no       task fails
     pre_commit            task   after the last row                         no       task fails
     rollback              task   after a write or pre_commit that failed    no       logged
-    owns                  driver before a commit of what a record names     yes      stops the query
+    owns                  driver before each commit, of all that the        yes      stops the query
+                                 record names, whatever became of it
     commit_all, commit    driver after the checkpoint is complete, and in   yes      asked again
                                  recovery
     purge                 driver when all of a checkpoint with rows is      yes      logged
@@ -56,7 +57,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     The object is pickled and sent to the executors, so open handles belong into what
     `begin_transaction` returns, or into attributes that are set in `open` and dropped in
     `__getstate__`. Raise `sinks.errors.SinkError` if Spark's retry cannot help; for any other
-    exception Spark retries the task.
+    exception Spark retries the task. So let errors of the system and its client pass as they are.
 
     **Threads.** A task has a copy of the sink to itself, in one thread. Copies for several tasks
     may live in one process, one after another. On the driver the methods are called one at a time,
@@ -100,6 +101,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def open(self) -> None:
         """Acquire what the sink needs in this process.
 
+        Many tasks may call it at the same time, also where nothing is set up yet. So make what is
+        missing in one step that is no error if another task was faster, such as
+        `mkdir(exist_ok=True)`.
+
         It is called again at each start of a query, even without `close` in between. It must not
         touch transactions. By default it does nothing.
         """
@@ -107,8 +112,9 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def close(self) -> None:
         """Release what the sink has acquired.
 
-        It is called even if `open` failed. It must not touch pre-committed transactions. By default
-        it does nothing.
+        It is called even if `open` failed. It must not touch pre-committed transactions, nor take
+        anything away from other tasks and drivers, which are open at the same time. By default it
+        does nothing.
         """
 
     # ------------------------------------------------------------------ in the task
@@ -117,9 +123,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         """Start a transaction named after `context.transaction_id`, and return its handle.
 
         The handle has everything that `write`, `pre_commit` and `rollback` need, because several
-        transactions may be open on one sink object. If this method raises, it must clean up after
-        itself, because without a handle there is no `rollback`. It may be unable to, for example if
-        a request took effect and its answer was lost. `purge` removes what is left then, or `abort`
+        transactions may be open on one sink object. Use the name in at-least-once mode, too. A
+        place that is named by `context.slot` must not hold the rows beyond `pre_commit`, because
+        later transactions get the same slot. If this method raises, it must clean up after itself,
+        because without a handle there is no `rollback`. It may be unable to, for example if a
+        request took effect and its answer was lost. `purge` removes what is left then, or `abort`
         does if `in_doubt` lists it.
         """
 
@@ -140,8 +148,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
         Any other process must be able to commit or abort the transaction from now on. The identity
         is a dict of JSON values, as `in_doubt` lists it; return a `Committable` to add proof. The
-        task may die at any moment afterwards, and the transaction must live on. Raises if `abort`
-        has meanwhile left its proof under this name.
+        task may die at any moment afterwards, and the transaction must live on. It lives on even if
+        a task of another driver, of the next checkpoint or of another job begins a transaction
+        with the same `context.slot`. Raises if `abort` has meanwhile left its proof under this
+        name.
         """
 
     @abstractmethod
@@ -167,8 +177,9 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def check(self, schema: pa.Schema) -> None:
         """Raise `ConfigurationError` if the target cannot take rows of this schema.
 
-        The error has all reasons at once. Ignore differences that `SchemaEvolving.evolve` will
-        remove. By default any schema is fine.
+        The error has all reasons at once. A column that is not nullable, and metadata, are no
+        reasons: Spark changes both with the query, and the rows are the same. Ignore differences
+        that `SchemaEvolving.evolve` will remove. By default any schema is fine.
         """
 
     @final
@@ -208,6 +219,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         * An exception: the system cannot answer now. The coordinator asks again until
           `commit_timeout`.
         * HELD is only for `commit_all`.
+
+        What is visible already stays visible. A transaction that is still open was not
+        pre-committed, so no record names it, unless the target was restored to an older state.
+        Answer UNKNOWN for it. LOST is right only if its `pre_commit` fails from then on, and an
+        exception only if the answer will be another one later.
         """
 
     @abstractmethod
@@ -224,11 +240,16 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         """
 
     def abort_all(self, transactions: Sequence[Identity]) -> Sequence[Exception | None]:
-        """Call `abort` for each transaction, and return what it raised, or None, in order.
+        """Abort many transactions, and return an answer for each, in order.
 
-        An exception that this method itself raises is the answer for all. Override the method for
-        speed, if one step of the system can abort many transactions. By default it calls `abort`
-        for one transaction after the other.
+        The answer is None for a transaction that `abort` would end without an error: it is aborted
+        now, was aborted already, or was never seen. For a committed transaction, the answer is a
+        `CommittedError`, as an object and not raised. Such a transaction keeps no other one from
+        being aborted. An exception that this method itself raises counts as the answer for all, so
+        raise only if nobody knows which transactions were aborted.
+
+        Override the method for speed, if one step of the system can abort many transactions. By
+        default it calls `abort` for one transaction after the other.
         """
         answers: list[Exception | None] = []
         with progress(f"sink {self.name}: abort", len(transactions), "transactions") as advance:
@@ -259,8 +280,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def owns(self, job: str, transaction: Identity) -> bool:
         """Tell whether this can be the identity of a transaction of this job and sink.
 
-        The coordinator asks before it commits a transaction that a record names. By default the
-        answer is yes.
+        The coordinator asks about all transactions of a record whenever it commits the record: in
+        the batch, on each retry, and at every start. If the answer is no, the query stops, because
+        somebody has altered the record. Some of these transactions are committed or aborted by
+        then, so the answer must not depend on what became of one, and stays yes. Judge by the
+        identity alone. It may be any dict, such as one that another sink made, so answer no for
+        what has none of your fields, and do not raise. By default the answer is yes.
         """
         return True
 
@@ -268,7 +293,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         """Delete old proofs, once all rows of this sink in `checkpoint` are visible.
 
         Delete the proofs, of commits and aborts, of this job, lineage and sink for checkpoints
-        before `checkpoint.oldest_retained`, and what dead tasks of those checkpoints left. Only a
+        before `checkpoint.oldest_retained`, and what dead tasks of all those checkpoints left, not
+        only of the newest among them. Only a
         driver that was superseded long ago could still ask for these proofs, and UNKNOWN stops it.
         At the same time tasks of newer checkpoints pre-commit, and another driver may ask
         `committed_checkpoints`. `purge` is never called for a checkpoint without rows of this sink,
@@ -284,10 +310,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
         At startup, and before each checkpoint is decided, the coordinator compares this memory with
         what storage and the driver know. It notices in this way if storage or the target was
-        restored to an older state (R15). So the method should be fast. Rows of at-least-once mode
-        (`TransactionContext.exactly_once` is False) do not count, because they have no record in
-        storage. A committable whose checkpoint will not be remembered has `"remembered": False` in
-        its proof.
+        restored to an older state (R15). So the method should be fast. Change the memory in the
+        same step that makes the rows visible. If it is a second step, a driver may die between
+        them, the next `commit` finds the rows visible, and the query never starts again. Rows of
+        at-least-once mode (`TransactionContext.exactly_once` is False) do not count, because they
+        have no record in storage. A committable whose checkpoint will not be remembered has
+        `"remembered": False` in its proof.
         """
         return None
 

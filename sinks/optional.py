@@ -113,7 +113,8 @@ class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
         The driver calls this method after `check` and before the tasks. The change must harm nobody
         who reads the target, or still writes rows of an older schema. Earlier checkpoints are
         visible, orphans are aborted, and this driver is the newest, but an older driver may do the
-        same at the same time. The call may be repeated. If it raises, the checkpoint fails.
+        same at the same time, for other new columns, which must stay. The call may be repeated. If
+        it raises, the checkpoint fails.
         """
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
@@ -197,6 +198,9 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
     def record_fingerprint(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
         """Take count and hash of the rows written, in a task, before `pre_commit`.
 
+        The hash is any number from 0 to 2**64 - 1, so a signed integer of 64 bits cannot hold it.
+        `Fingerprint.stored` has it as a string.
+
         The record of the checkpoint has the same count and hash later. A sink that stores them in
         the same transaction lets `audit` compare. By default nothing is stored.
         """
@@ -208,7 +212,9 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
         It is for `coordinator verify`. The coordinator asks, too, before it writes lost
         transactions again, because `Holding.unexpected` shows whether they already were (R15). The
         method changes nothing. With `quick` it does nothing that takes longer the more rows there
-        are. Anything slow reports to `sinks._util.progress.progress`.
+        are. Hashes are added modulo 2**64, as `Fingerprint.__add__` does. Transactions of other
+        lineages, jobs and sinks do not count, nor do attempts that were aborted or are in doubt.
+        Anything slow reports to `sinks._util.progress.progress`.
         """
 
 

@@ -153,10 +153,12 @@ class TransactionContext:
     used twice. Use it as the name of the transaction."""
     slot: int = 0
     """A small number, to build names that are used again, for systems that must not see ever new
-    names. Attempts of this subtask in one attempt of a Spark stage have different slots; each
-    checkpoint begins with 0 again. If Spark runs a stage again because shuffle files were lost, a
-    task of the earlier attempt may still work under the same slot, because PySpark does not tell
-    them apart."""
+    names. Other systems ignore it, and use `transaction_id`. Transactions of other checkpoints,
+    drivers and jobs have the same slots, and what was pre-committed under one must live on when the
+    next transaction begins. Attempts of this subtask in one attempt of a Spark stage have different
+    slots; each checkpoint begins with 0 again. If Spark runs a stage again because shuffle files
+    were lost, a task of the earlier attempt may still work under the same slot, because PySpark
+    does not tell them apart."""
     exactly_once: bool = True
     """True if `pre_commit` ends the transaction. False in at-least-once mode, in which
     `commit_directly` ends it."""
