@@ -33,13 +33,19 @@ class Ability(Enum):
     NULLS = "store null in `name` and `amount`"
     NEGATIVE_ZERO = "tell -0.0 from 0.0"
     DEAD_TASKS = "remove in `purge` what dead tasks left (the system has something else for that)"
+    SLOT = (
+        "keep what is pre-committed when its slot is used again (it rolls that back, with a proof)"
+    )
     TELL_OPEN = (
         "tell an open transaction from a pre-committed one, nor abort it while its task writes"
     )
 
 
 class Clause(Enum):
-    """A sentence of the contract: the method whose docstring has it, and the sentence."""
+    """A sentence of the contract: the method whose docstring has it, and the sentence.
+
+    The third part, if there is one, says what to do about the most frequent mistakes.
+    """
 
     # ------------------------------------------------------------------ the object
     PICKLED = (
@@ -59,6 +65,11 @@ class Clause(Enum):
     OPEN_KEEPS = "open", "touches no transaction, open or pre-committed"
     CLOSE = "close", "releases it; called also when `open` failed or was not called, and twice"
     CLOSE_KEEPS = "close", "must not touch pre-committed transactions"
+    CLOSE_BESIDE = (
+        "close",
+        "takes nothing away from other tasks and drivers, which are open at the same time",
+        "Let `close` release what this object holds, and leave folders, tables and services alone.",
+    )
     WEAKNESSES = "weaknesses", "answers with a sequence of sentences"
     # ------------------------------------------------------------------ in the task
     BEGIN = "begin_transaction", "starts a transaction"
@@ -69,6 +80,8 @@ class Clause(Enum):
     NAMES = (
         "begin_transaction",
         "names it by `context.transaction_id`: each part of that tells transactions apart",
+        "Use `context.transaction_id` as the name, unchanged, in at-least-once mode too. It has at "
+        "most 199 characters of [a-z0-9.-], however long the names of job and sink are.",
     )
     HANDLE = (
         "begin_transaction",
@@ -94,6 +107,11 @@ class Clause(Enum):
         "in the step that makes the rows durable, it looks for the proof of an abort, and raises "
         "if that is there",
     )
+    SLOT = (
+        "pre_commit",
+        "what is pre-committed lives on when another transaction gets its `context.slot`",
+        "Put the rows of each transaction into a place that is named by `context.transaction_id`.",
+    )
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
     IDENTITY = (
         "pre_commit",
@@ -107,6 +125,13 @@ class Clause(Enum):
         "pre_commit",
         "a task that dies inside shows no row, and a sweep and another attempt get over it",
     )
+    RETRY = (
+        "__doc__",
+        "an error of the system is no SinkError, unless that is `retryable`: Spark retries the "
+        "task for any other exception only",
+        "Let the error of the client pass. Raise SinkError, BadValue or the like only for what "
+        "another try meets again.",
+    )
     ROLLBACK = "rollback", "throws away a transaction that was not pre-committed, and no other"
     ROLLBACK_AFTER = (
         "rollback",
@@ -119,6 +144,17 @@ class Clause(Enum):
     )
     # ------------------------------------------------------------------ commit
     COMMIT = "commit", "makes one pre-committed transaction visible, whole"
+    COMMIT_KEEPS = (
+        "commit",
+        "leaves visible what is visible already",
+        "Add the rows of a commit to those of earlier ones: a manifest names the files of both.",
+    )
+    COMMIT_OPEN = (
+        "commit",
+        "of a transaction that is open: UNKNOWN, or LOST if its `pre_commit` fails from then on",
+        "Answer LOST only in the step that bars the way, such as an insert of a tombstone under "
+        "the key that `pre_commit` inserts. Otherwise answer UNKNOWN.",
+    )
     COMMIT_OUTCOME = (
         "commit",
         "answers with a CommitOutcome, which says why if it is LOST or UNKNOWN",
@@ -161,9 +197,20 @@ class Clause(Enum):
         "`pre_commit`",
     )
     ABORT_COMMITTED = "abort", "raises CommittedError if it finds it committed, and changes nothing"
+    ABORT_ALL = (
+        "abort_all",
+        "one answer each, in order; what is committed, or was never seen, keeps no other from "
+        "being aborted",
+        "Catch what `abort` would raise for one, and put that into the answers at its place.",
+    )
     ABORT_OR_COMMIT = "abort", "either it or a commit at the same time takes effect, never both"
     ABORT_DIES = "abort", "a driver that dies inside is asked again, and then it is aborted"
-    OWNS = "owns", "knows what it pre-committed as its own, and answers for any dict"
+    OWNS = (
+        "owns",
+        "knows what it pre-committed as its own, whatever became of it, and answers for any dict",
+        "Judge by the identity alone, without a look at the system: `TransactionId.prefix(job)`, "
+        "and `TransactionId.parse(name).sink == token(self.name)`.",
+    )
     IN_DOUBT = "in_doubt", "lists every unresolved transaction of this job and sink, of any lineage"
     IN_DOUBT_JOB = "in_doubt", "lists no other job's"
     IN_DOUBT_SINK = "in_doubt", "lists no other sink's"
@@ -189,6 +236,8 @@ class Clause(Enum):
     MEMORY = (
         "committed_checkpoints",
         "by lineage the newest checkpoint that has committed rows, of this job and sink",
+        "Change the memory in the step that makes the rows visible, and compare checkpoints as "
+        "numbers.",
     )
     MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"
     EVOLVE = (
@@ -199,6 +248,12 @@ class Clause(Enum):
     SCHEMA_DIFF = "schema_diff", "tells what `evolve` would change, and changes nothing"
     DIAGNOSE = "diagnose", "yields findings, and nothing of it stays behind"
     INSPECT = "inspect", "one answer for each transaction, in order"
+    FINGERPRINT = (
+        "record_fingerprint",
+        "takes any count of rows, and any hash from 0 to 2**64 - 1",
+        "A signed integer of 64 bits, or a float, cannot hold the hash: store "
+        "`fingerprint.stored()`, which has it as text.",
+    )
     AUDIT = "audit", "tells of rows that are visible how many were written, or that it cannot tell"
     # ------------------------------------------------------------------ the whole
     EXACTLY_ONCE = (
@@ -217,16 +272,16 @@ class Clause(Enum):
         "alone",
     )
 
-    def __init__(self, method: str, sentence: str) -> None:
+    def __init__(self, method: str, sentence: str, remedy: str = "") -> None:
         self.method = method
         self.sentence = sentence
+        self.remedy = remedy
 
     def broken(self, seen: str) -> str:
         """What a failed assertion says."""
-        return (
-            f"{self.name}: {self._called} {self.sentence}\n  seen: {seen}\n  contract: "
-            f"{self._where}"
-        )
+        lines = [f"{self.name}: {self._called} {self.sentence}", f"seen: {seen}"]
+        lines += [f"do: {self.remedy}"] * bool(self.remedy)
+        return "\n  ".join([*lines, f"contract: {self._where}"])
 
     @property
     def _called(self) -> str:

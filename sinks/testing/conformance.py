@@ -263,7 +263,7 @@ class SinkConformance(SinkContract):
         done: list[pa.Table] = []
         for stop, tables, made in self.attempts(sink, count, done, self.stops):
             when = f"when a driver was killed at {stop}"
-            arguments = "notify_checkpoint_complete", Checkpoint(self.job, LINEAGE, 0), made
+            arguments = "notify_checkpoint_complete", self.checkpoint_of(made[0]), made
             self._died(
                 sink, partial(_call, sink, stop, *arguments), tmp_path, Clause.COMMIT_DIES, when
             )
@@ -271,6 +271,7 @@ class SinkConformance(SinkContract):
             done += tables
             self.expect_rows(sink, Clause.COMMIT_DIES, when, *done)
             self.expect_doubts(sink, Clause.COMMIT_DIES, when)
+            self.expect_remembered(sink, made[0], f"asked again {when}")
 
     def test_a_driver_of_another_process_commits_the_same(self, sink: Sink, tmp_path: Path) -> None:
         """While one is stopped at any line: a lock of the process keeps nobody else out."""
@@ -283,7 +284,7 @@ class SinkConformance(SinkContract):
                 sink,
                 None,
                 "notify_checkpoint_complete",
-                Checkpoint(self.job, LINEAGE, 0),
+                self.checkpoint_of(made[0]),
                 made,
             )
             started = tmp_path / f"{stop.number}.started"

@@ -21,7 +21,7 @@ import pytest
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SinkTests, copy_of, forget, rows
-from sinks.testing.lines import Stop, at, failing, lines, watched
+from sinks.testing.lines import Stop, at, failing, is_after_deed, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 COMMITTED = CommitOutcome.COMMITTED
@@ -32,7 +32,7 @@ _BLOCKED = 20
 
 
 def meet(
-    sink: Sink,
+    sink: object,
     stop: Stop,
     call: Callable[[], Any],
     other: Callable[[], Any],
@@ -82,17 +82,105 @@ def meet(
     return answers[0], answers[1]
 
 
-def _await_end_or_standstill(thread: threading.Thread, looks: int, started: Path | None) -> None:
+class _Caller:
+    """A call in a thread of its own, which is stopped once, after it has done so many things."""
+
+    def __init__(self, sink: Sink, call: Callable[[], Any], deeds: int) -> None:
+        self.stop: Stop | None = None
+        self.error: Exception | None = None
+        self._sink = sink
+        self._call = call
+        self._deeds = deeds
+        self._go_on = threading.Event()
+        self._arrived = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        left = self._deeds
+
+        def at_line(number: int, frame: FrameType, before: int) -> None:
+            nonlocal left
+            if number and not is_after_deed(frame, before):
+                return
+            left -= 1
+            if left == 0:
+                self.stop = Stop.of(number, frame)
+                self._arrived.set()
+                self._go_on.wait()
+
+        try:
+            with watched(self._sink, at_line):
+                self._call()
+        except Exception as error:
+            forget(error)
+            self.error = error
+        finally:
+            self._arrived.set()
+
+    def start(self) -> bool:
+        """Return whether it was stopped, and not at its end, or waiting for another one."""
+        self._thread.start()
+        _await_end_or_standstill(self._thread, _BLOCKED, None, self._arrived)
+        return self.stop is not None
+
+    def go_on(self) -> None:
+        self._go_on.set()
+        _await_end_or_standstill(self._thread, _BLOCKED, None)
+
+    def end(self) -> None:
+        self._thread.join()
+
+
+def overtaking(sinks: Sequence[Sink], calls: Sequence[Callable[[], Any]]) -> list[_Caller]:
+    """Calls of several processes, each overtaken by all that come later.
+
+    The first is stopped before it does anything, the next one when it has done one thing, and so
+    on, until one ends. Then they go on, the last one first. So whatever a call has looked at, the
+    others change before it acts on that.
+    """
+    callers = [
+        _Caller(sink, call, number)
+        for number, (sink, call) in enumerate(zip(sinks, calls, strict=True), 1)
+    ]
+    started = list[_Caller]()
+    for caller in callers:
+        started.append(caller)
+        if not caller.start():
+            break
+    for caller in reversed(started):
+        caller.go_on()
+    for caller in started:
+        caller.end()
+    return started
+
+
+def _raised(answers: Sequence[Exception | None]) -> None:
+    """Raise the error among the answers of `abort_all`, if there is one."""
+    for error in answers:
+        if error:
+            raise error
+
+
+def _await_end_or_standstill(
+    thread: threading.Thread,
+    looks: int,
+    started: Path | None,
+    arrived: threading.Event | None = None,
+) -> None:
     """Return when the thread has ended, or seems to wait for another one: it stands still at so
     many looks in a row, or sleeps at three times as many, as one does that looks again and again
     whether a lock is free. On a busy machine a thread that is ready to run does not sleep, however
     long it has to wait for a processor. If the thread waits for a process that writes its number
-    into the file `started`, that process is looked at in its place."""
+    into the file `started`, that process is looked at in its place. If `arrived` is set, return,
+    too."""
     before = ""
     still = 0
     asleep = 0
     while thread.is_alive() and still < looks and asleep < 3 * looks:
-        thread.join(_LOOK)
+        if arrived is None:
+            thread.join(_LOOK)
+        elif arrived.wait(_LOOK):
+            return
         task = _text_of(started) if started else f"self/task/{thread.native_id}"
         switches = _asleep(task) if task else ""
         asleep += bool(switches)
@@ -147,7 +235,7 @@ class Faults(SinkTests):
         self, sink: Sink, count: int, done: list[pa.Table], most: int = 0, *, failing: bool = False
     ) -> Iterator[tuple[Stop, list[pa.Table], list[Committable]]]:
         """Each line at which a commit can be stopped, with the tables of the participants of a
-        checkpoint, and these. `done` gets what is visible before."""
+        checkpoint of its own, and these. `done` gets what is visible before."""
         if count > 1 and type(sink).commit_all is Sink.commit_all:
             pytest.skip("this sink does not override `commit_all`: it calls `commit` of each")
 
@@ -161,8 +249,9 @@ class Faults(SinkTests):
             driver, lambda: self.ask(driver, *made), most or 2 * self.stops, failing=failing
         )
         self.close(driver)
-        for stop in stops:
-            yield stop, tables(stop.number), self.participants(sink, tables(stop.number))
+        for number, stop in enumerate(stops, 1):
+            made = self.participants(sink, tables(stop.number), checkpoint=number)
+            yield stop, tables(stop.number), made
 
     @together
     def test_a_system_that_does_not_answer_is_no_outcome(self, sink: Sink, count: int) -> None:
@@ -192,6 +281,7 @@ class Faults(SinkTests):
             self.commit(sink, *made, clause=Clause.ASK_AGAIN, when=f"asked again after {failed}")
             done += tables
             self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after {failed}", *done)
+            self.expect_remembered(sink, made[0], f"asked again after {failed}")
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commits that were asked again")
 
     def _ask_failing(self, driver: Sink, stop: Stop | None, *made: Committable) -> list[Any]:
@@ -237,6 +327,7 @@ class Faults(SinkTests):
                 with watched(sink, failing(sink, stop, self.outage)):
                     committable = fails(transaction, table)
             except Exception as error:
+                self.expect_retried(error, f"{self.outage!r} at {stop}, and {inside}")
                 forget(error)
             if committable is not None:
                 done.append(table)
@@ -279,6 +370,7 @@ class Faults(SinkTests):
                     with watched(sink, failing(sink, stop, self.outage, lasts=lasts)):
                         transaction = sink.begin_transaction(self.context(sink, slot=0))
                 except Exception as error:
+                    self.expect_retried(error, f"{self.outage!r} at {stop}, and begin_transaction")
                     forget(error)
                 else:
                     self.rollback(sink, transaction)
@@ -300,22 +392,65 @@ class Faults(SinkTests):
             when += " and a purge"
         self.expect_no_leftovers(sink, when, before, Clause.BEGIN_FAILS)
 
-    @pytest.mark.parametrize("method", ["in_doubt", "committed_checkpoints", "abort", "purge"])
+    def test_open_fails_in_a_task(self, sink: Sink) -> None:
+        """At any line; then the task closes the sink, and Spark tries it again."""
+        trial = copy_of(sink)
+        stops = lines(trial, trial.open, 2 * self.stops, failing=True)
+        self.close(trial)
+        self.rollback(sink, self.begun(sink))
+        for stop in stops:
+            task = copy_of(sink)
+            try:
+                with watched(task, failing(task, stop, self.outage)):
+                    task.open()
+            except Exception as error:
+                self.expect_retried(error, f"{self.outage!r} at {stop}, and open")
+                forget(error)
+            self.close(task)
+            self.rollback(task, self.begun(task, clause=Clause.OPEN))
+            self.close(task)
+
+    def test_open_in_many_tasks_at_once(self, sink: Sink) -> None:
+        """Where nothing was set up yet: each is overtaken by the next one."""
+        tasks = [copy_of(sink) for _ in range(2 * self.stops)]
+        for caller in overtaking(tasks, [task.open for task in tasks]):
+            assert caller.error is None, Clause.OPEN.broken(
+                f"stopped at {caller.stop} while other tasks open their copies, it raised "
+                f"{type(caller.error).__name__}: {caller.error}"
+            )
+        table = rows(0, 2)
+        task = tasks[0]
+        self.open(task)
+        committable = self.pre_committed(task, table, clause=Clause.OPEN)
+        self.commit(sink, committable, clause=Clause.OPEN, when="after many tasks opened copies")
+        self.expect_rows(sink, Clause.OPEN, "after many tasks opened copies at once", table)
+
+    def _call(self, method: str, driver: Sink, victim: Committable) -> Any:
+        """What this method answers, of which the last three have something to end."""
+        if method == "in_doubt":
+            return [dict(identity) for identity in driver.in_doubt(self.job)]
+        if method == "committed_checkpoints":
+            return driver.committed_checkpoints(self.job)
+        if method == "abort_all":
+            return _raised(driver.abort_all([victim.transaction]))
+        if method == "abort":
+            return driver.abort(victim.transaction)
+        return driver.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
+
+    @pytest.mark.parametrize(
+        "method", ["in_doubt", "committed_checkpoints", "abort", "abort_all", "purge"]
+    )
     def test_silence_is_no_answer(self, sink: Sink, method: str) -> None:
         """The system fails at any line: the method raises, or it has done what it was asked."""
         clause = Clause.MEMORY if method == "committed_checkpoints" else Clause[method.upper()]
+        if method == "abort_all" and type(sink).abort_all is Sink.abort_all:
+            pytest.skip("this sink does not override `abort_all`: it calls `abort` of each")
         for number in range(2):
             self.commit(sink, self.pre_committed(sink, rows(number, 1), checkpoint=number))
         self.abort(sink, self.pre_committed(sink, rows(2, 1), checkpoint=1))
         memory = self.memory(sink)
 
-        def call(driver: Sink, victim: Committable) -> Any:
-            argument: Any = {
-                "abort": victim.transaction,
-                "purge": Checkpoint(self.job, LINEAGE, 1, oldest_retained=1),
-            }
-            answer = getattr(driver, method)(argument.get(method, self.job))
-            return [dict(identity) for identity in answer] if method == "in_doubt" else answer
+        call = partial(self._call, method)
 
         def met() -> tuple[Sink, Committable]:
             if method == "purge":
@@ -341,10 +476,10 @@ class Faults(SinkTests):
                 assert answer == [dict(victim.transaction)], clause.broken(when)
             if error is None and method == "committed_checkpoints":
                 assert answer == memory, clause.broken(when)
-            if method != "abort":
-                self.expect_doubts(sink, clause, when, victim)
-            elif error is None:
+            if error is None and method.startswith("abort"):
                 self.expect_state(sink, clause, when, victim)
+            if not method.startswith("abort"):
+                self.expect_doubts(sink, clause, when, victim)
             self.expect_memory(sink, clause, when, memory)
             self.expect_rows(sink, clause, when, rows(0, 2))
 
@@ -448,6 +583,23 @@ class Faults(SinkTests):
             self.expect_memory(
                 sink, Clause.MEMORY, f"with {self.many - few} committed, and one more", {LINEAGE: 1}
             )
+
+    def test_abort_all_of_many(self, sink: Sink) -> None:
+        if type(sink).abort_all is Sink.abort_all:
+            pytest.skip("this sink does not override `abort_all`: it calls `abort` of each")
+        made = self.participants(sink, [rows(10 * p, 2) for p in range(self.many)])
+        driver = self.elsewhere(sink)
+        with Clause.ABORT_ALL.guarding(f"abort_all of {self.many}"):
+            answers = list(driver.abort_all([each.transaction for each in made]))
+        self.close(driver)
+        when = f"after abort_all of {self.many}"
+        assert answers == [None] * self.many, Clause.ABORT_ALL.broken(f"{when}: {answers[:3]}")
+        self.expect_doubts(sink, Clause.ABORT_ALL, when)
+        states = {answer.state for answer in self.outcomes(sink, *made, clause=Clause.ABORT_ALL)}
+        assert states == {CommitState.LOST}, Clause.ABORT_ALL.broken(
+            f"{when}, commit answers {states}"
+        )
+        self.expect_rows(sink, Clause.ABORT_ALL, when)
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
         """A driver's sweeps have their own thread."""
@@ -605,6 +757,70 @@ class Faults(SinkTests):
             self.close(driver, task)
         self.expect_rows(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit", *done)
         self.sweep(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit")
+
+    def test_a_commit_beside_a_pre_commit(self, sink: Sink) -> None:
+        """A driver commits a transaction that is open, or that is stopped at any line of
+        `pre_commit`: after the target was set back, a record may name it."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        self.needs(Ability.TELL_OPEN)
+        trial = self.written(sink, rows(0, 2))
+        stops = lines(sink, lambda: sink.snapshot_state(trial), self.stops)
+        self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
+        done = list[pa.Table]()
+        for stop in stops:
+            context = self.context(sink)
+            table = rows(100 * stop.number, 2)
+            unseen = self.never_seen(sink, context)
+            driver = self.elsewhere(sink)
+            task = copy_of(sink)
+            transaction = self.written(task, table, context)
+            committable, answers = meet(
+                task,
+                stop,
+                partial(task.snapshot_state, transaction),
+                partial(self.ask, driver, unseen),
+            )
+            (answer,) = answers if isinstance(answers, list) else [answers]
+            when = f"asked when its pre_commit was at {stop}, commit answers {answer!r}"
+            refused = isinstance(committable, Exception)
+            if refused:
+                self.rollback(task, transaction, Clause.ROLLBACK_AFTER)
+                made = unseen
+            else:
+                made = committable.of(sink.name, 0, Fingerprint(2))
+            then = f"{when}; pre_commit then {'raised' if refused else 'returned'}"
+            (final,) = self.outcomes(driver, made, clause=Clause.COMMIT_OPEN)
+            told = answer.state if isinstance(answer, CommitOutcome) else CommitState.UNKNOWN
+            kept = told in (CommitState.UNKNOWN, final.state)
+            expected = refused or final == COMMITTED or told is CommitState.LOST
+            is_right = kept and expected
+            assert is_right, Clause.COMMIT_OPEN.broken(f"{then}, and commit answers {final} now")
+            done += [table] * (final == COMMITTED)
+            self.expect_rows(sink, Clause.COMMIT_OPEN, f"{then}, and commit {final} now", *done)
+            self.close(driver, task)
+        self.sweep(sink, Clause.COMMIT_OPEN, "after commits beside pre_commit")
+
+    def test_purge_removes_what_dead_tasks_left(self, sink: Sink) -> None:
+        """Of several old checkpoints and drivers: a purge may be the first one for a while."""
+        if type(sink).purge is Sink.purge:
+            pytest.skip("this sink does not override `purge`")
+        self.needs(Ability.DEAD_TASKS)
+        self.commit(sink, self.pre_committed(sink, rows(0, 1)))
+        before = self.leftovers(sink)
+        dead = list[Any]()
+        for checkpoint in range(4):
+            for generation in (1, 2):
+                task = copy_of(sink)
+                context = self.context(task, checkpoint=checkpoint, generation=generation)
+                dead.append(self.written(task, rows(10, 2), context))
+                self.close(task)
+        self.commit(sink, self.pre_committed(sink, rows(1, 1), checkpoint=20))
+        self.purge(sink, 20, 4)
+        when = (
+            f"when {len(dead)} tasks of checkpoints 0 to 3 have died after `write`, and a purge of "
+            "those before 4"
+        )
+        self.expect_no_leftovers(sink, when, before, Clause.PURGE_LEFTOVERS)
 
     @pytest.mark.parametrize("stopped", ["pre_commit", "abort"])
     def test_a_pre_commit_beside_another_task_or_a_sweep(self, sink: Sink, stopped: str) -> None:

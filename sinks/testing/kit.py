@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 from sinks.base import Sink, TwoPhaseCommitSink, commit_in_threads
+from sinks.errors import SinkError
 from sinks.optional import Auditable
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.driver import KILLED, NOT_UNPICKLED
@@ -58,14 +59,23 @@ _open_sinks: dict[int, Sink] = {}
 """Those of this test that are open, by their ids: a driver stays so for all of its life."""
 _checkpoints: dict[str, Checkpoint] = {}
 """Of transactions of this test, by the texts of their identities."""
-_made: dict[int, tuple[Sink, Callable[[], Sink]]] = {}
-"""By the id of a sink of this test: itself, and its constructor with the same arguments."""
+_named: list[str] = []
+"""The names of the sinks that the default of `named` has made in this test."""
+_Call = tuple[type[Sink] | None, tuple[Any, ...], Mapping[str, Any]]
+_made: dict[int, tuple[Sink, _Call]] = {}
+"""By the id of a sink of this test: itself, and its class with the arguments of its constructor."""
 
 
 def _new(kind: type[Sink], *arguments: Any, **more: Any) -> Sink:
     sink = object.__new__(kind)
-    _made[id(sink)] = sink, partial(kind, *arguments, **more)
+    _made[id(sink)] = sink, (kind, arguments, more)
     return sink
+
+
+def _made_by(sink: Sink) -> _Call:
+    """Return the class of the sink and the arguments of its constructor, if it was called."""
+    _, call = _made.get(id(sink), (sink, (None, (), {})))
+    return call
 
 
 TwoPhaseCommitSink.__new__ = _new  # type: ignore[method-assign, assignment]
@@ -77,10 +87,21 @@ def closed_later(sink: Sink) -> Sink:
     return sink
 
 
+def end_test() -> None:
+    """Close what a test has made, and forget it."""
+    while _to_close:
+        with suppress(Exception):
+            _to_close.pop().close()
+    for known in (_checked, _made, _open_sinks, _checkpoints):
+        known.clear()
+    _named.clear()
+
+
 def copy_of(sink: Sink) -> Sink:
     """The sink in another task or driver."""
     with Clause.PICKLED.guarding("pickle"):
         copy: Sink = pickle.loads(pickle.dumps(sink))
+    _made.pop(id(copy), None)  # no constructor made it
     closed_later(copy)
     if id(sink) in _checked:
         _checked[id(copy)] = copy, _checked[id(sink)][1]
@@ -112,8 +133,13 @@ class SinkTests:
     many."""
     whole: ClassVar[bool] = False
     """Whether a checkpoint becomes visible as a whole, though the sink is not `WholeCommitting`."""
-    types: ClassVar[Sequence[pa.DataType]] = ()
-    """Further Arrow types that the sink takes, of `sinks.testing.values.SAMPLES`."""
+    types: ClassVar[Sequence[pa.DataType] | Mapping[pa.DataType, Sequence[Any]]] = ()
+    """Arrow types that the sink takes, beside those of SCHEMA: their values arrive as they are.
+
+    The kit has values of the types in `sinks.testing.values.SAMPLES`, so `tuple(SAMPLES)` names all
+    of these. For any other type, give a dict of types with three values each, of which one may be
+    None.
+    """
     outage: ClassVar[Exception] = ConnectionError(
         "injected by the conformance kit: the system does not answer"
     )
@@ -139,20 +165,51 @@ class SinkTests:
         return ()
 
     def named(self, sink: Any, name: str) -> Sink:
-        """A sink of another name into the same target. Default: a copy of which `name` is set."""
+        """A sink of another name into the same target.
+
+        Default: by its constructor, with the same arguments except `name`. If the constructor takes
+        no `name`, it is a copy of which `name` is set.
+        """
+        kind, arguments, more = _made_by(sink)
+        if kind is not None:
+            with suppress(TypeError):
+                bound = inspect.signature(kind).bind(*arguments, **more)
+                if "name" in bound.signature.parameters:
+                    bound.arguments["name"] = name
+                    return kind(*bound.args, **bound.kwargs)
         other = copy_of(sink)
         other.name = name
         return other
 
     def sibling(self, sink: Sink) -> Sink:
-        return closed_later(self.named(sink, f"{sink.name}-2"))
+        return self.of_name(sink, f"{sink.name}-2")
+
+    def of_name(self, sink: Sink, name: str) -> Sink:
+        """What `named` gives, closed after the test."""
+        other = closed_later(self.named(sink, name))
+        if type(self).named is SinkTests.named:
+            _named.append(name)
+        if other.name != name or other is sink:
+            pytest.fail(
+                f"`named` of {type(self).__name__} has to return another sink whose name is "
+                f"{name!a}, and not {other!r}: override it for a sink whose constructor takes no "
+                "`name`, or makes another one of it"
+            )
+        return other
 
     def made_anew(self, sink: Sink) -> Sink:
         """The sink as a job that starts again makes it.
 
         Default: by its constructor, with the same arguments.
         """
-        return closed_later(_made[id(sink)][1]())
+        kind, arguments, more = _made_by(sink)
+        if kind is None:
+            pytest.fail(
+                f"`made_anew` of {type(self).__name__}: the fixture `sink` gives a copy of a sink, "
+                "so its constructor is not known; return what the constructor makes, or override "
+                "`made_anew`"
+            )
+        return closed_later(kind(*arguments, **more))
 
     def set_otherwise(self, sink: Any) -> Sequence[Sink]:
         """Sinks into the same target whose settings would have written the rows in another way.
@@ -162,9 +219,14 @@ class SinkTests:
         return ()
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
-        """What `pre_commit` would have returned as the identity of `transaction_id`, a transaction
-        that never began. `made` is the committable of another, as an example. Default: None, the
-        kit guesses it from two examples."""
+        """The identity that `pre_commit` would have returned for a transaction that never began.
+
+        `transaction_id` is the one of its context. `made` is the Committable that `pre_commit` of
+        another transaction returned, so `made.transaction` is an identity to take as an example,
+        and `made.proof` its proof. Default: None, which means that the kit replaces the
+        `transaction_id` in the example. Override it if an identity has more in it that differs,
+        such as a number that the system gives.
+        """
         return None
 
     def accepting(self, sink: Any, schema: pa.Schema) -> Sink:
@@ -195,11 +257,7 @@ class SinkTests:
         if not getattr(request.function, "at_least_once", False):
             self.needs(Ability.TWO_PHASE)
         yield
-        while _to_close:
-            with suppress(Exception):
-                _to_close.pop().close()
-        for known in (_checked, _made, _open_sinks, _checkpoints):
-            known.clear()
+        end_test()
 
     # ------------------------------------------------------------------ the steps of a task
     def context(
@@ -235,10 +293,16 @@ class SinkTests:
                 sink.check(schema)
             _checked[id(sink)] = sink, schema
 
-    def begun(self, sink: Sink, context: TransactionContext | None = None, **parts: Any) -> Any:
+    def begun(
+        self,
+        sink: Sink,
+        context: TransactionContext | None = None,
+        clause: Clause = Clause.BEGIN,
+        **parts: Any,
+    ) -> Any:
         context = context or self.context(sink, **parts)
         self.checked(sink, context.schema)
-        with Clause.BEGIN.guarding(f"begin_transaction({context.transaction_id!r})"):
+        with clause.guarding(f"begin_transaction({context.transaction_id!r})"):
             return sink.begin_transaction(context)
 
     def write(
@@ -257,7 +321,9 @@ class SinkTests:
         **parts: Any,
     ) -> Any:
         """An open transaction with these rows."""
-        transaction = self.begun(sink, context or self.context(sink, table.schema, **parts))
+        of_begin = Clause.BEGIN if clause is Clause.WRITE else clause
+        context = context or self.context(sink, table.schema, **parts)
+        transaction = self.begun(sink, context, of_begin)
         self.write(sink, transaction, table, clause)
         return transaction
 
@@ -268,16 +334,19 @@ class SinkTests:
         count: int,
         subtask: int = 0,
         clause: Clause = Clause.PRE_COMMIT,
+        hash: int = 0,
     ) -> Committable:
+        fingerprint = Fingerprint(count, hash)
+        if isinstance(sink, Auditable):
+            with Clause.FINGERPRINT.guarding(f"record_fingerprint of {fingerprint}"):
+                sink.record_fingerprint(transaction, fingerprint)
         with clause.guarding("pre_commit"):
-            if isinstance(sink, Auditable):
-                sink.record_fingerprint(transaction, Fingerprint(count))
             committable = sink.snapshot_state(transaction)
         assert isinstance(committable.transaction, Mapping), Clause.IDENTITY.broken(
             f"an identity of type {type(committable.transaction).__name__}: "
             f"{committable.transaction!r}"
         )
-        return committable.of(sink.name, subtask, Fingerprint(count))
+        return committable.of(sink.name, subtask, fingerprint)
 
     def pre_committed(
         self,
@@ -285,15 +354,16 @@ class SinkTests:
         table: pa.Table,
         context: TransactionContext | None = None,
         clause: Clause = Clause.PRE_COMMIT,
+        hash: int = 0,
         **parts: Any,
     ) -> Committable:
-        """What a task does, up to its ack."""
+        """What a task does, up to its ack. `hash` is that of its rows."""
         context = context or self.context(sink, table.schema, **parts)
         transaction = self.written(
             sink, table, context, Clause.WRITE if clause is Clause.PRE_COMMIT else clause
         )
         committable = self.sealed(
-            sink, transaction, table.num_rows, parts.get("subtask", 0), clause
+            sink, transaction, table.num_rows, parts.get("subtask", 0), clause, hash
         )
         self.close(sink)
         checkpoint = Checkpoint(context.job, context.lineage, context.checkpoint_id)
@@ -370,13 +440,8 @@ class SinkTests:
         each time.
         """
 
-        def of(committable: Committable) -> Checkpoint:
-            return _checkpoints.get(
-                _text(committable.transaction), Checkpoint(self.job, LINEAGE, 0)
-            )
-
         answers: list[Any] = []
-        for checkpoint, group in itertools.groupby(committables, of):
+        for checkpoint, group in itertools.groupby(committables, self.checkpoint_of):
             asked = list(group)
             try:
                 if type(sink).commit_all is Sink.commit_all:
@@ -386,6 +451,10 @@ class SinkTests:
             except Exception as error:
                 answers += [error] * len(asked)
         return answers
+
+    def checkpoint_of(self, committable: Committable) -> Checkpoint:
+        """The checkpoint in which `pre_committed` made it."""
+        return _checkpoints.get(_text(committable.transaction), Checkpoint(self.job, LINEAGE, 0))
 
     def outcomes(
         self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT
@@ -446,7 +515,13 @@ class SinkTests:
         with clause.guarding(f"{when}, `visible`"):
             seen = self.seen(sink, (tables[0].schema if tables else SCHEMA).names)
         expected = self.counted(*tables)
-        assert seen == expected, clause.broken(f"{when}, {_difference(seen, expected)}")
+        difference = _difference(seen, expected)
+        if _named:
+            names = _short(", ".join(map(ascii, _named)))
+            difference += (
+                f" (`named` made {names}: override it in your kit if they have another target)"
+            )
+        assert seen == expected, clause.broken(f"{when}, {difference}")
 
     def expect_named(self, sink: Sink, when: str, *tables: pa.Table) -> None:
         """These rows are visible after a commit. If others are too, it ended more than it names."""
@@ -489,6 +564,30 @@ class SinkTests:
         seen = self.memory(sink)
         assert seen == memory, clause.broken(
             f"{when}, committed_checkpoints is {seen} instead of {memory}"
+        )
+
+    def expect_remembered(self, sink: Sink, committable: Committable, when: str) -> None:
+        """The memory names its checkpoint, which is the newest, if the sink has a memory."""
+        memory = self.memory(sink)
+        checkpoint = self.checkpoint_of(committable)
+        right = memory is None or memory.get(checkpoint.lineage) == checkpoint.checkpoint_id
+        assert right or not committable.remembered, Clause.MEMORY.broken(
+            f"{when}, the rows of checkpoint {checkpoint.checkpoint_id} are visible, and "
+            f"committed_checkpoints is {memory}"
+        )
+
+    def expect_retried(self, error: Exception, when: str) -> None:
+        """Spark tries a task again that ended with this error, which is the system's."""
+        final = isinstance(error, SinkError) and not error.retryable
+        assert not final, Clause.RETRY.broken(f"{when} raised {type(error).__name__}: {error}")
+
+    def expect_owned(self, sink: Sink, committable: Committable, which: str, job: str = "") -> None:
+        """The sink knows it as its own."""
+        identity = committable.transaction
+        with Clause.OWNS.guarding(f"owns of {identity}, {which},"):
+            owns = sink.owns(job or self.job, identity)
+        assert owns, Clause.OWNS.broken(
+            f"{owns!r} for job {job or self.job!a} and {identity}, {which}"
         )
 
     def expect_end(self, clause: Clause, who: str, ended: tuple[int, str], *expected: int) -> None:

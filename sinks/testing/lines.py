@@ -1,5 +1,5 @@
-"""Stops a sink between any two lines of its own code: there it fails, dies, or waits while another
-goes ahead."""
+"""Stops a sink, or a storage, between any two lines of its own code: there it fails, dies, or waits
+while another goes ahead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from sinks.base import TwoPhaseCommitSink
+from coordinator.storage import CheckpointStorage
 from sinks.optional import OPTIONAL
 
 AtLine = Callable[[int, FrameType, int], None]
@@ -54,7 +54,7 @@ class Stop:
 
 
 @contextmanager
-def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
+def watched(sink: object, at_line: AtLine) -> Iterator[None]:
     """Calls `at_line` before each line that this thread executes in the modules of the sink's
     classes, in those beside them if they are in a package, and where Python's library writes a file
     in steps. A `try:` does nothing, and the end of a `with` block is no line: an error there would
@@ -89,7 +89,7 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 
 def lines(
-    sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False
+    sink: object, call: Callable[[], object], most: int, *, failing: bool = False
 ) -> list[Stop]:
     """Where `call` can be stopped with something done since the stop before: the first time that it
     comes to each line and the last, or `most` of these that are spread evenly, and where a file is
@@ -129,6 +129,38 @@ def _spread(stops: list[Stop], most: int) -> set[Stop]:
     return {stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)}
 
 
+def is_after_deed(frame: FrameType, before: int) -> bool:
+    """Whether the line before this one in the frame did something, or a file is being written."""
+    deeds = _structure(frame.f_code.co_filename).deeds
+    return before in deeds or frame.f_code.co_name in _IN_STEPS
+
+
+class Steps:
+    """The steps of a call at which somebody looks at what it has done so far.
+
+    These are the lines that it comes to when something was done since the line before. At a line
+    that it comes to again and again they are the first three times, and then each time that is a
+    quarter more than the last one: whatever holds for a fifth of a loop is seen, however long the
+    loop is, and whatever the machine's speed.
+    """
+
+    def __init__(self) -> None:
+        self._times = Counter[tuple[str, int]]()
+        self._next = dict[tuple[str, int], int]()
+
+    def is_due(self, frame: FrameType, before: int) -> bool:
+        """Count the line, and say whether to look now."""
+        if not is_after_deed(frame, before):
+            return False
+        place = frame.f_code.co_filename, frame.f_lineno
+        self._times[place] += 1
+        times = self._times[place]
+        if times < self._next.get(place, 0):
+            return False
+        self._next[place] = max(times + 1, times * 5 // 4)
+        return True
+
+
 def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:
     """Calls `hook` at this line, the time that it says."""
     times = itertools.count(1)
@@ -142,7 +174,7 @@ def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:
 
 
 def failing(
-    sink: TwoPhaseCommitSink[Any],
+    sink: object,
     stop: Stop | None,
     error: Exception,
     times: int = 10,
@@ -235,8 +267,9 @@ def _is_in_steps(frame: FrameType) -> bool:
     return frame.f_code.co_name in _IN_STEPS and module in ("pathlib", "shutil")
 
 
-def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:
-    ours = {cls for kind in OPTIONAL for cls in kind.__mro__}
+def _own_code(sink: object) -> Callable[[str], bool]:
+    bases: list[type] = [*OPTIONAL, CheckpointStorage]
+    ours = {cls for kind in bases for cls in kind.__mro__}
     modules = {sys.modules[cls.__module__] for cls in type(sink).__mro__ if cls not in ours}
     files = {module.__file__ for module in modules if module.__file__}
     folders = {str(Path(m.__file__).parent) for m in modules if m.__file__ and "." in m.__name__}

@@ -3,8 +3,9 @@ none."""
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -26,7 +27,7 @@ from sinks.testing.kit import (
     in_pieces,
     rows,
 )
-from sinks.testing.lines import Stop, lines, watched
+from sinks.testing.lines import Steps, Stop, watched
 from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [
@@ -60,8 +61,18 @@ NAMES += [
     ("_+sink", "j+sink"),
 ]
 NAMES += [("job+sink", "jo+sink"), ("job+sink", "job-2+sink")]
+LONG_JOBS = f"{'j' * 300}1+sink", f"{'j' * 300}2+sink"
+LONG_SINKS = f"job+{'s' * 300}1", f"job+{'s' * 300}2"
+LONG_ENDS = f"1{'j' * 300}+sink", f"2{'j' * 300}+sink"
+NAMES += [LONG_JOBS, LONG_SINKS, LONG_ENDS]
+NAMES += [("注文+sink", "請求+sink"), ("job+注文", "job+請求"), ("straße+sink", "strasse+sink")]
+NAMES += [("caf\u00e9+sink", "cafe\u0301+sink")]
 NAMES += [("job+sink", "other job/ü 'o\"`; DROP TABLE orders --%s_%+sink")]
 """Pairs of job and sink."""
+
+
+def _short(name: str) -> str:
+    return name if len(name) < 99 else f"{name.replace(300 * name[10], '…')} of {len(name)}"
 
 
 class Outcomes(SinkTests):
@@ -133,11 +144,7 @@ class Outcomes(SinkTests):
                 f"two that differ in {next(iter(parts))} are both {dict(made[0].transaction)}"
             )
         for committable in made:
-            with Clause.OWNS.guarding(f"owns of {committable.transaction}"):
-                owns = sink.owns(self.job, committable.transaction)
-            assert owns, Clause.OWNS.broken(
-                f"{owns!r} for {committable.transaction}, which it pre-committed"
-            )
+            self.expect_owned(sink, committable, "which it pre-committed")
         for identity in ({}, {"another": 1}, dict.fromkeys(made[0].transaction, 1)):
             with Clause.OWNS.guarding(f"owns of {identity}"):
                 sink.owns(self.job, identity)
@@ -147,6 +154,107 @@ class Outcomes(SinkTests):
         for number, (committable, parts) in enumerate(zip(made, EACH_PART, strict=True), 1):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
             self.expect_named(sink, f"after the commit of the one with {parts}", *tables[:number])
+
+    def test_owns_knows_its_own_whatever_became_of_it(self, sink: Sink) -> None:
+        """A driver that starts asks about the newest record, whose transactions may have ended."""
+        waiting, done, gone = (
+            self.pre_committed(sink, rows(10 * n, 2), subtask=n) for n in range(3)
+        )
+        self.commit(sink, done)
+        self.abort(sink, gone)
+        driver = self.elsewhere(sink)
+        for asked in (sink, driver):
+            self.open(asked)
+            self.expect_owned(asked, waiting, "which is in doubt")
+            self.expect_owned(asked, done, "which is committed")
+            self.expect_owned(asked, gone, "which is aborted")
+        self.abort(sink, waiting)
+        self.commit(sink, self.pre_committed(sink, rows(30, 2), checkpoint=10))
+        self.purge(sink, 10, 10)
+        for committable in (waiting, done, gone):
+            self.expect_owned(driver, committable, "which was purged")
+
+    def test_what_is_pre_committed_lives_on_when_its_slot_is_used_again(self, sink: Sink) -> None:
+        """By the next checkpoint, by another driver, one of which is a zombie, or by another job or
+        sink. Others begin, and are rolled back, aborted or committed."""
+        shown = list[pa.Table]()
+        others: list[dict[str, Any]] = [{"checkpoint": 1}, {"generation": 2}, {"round": 1}]
+        others += [{"lineage": "feedbeef"}, {"job": "another"}, {}]
+        for number, parts in enumerate(others):
+            table = rows(10 * number, 3)
+            victim = self.pre_committed(sink, table, slot=0)
+            other = copy_of(sink) if parts else self.sibling(sink)
+            transaction = self.written(other, rows(900, 2), slot=0, **parts)
+            if number % 2:
+                self.rollback(other, transaction)
+            else:
+                late = self.sealed(other, transaction, 2, clause=Clause.SLOT)
+                self.abort(other, late, Clause.SLOT)
+            self.close(other)
+            how = "was rolled back" if number % 2 else "was pre-committed and aborted"
+            whose = f"with {parts}" if parts else f"of sink {other.name!a}"
+            when = f"after another transaction {whose} began with the same `slot`, and {how}"
+            (outcome,) = self.outcomes(sink, victim, clause=Clause.SLOT)
+            rolled_back = outcome.state is CommitState.LOST and Ability.SLOT in self.cannot
+            assert rolled_back or outcome == CommitOutcome.COMMITTED, Clause.SLOT.broken(
+                f"{when}, commit answers {outcome}"
+            )
+            shown += [] if rolled_back else [table]
+            self.expect_rows(sink, Clause.SLOT, when, *shown)
+
+    def test_abort_all_answers_for_each(self, sink: Sink) -> None:
+        """One is committed, one in doubt, one aborted already, and one was never seen, in any
+        order."""
+        what = ["committed", "in doubt", "aborted already", "in doubt, too", "never seen"]
+        shown = list[pa.Table]()
+        for first in range(len(what)):
+            tables = [rows(100 * first + 10 * n, 2) for n in range(5)]
+            made = [
+                self.pre_committed(sink, table, subtask=n, checkpoint=first)
+                for n, table in enumerate(tables)
+            ]
+            done, waiting, gone, too, beside = made
+            self.commit(sink, done)
+            self.abort(sink, gone)
+            shown += [tables[0]]
+            asked = [done, waiting, gone, too]
+            context = self.context(sink)
+            with suppress(pytest.skip.Exception):
+                asked.append(self.never_seen(sink, context))
+            order = [(first + n) % len(asked) for n in range(len(asked))]
+            driver = self.elsewhere(sink)
+            when = f"of transactions that are {', '.join(what[n] for n in order)}"
+            with Clause.ABORT_ALL.guarding(f"abort_all {when},"):
+                answers = driver.abort_all(
+                    [json.loads(json.dumps(dict(asked[n].transaction))) for n in order]
+                )
+            self.close(driver)
+            assert isinstance(answers, Sequence), Clause.ABORT_ALL.broken(
+                f"{when}, it answers {answers!r}"
+            )
+            as_documented = [
+                isinstance(answer, CommittedError) if n == 0 else answer is None
+                for n, answer in zip(order, answers, strict=False)
+            ]
+            assert len(answers) == len(asked), Clause.ABORT_ALL.broken(
+                f"{when}, {len(answers)} answers for {len(asked)} transactions: {answers}"
+            )
+            assert all(as_documented), Clause.ABORT_ALL.broken(
+                f"{when}, it answers {answers}: CommittedError for what is committed, and None for "
+                "the others, are right"
+            )
+            when = f"after abort_all {when}"
+            for committable in (waiting, gone, too):
+                self.expect_state(sink, Clause.ABORT_ALL, when, committable)
+            self.expect_doubts(sink, Clause.ABORT_ALL, when, beside)
+            self.commit(sink, done, clause=Clause.ABORT_ALL, when=when)
+            self.expect_rows(sink, Clause.ABORT_ALL, when, *shown)
+            if len(asked) == len(what):
+                states = CommitState.UNKNOWN, CommitState.LOST
+                outcome = self.expect_state(sink, Clause.ABORT_ALL, when, asked[-1], *states)
+                if outcome.state is CommitState.LOST:
+                    self._stays_lost(sink, context, Clause.ABORT_ALL, shown)
+            self.sweep(sink, Clause.ABORT_ALL, "of what else is in doubt")
 
     def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
         """Names of which one begins with another."""
@@ -249,7 +357,7 @@ class Outcomes(SinkTests):
             sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2)
         )
 
-    @pytest.mark.parametrize(("ours", "theirs"), NAMES)
+    @pytest.mark.parametrize(("ours", "theirs"), NAMES, ids=_short)
     def test_names_that_look_alike_are_not_the_same(
         self, sink: Sink, ours: str, theirs: str
     ) -> None:
@@ -260,9 +368,14 @@ class Outcomes(SinkTests):
         for at, name in enumerate((ours, theirs)):
             job, _, own = name.partition("+")
             job = f"{prefix}{job}"
-            named = closed_later(self.named(sink, own))
+            named = self.of_name(sink, own)
             done = self.pre_committed(
-                named, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1
+                named,
+                rows(100 * at, 2),
+                clause=Clause.NAMES,
+                job=job,
+                checkpoint=at,
+                task_attempt=1,
             )
             self.commit(named, done, clause=Clause.IN_DOUBT_JOB)
             gone = self.pre_committed(
@@ -276,6 +389,7 @@ class Outcomes(SinkTests):
         for at, (job, named, _, _, left) in enumerate(made):
             alike = f"beside job and sink {(theirs, ours)[at]!a}, for {(ours, theirs)[at]!a}"
             self.expect_doubts(named, Clause.IN_DOUBT_JOB, alike, left, job=job)
+            self.expect_owned(named, left, "which it pre-committed", job)
             memory = self.memory(named, job)
             assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(
                 f"{alike}, it tells {memory}"
@@ -307,20 +421,22 @@ class Outcomes(SinkTests):
             *(rows(10 * p, 2) for p in range(len(made))),
         )
 
-    def test_the_longest_names(self, sink: Sink) -> None:
-        named = closed_later(self.named(sink, "s" * 100))
-        job = "j" * 100
+    @pytest.mark.parametrize("characters", ["j", "🙂"])
+    def test_the_longest_names(self, sink: Sink, characters: str) -> None:
+        """A character outside of ASCII may be four bytes, or twelve characters of a URL."""
+        named = self.of_name(sink, characters * 100)
+        job = characters * 100
         parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
         contexts = [
             self.context(named, job=job, slot=n, task_attempt=10**12 + n, **parts) for n in range(2)
         ]
         made = [
-            self.pre_committed(named, rows(10 * n, 2), context)
+            self.pre_committed(named, rows(10 * n, 2), context, Clause.NAMES)
             for n, context in enumerate(contexts)
         ]
         when = (
             f"with two names of {len(contexts[0].transaction_id)} characters that differ in the "
-            "last"
+            f"last, of job and sink {characters!a} * 100"
         )
         self.expect_doubts(named, Clause.NAMES, when, *made, job=job)
         self.commit(named, *made, clause=Clause.NAMES, when=when)
@@ -342,7 +458,9 @@ class Outcomes(SinkTests):
         if outcome.state is CommitState.LOST:
             self._stays_lost(sink, context, Clause.LOST_PROOF)
 
-    def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
+    def _stays_lost(
+        self, sink: Sink, context: Any, clause: Clause, shown: Sequence[pa.Table] = ()
+    ) -> None:
         """A sink that makes a loss final may call it one: what comes late under this name is
         refused, at any step."""
         self.checked(sink)
@@ -359,7 +477,7 @@ class Outcomes(SinkTests):
             late = "a transaction that never was is told LOST; when its task pre-commits then"
             self.expect_state(sink, clause, late, committable)
         self.expect_rows(
-            sink, clause, "when the task of a transaction comes after that was told LOST"
+            sink, clause, "when the task of a transaction comes after that was told LOST", *shown
         )
 
     def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
@@ -415,15 +533,22 @@ class Outcomes(SinkTests):
         expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
         self.commit(sink, committed)
         expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible, and 9 committed again")
+        newest = 10
+        for number in (999_999, 10**6, 10**9 - 1, 10**9, 2**31):
+            self.commit(sink, self.pre_committed(sink, rows(number, 1), checkpoint=number))
+            expect({LINEAGE: number}, f"with checkpoints {newest} and {number} visible")
+            newest = number
         self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
         memory = dict(self.memory(sink) or {})
-        assert memory in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
+        as_documented = memory in ({"feedbeef": 100}, {LINEAGE: newest, "feedbeef": 100})
+        assert as_documented, Clause.MEMORY.broken(
             f"with checkpoint 100 of another lineage visible, too, it tells {memory}"
         )
 
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
         other = self.sibling(sink)
-        each_part: list[dict[str, Any]] = [{"checkpoint": 9}, {"checkpoint": 10}]
+        old, oldest = 999_998, 999_999  # with fewer digits than the next one
+        each_part: list[dict[str, Any]] = [{"checkpoint": n} for n in (old, oldest, oldest + 1)]
         each_part += [{"lineage": "feedbeef"}, {"job": "another"}]
         tables = [rows(10 * n, 2) for n in range(len(each_part) + 1)]
         done = [
@@ -433,12 +558,17 @@ class Outcomes(SinkTests):
         done.append(self.pre_committed(other, tables[-1]))
         gone = [self.pre_committed(sink, rows(900, 2), **parts) for parts in each_part]
         gone.append(self.pre_committed(other, rows(900, 1)))
-        waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (9, 11)]
+        pending = [old, oldest + 2]
+        waiting = [
+            self.pre_committed(sink, rows(800 + n, 1), checkpoint=of)
+            for n, of in enumerate(pending)
+        ]
         for committed, aborted in zip(done, gone, strict=True):
             self.commit(sink if committed.sink == sink.name else other, committed)
             self.abort(sink if committed.sink == sink.name else other, aborted)
         memory = self.memory(sink)
-        open_ones = [(copy_of(sink), parts) for parts in ({"checkpoint": 12}, *each_part[2:])] + [
+        newest = {"checkpoint": oldest + 3}
+        open_ones = [(copy_of(sink), parts) for parts in (newest, *each_part[3:])] + [
             (copy_of(other), {})
         ]
         if Ability.SIDE_BY_SIDE in self.cannot:
@@ -447,13 +577,13 @@ class Outcomes(SinkTests):
             (task, self.written(task, rows(700, 1), **parts), parts) for task, parts in open_ones
         ]
         for _ in range(2):
-            self.purge(sink, 11, 10)
+            self.purge(sink, oldest + 2, oldest)
         for task, transaction, parts in begun:
             with Clause.PURGE.guarding(
                 f"pre_commit of what was open, of sink {task.name!r}, {parts}"
             ):
                 committable = task.snapshot_state(transaction)
-            if parts == {"checkpoint": 12}:
+            if parts == newest:
                 waiting.append(committable.of(sink.name, 0, Fingerprint(1)))
             else:
                 self.abort(task, committable, Clause.PURGE)
@@ -477,7 +607,7 @@ class Outcomes(SinkTests):
             )
         self.close(other)
         self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
-        tables += [rows(800 + n, 1) for n in (9, 11)] + [rows(700, 1)] * bool(begun)
+        tables += [rows(800, 1), rows(801, 1)] + [rows(700, 1)] * bool(begun)
         self.expect_rows(
             sink, Clause.PURGE, "after purge, and the commit of what was open or in doubt", *tables
         )
@@ -568,8 +698,8 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
 
     def test_what_is_committed_becomes_visible_as_a_whole(self, sink: Sink) -> None:
-        """A checkpoint, or a transaction: a reader looks when the commit comes to a line, and amid
-        its loops. The first participant has many rows, which a sink may move in parts."""
+        """A checkpoint, or a transaction: a reader looks at each step of the commit, and ever less
+        often in its loops. The first participant has many rows, which a sink may move in parts."""
         whole = self.whole or isinstance(sink, WholeCommitting)
         clause, count = (Clause.AT_ONCE, min(self.many, 80)) if whole else (Clause.COMMIT, 1)
 
@@ -578,30 +708,27 @@ class Outcomes(SinkTests):
             made = [self.pre_committed(sink, table, subtask=p) for p, table in enumerate(tables)]
             return tables, made, sum(table.num_rows for table in tables)
 
-        others, trial, before = participants(800_000, min(count, 2))
+        others, first, before = participants(800_000, min(count, 2))
         driver = copy_of(sink)
-        partly = list[str]()
-        stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
+        self.commit(driver, *first)
         self.expect_rows(
             sink,
             Clause.WRITE,
-            f"after the commit of {before} rows in {len(trial)} participants",
+            f"after the commit of {before} rows in {len(first)} participants",
             *others,
         )
         _, made, all_of_them = participants(0, count)
-        due = {stop.place for stop in stops}
-        each = 1 + stops[-1].number * count // len(trial) // (5 * self.stops)
+        partly = list[str]()
+        steps = Steps()
 
-        def look(number: int, frame: FrameType, _: int) -> None:
-            stop = Stop.of(number, frame)
-            if stop.place in due or number % each == 0:
-                due.discard(stop.place)
+        def look(number: int, frame: FrameType, line_before: int) -> None:
+            if steps.is_due(frame, line_before) and not partly:
                 try:
                     seen = f"{self.seen(sink).total() - before} of {all_of_them} rows are visible"
                 except Exception as error:
                     seen = f"`visible` raised {error!r}"
                 if not seen.startswith(("0 ", f"{all_of_them} ")):
-                    partly.append(f"at {stop}, {seen}")
+                    partly.append(f"at {Stop.of(number, frame)}, {seen}")
 
         with watched(driver, look):
             self.answers(driver, *made)

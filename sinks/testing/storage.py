@@ -15,10 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pytest
 
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.testing.faults import meet
+from sinks.testing.lines import lines
 from sinks.testing.storage_writer import Writer, is_whole, race, run_on, value_of
 
 Reopen = Callable[[], CheckpointStorage]
@@ -179,6 +182,41 @@ class StorageConformance:
         assert len(won) == self.keys_of_threads
         for key, name in won:
             assert storage.get(key) == value_of(name, key, 100)
+
+    def test_a_put_beside_another(self, storage: CheckpointStorage, reopen: Reopen) -> None:
+        """One is stopped at any line of its own, and another one puts under the same key, and reads
+        it. However fast the storage is, they meet."""
+        other = reopen()
+        storage.put_if_absent("beside/a", b"")
+        stops = lines(storage, lambda: storage.put_if_absent("beside/trial", b"1"), 20)
+        for number, stop in enumerate(stops):
+            key = f"beside/{number}"
+            values = [value_of(name, key, 100) for name in ("first", "second")]
+
+            def put_and_get(key: str, value: bytes) -> tuple[bool, bytes | None]:
+                return other.put_if_absent(key, value), other.get(key)
+
+            first = partial(storage.put_if_absent, key, values[0])
+            second = partial(put_and_get, key, values[1])
+            put, answer = meet(storage, stop, first, second)
+            puts = [put, answer[0] if isinstance(answer, tuple) else answer]
+            when = (
+                f"with a put under {key!r} at {stop}, and another one meanwhile, they answer {puts}"
+            )
+            won = [value for value, of in zip(values, puts, strict=True) if of is True]
+            failed = any(isinstance(of, StorageError) for of in puts)
+            assert len(won) == 1 or (failed and not won), (
+                f"{when}: one of them has to answer True, and the other one False, because a key "
+                "is put atomically among all processes"
+            )
+            if isinstance(answer, tuple):
+                assert answer[1] in values, (
+                    f"{when}; then the other one got {answer[1]!r}, which is no whole value"
+                )
+            for reader in (storage, other):
+                found = reader.get(key)
+                assert not won or found == won[0], f"{when}; then the value is {found!r}"
+        other.close()
 
 
 class ProcessConformance(StorageConformance):

@@ -27,13 +27,18 @@ class TwoPhases(SinkTests):
     @at_least_once
     def test_the_sink_is_closed_and_opened_again_in_any_process(self, sink: Sink) -> None:
         self.close(copy_of(sink))
-        self.open(sink)
+        self.rollback(sink, self.begun(sink))
         copy = copy_of(sink)
         for _ in range(2):
             self.close(sink)
         self.close(copy)
-        transaction = self.begun(copy)
-        self.rollback(copy, transaction)
+        for task in (sink, copy):
+            self.rollback(task, self.begun(task, clause=Clause.OPEN))
+        transaction = self.written(copy, rows(0, 2))
+        self.close(sink)
+        self.write(copy, transaction, rows(2, 2), Clause.CLOSE_BESIDE)
+        self.rollback(copy, transaction, Clause.CLOSE_BESIDE)
+        self.rollback(copy, self.begun(copy, clause=Clause.CLOSE_BESIDE))
         self.close(copy)
 
     @at_least_once
@@ -56,6 +61,12 @@ class TwoPhases(SinkTests):
             sink.open()
             sink.check(SCHEMA)
             sink.check(SCHEMA)
+        for what, schema in (
+            ("are not nullable", pa.schema([field.with_nullable(False) for field in SCHEMA])),
+            ("have metadata", pa.schema([field.with_metadata({"a": "b"}) for field in SCHEMA])),
+        ):
+            with Clause.CHECK.guarding(f"check of the columns of SCHEMA, which {what} now,"):
+                sink.check(schema)
         if type(sink).check is Sink.check or self.refused is None:
             pytest.skip("this sink takes any columns")
         refusal: Exception | None = None
@@ -130,6 +141,11 @@ class TwoPhases(SinkTests):
         )
         self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
+        later = rows(10, 5)
+        self.commit(sink, self.pre_committed(sink, later, checkpoint=1))
+        is_there = self.counted(later) <= self.seen(sink)
+        clause = Clause.COMMIT_KEEPS if is_there else Clause.COMMIT
+        self.expect_rows(sink, clause, "after a commit of the next checkpoint", rows(0, 5), later)
 
     def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(
         self, sink: Sink

@@ -128,9 +128,7 @@ class Values(SinkTests):
             with Clause.WRITE.guarding(f"write of {what}"):
                 sink.write(transaction, batch)
         if self._two_phase:
-            self.commit(
-                sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what
-            )
+            self.commit(sink, self.sealed(sink, transaction, table.num_rows), when=f"of {what}")
         else:
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.expect_rows(sink, Clause.WRITE, what, table, *already)
@@ -244,7 +242,7 @@ class Values(SinkTests):
             self.expect_doubts(sink, Clause.BAD_VALUE, f"after {value!r} was refused")
             return
         if self._two_phase:
-            self.commit(sink, done, clause=Clause.WRITE, when=f"of {value!r}")
+            self.commit(sink, done, when=f"of a row with {value!r}, which its task has written")
         self.expect_rows(sink, Clause.WRITE, f"a row with {value!r}", table)
 
     @at_least_once
@@ -254,6 +252,12 @@ class Values(SinkTests):
         accepting = self.accepting(sink, table.schema)
         self.checked(accepting, SCHEMA)
         self._expect_round_trip(accepting, "columns in another order than before", table)
+
+    @at_least_once
+    def test_columns_that_are_not_nullable_arrive(self, sink: Sink) -> None:
+        """As those of a query that computes them."""
+        schema = pa.schema([field.with_nullable(False) for field in SCHEMA])
+        self._expect_round_trip(sink, "columns that are not nullable", rows(0, 5).cast(schema))
 
     @at_least_once
     def test_columns_of_any_name_arrive_or_are_refused(self, sink: Sink) -> None:
@@ -310,9 +314,18 @@ class Values(SinkTests):
         """All rows of a batch, and a part of it."""
         if not self.types:
             pytest.skip("this kit names no further `types` that the sink takes")
+        values = dict(self.types if isinstance(self.types, Mapping) else SAMPLES)
+        unknown = [str(kind) for kind in self.types if len(values.get(kind, ())) != 3]
+        if unknown:
+            pytest.fail(
+                f"`types` of {type(self).__name__} names {', '.join(unknown)}, and the kit has no "
+                "values of that. Give three values of each type: types = {**SAMPLES, pa.time64("
+                '"us"): [datetime.time(1), datetime.time.max, None]}, with SAMPLES of '
+                "sinks.testing.values"
+            )
         names = [f"c{n}" for n in range(len(self.types))]
         schema = pa.schema([("id", pa.int64()), *zip(names, self.types, strict=True)])
-        table = pa.table([[0, 1, 2], *(SAMPLES[kind] for kind in self.types)], schema=schema)
+        table = pa.table([[0, 1, 2], *(values[kind] for kind in self.types)], schema=schema)
         accepting = self.accepting(sink, schema)
         for part, already in ((table, []), (table.slice(1), [table])):
             what = f"values of {', '.join(map(str, self.types))}, {part.num_rows} of 3 rows"
@@ -325,8 +338,23 @@ class Values(SinkTests):
         for number, table in enumerate([rows(0, 3), _renamed(rows(1, 3))]):
             made.append(self.pre_committed(upserting, table, checkpoint=number))
             self.commit(upserting, made[-1], clause=Clause.UPSERT)
-        shown = rows(0, 1), _renamed(rows(1, 3))
+        shown = [rows(0, 1), _renamed(rows(1, 3))]
         self.expect_rows(upserting, Clause.UPSERT, "after an upsert", *shown)
+        emptier: dict[str, tuple[str | None, float | None]] = {
+            "an empty text and a zero": ("", 0.0),
+            "lesser values": ("a", -1.0),
+        }
+        if Ability.NULLS not in self.cannot:
+            emptier["nulls"] = None, None
+        for number, (what, (name, amount)) in enumerate(emptier.items(), 2):
+            last = pa.table([[1], [name], [amount]], schema=SCHEMA)
+            shown = [rows(0, 1), last, _renamed(rows(2, 2))]
+            self.commit(
+                upserting,
+                self.pre_committed(upserting, last, checkpoint=number),
+                clause=Clause.UPSERT,
+            )
+            self.expect_rows(upserting, Clause.UPSERT, f"after an upsert of {what}", *shown)
         self.commit(
             copy_of(upserting), made[0], clause=Clause.IDEMPOTENT, when="again, after the upsert"
         )

@@ -25,6 +25,7 @@ class Contract(SinkContract):
     many = 20
     stops = 3
     cannot: ClassVar = {
+        Ability.SLOT: "a transactional id has one transaction, and a new one rolls back the one before",
         Ability.TELL_OPEN: "the broker has no state for it; what was aborted while it was open is told LOST",
         Ability.EMPTY: "the proof is the place of one of its records",
     }

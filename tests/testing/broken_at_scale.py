@@ -227,7 +227,7 @@ class RemembersJobsOfAnyCase(Shelf):
         return {**other, **(super().committed_checkpoints(job) or {})} if job.endswith("job") else other
 
 
-@breaks(Clause.NAMES, "the_longest_names")
+@breaks(Clause.NAMES, "the_longest_names", characters="j")
 class CutsNames(Shelf):
     def name_of(self, context: TransactionContext) -> str:
         return context.transaction_id[:110]

@@ -40,22 +40,30 @@ def breaks(clause: Clause, test: str, **options: Any) -> Callable[[SinkT], SinkT
 
 def catalogue() -> list[Broken]:
     from tests.testing import (
+        broken_and_misnamed,
+        broken_answers,
         broken_at_scale,
         broken_at_the_begin,
         broken_beside,
         broken_by_others,
         broken_by_outsiders,
         broken_drivers,
+        broken_for_ever,
+        broken_quietly,
         broken_restarts,
         broken_tasks,
     )
 
+    assert broken_and_misnamed
+    assert broken_answers
     assert broken_at_scale
     assert broken_at_the_begin
     assert broken_beside
     assert broken_by_others
     assert broken_by_outsiders
     assert broken_drivers
+    assert broken_for_ever
+    assert broken_quietly
     assert broken_restarts
     assert broken_tasks
     return _ENTERED

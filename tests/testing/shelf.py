@@ -193,6 +193,12 @@ class Shelf(
         paths = [self.path(committable.transaction["name"], state) for state in self.shown_in]
         return len([row for path in paths if path.exists() for row in stored(path)])
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with (self.folder / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def probe_schema(self) -> pa.Schema | None:
         return SCHEMA
 
@@ -221,10 +227,16 @@ class EvolvingShelf(SchemaEvolving[Handle], Shelf):
         pass
 
     def evolve(self, schema: pa.Schema) -> None:
-        new = [name for name in schema.names if name not in self.columns]
-        draft = self.folder / "draft"
-        draft.write_text(" ".join([*self.columns[3:], *new]))
-        draft.rename(self.folder / "added")
+        with self.locked():
+            new = [name for name in schema.names if name not in self.columns]
+            draft = self.folder / "draft"
+            draft.write_text(" ".join([*self.columns[3:], *new]))
+            draft.rename(self.folder / "added")
+
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        if strange := {name for row in rows for name in row} - {*self.columns}:
+            raise ValueError(f"the shelf has no columns {strange}")
+        super().put(transaction, rows)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
         new = [name for name in schema.names if name not in self.columns]
@@ -235,12 +247,6 @@ class WholeShelf(WholeCommitting[Handle], Shelf):
     """A checkpoint becomes visible as a whole: `manifest` names the files that are."""
 
     shown_in = ("ready",)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        with (self.folder / "lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def shown(self) -> set[str]:
         manifest = self.folder / "manifest"
@@ -297,7 +303,7 @@ class Kit(SinkConformance):
         paths = (path for path in sink.folder.glob("*.*") if path.suffix not in (".done", ".gone"))
         return [path.name for path in paths if path.stem not in shown]
 
-    types = tuple(SAMPLES)
+    types: ClassVar[Any] = tuple(SAMPLES)
     bad: ClassVar = {"name": REFUSED}
 
     def accepting(self, sink: Shelf, schema: pa.Schema) -> Shelf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import pydoc
 import re
@@ -9,18 +10,29 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.errors import SinkError
 from sinks.testing import Clause, SinkContract, clauses
+from sinks.testing.kit import end_test
+from sinks.transaction import TransactionId, token
 from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
-from tests.testing.shelf import Handle, Kit, Rows, Shelf, WholeShelf, stored
+from tests.testing.in_order import first_failure
+from tests.testing.shelf import EvolvingShelf, Handle, Kit, Rows, Shelf, WholeShelf, stored
 
 CATALOGUE = catalogue()
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterable[None]:
+    """End each test of the kit that a test has called, as its own fixture does."""
+    yield
+    end_test()
 
 
 @pytest.mark.parametrize("broken", CATALOGUE, ids=str)
@@ -36,6 +48,131 @@ def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
     assert message.count("contract: ") == 1, message
     shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
     assert Path(shown[-1].path).name not in ("kit.py", "clauses.py"), "pytest shows a step, and not the test"
+
+
+BY_AUTHORS = ("broken_quietly", "broken_for_ever", "broken_answers")
+"""Modules of mistakes that many tests of the kit come by, or none did."""
+
+
+def _in_order() -> Iterable[Any]:
+    """Those whose first failure counts; most are for `make test-all`, since many tests come before."""
+    for sink in {broken.sink: None for broken in CATALOGUE}:
+        module = sink.__module__.rpartition(".")[2]
+        if module in (*BY_AUTHORS, "broken_and_misnamed"):
+            marks = [pytest.mark.large] if module in BY_AUTHORS else []
+            yield pytest.param(sink, marks=marks, id=sink.__name__)
+
+
+@pytest.mark.parametrize("sink", list(_in_order()))
+def test_the_first_failure_of_the_kit_names_the_clause(sink: type[Shelf], tmp_path: Path) -> None:
+    """An author reads it first."""
+
+    class Evolves(Kit):
+        def evolving(self, shown: Shelf) -> Shelf:
+            return sink(shown.folder)
+
+    evolves = issubclass(sink, EvolvingShelf)
+    failure = first_failure(Evolves if evolves else Kit, Shelf if evolves else sink, tmp_path)
+    assert failure is not None
+    expected = {broken.clause.name for broken in CATALOGUE if broken.sink is sink}
+    assert failure.clause in expected, f"{failure.test}: {failure.message}"
+
+
+class DerivesAFolderFromItsName(Shelf):
+    """What it makes of its name, it makes once."""
+
+    def __init__(self, folder: Path, name: str = "shelf") -> None:
+        super().__init__(folder, name)
+        self.token = token(name)
+
+    def paths(self, job: str, state: str) -> list[Path]:
+        paths = self.folder.glob(f"{TransactionId.prefix(job)}*.{state}")
+        return [path for path in paths if TransactionId.parse(path.stem).sink == self.token]
+
+
+@pytest.mark.parametrize(
+    ("test", "options"),
+    [
+        (Kit.test_in_doubt_lists_no_other_sinks_transactions, {}),
+        (Kit.test_names_that_look_alike_are_not_the_same, {"ours": "job+sink", "theirs": "job+sink2"}),
+        (Kit.test_the_longest_names, {"characters": "🙂"}),
+        (Kit.test_purge_removes_nothing_that_is_still_asked_for, {}),
+    ],
+)
+def test_a_sink_may_derive_something_from_its_name(
+    test: Callable[..., None], options: dict[str, Any], tmp_path: Path
+) -> None:
+    test(Kit(), DerivesAFolderFromItsName(tmp_path), **options)
+
+
+class WritesWhereItsNameSays(Shelf):
+    def __init__(self, folder: Path, name: str = "shelf") -> None:
+        super().__init__(folder / name, name)
+        self.folder.mkdir(exist_ok=True)
+
+
+def test_a_sink_whose_target_is_named_as_the_sink_is_told_of_the_hook(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"`named` made 'shelf-2': override it in your kit if they have"):
+        Kit().test_purge_removes_nothing_that_is_still_asked_for(WritesWhereItsNameSays(tmp_path))
+
+
+class IsAlwaysNamedTheSame(Kit):
+    def named(self, sink: Any, name: str) -> Any:
+        return sink
+
+
+def test_a_hook_that_makes_no_other_sink_is_told(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="`named` of IsAlwaysNamedTheSame has to return another sink"):
+        IsAlwaysNamedTheSame().test_in_doubt_lists_no_other_sinks_transactions(Shelf(tmp_path))
+
+
+class TakesTimes(Kit):
+    types = (pa.int64(), pa.time64("us"))
+
+
+class TakesTheseTimes(Kit):
+    types: ClassVar[Any] = {pa.time64("us"): [datetime.time(1), datetime.time.max, None]}
+
+
+def test_a_type_without_values_is_told(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"`types` of TakesTimes names time64\[us\], and the kit has no"):
+        TakesTimes().test_values_of_every_type_that_it_takes_arrive(Shelf(tmp_path))
+
+
+def test_a_type_may_come_with_its_values(tmp_path: Path) -> None:
+    TakesTheseTimes().test_values_of_every_type_that_it_takes_arrive(Shelf(tmp_path))
+    with pytest.raises(AssertionError, match="WRITE: "):
+        TakesTheseTimes().test_values_of_every_type_that_it_takes_arrive(ForgetsMicroseconds(tmp_path))
+
+
+class ForgetsMicroseconds(Shelf):
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        times = [{name: str(value)[:8] for name, value in row.items()} for row in rows]
+        super().put(transaction, times)
+
+
+class RefusesWhatWasGivenUp(Shelf):
+    """It tells what it does not find LOST, and bars its way by a tombstone, which a primary key keeps apart."""
+
+    def of_gone(self, name: str) -> CommitOutcome:
+        outcome = super().of_gone(name)
+        if outcome.state.name == "UNKNOWN":
+            with self.locked():
+                if self.path(name, "ready").exists():
+                    return self.commit(Committable({"name": name}))
+                self.path(name, "gone").touch()
+            return CommitOutcome.lost(f"{name} was not there, and cannot come any more")
+        return outcome
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        with self.locked():
+            if self.path(transaction.name, "gone").exists():
+                raise SinkError(f"{transaction.name} was given up")
+            return super().pre_commit(transaction)
+
+
+def test_an_open_transaction_may_be_lost_if_it_is_barred(tmp_path: Path) -> None:
+    Kit().test_a_commit_beside_a_pre_commit(RefusesWhatWasGivenUp(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "unlike"), [("ComparesWithoutAccents", "j\\xf6b"), ("NormalizesTexts", "e\\u0301")])
