@@ -139,12 +139,15 @@ class Steps:
     """The steps of a call at which somebody looks at what it has done so far.
 
     These are the lines that it comes to when something was done since the line before. At a line
-    that it comes to again and again they are the first three times, and then each time that is a
-    quarter more than the last one: whatever holds for a fifth of a loop is seen, however long the
-    loop is, and whatever the machine's speed.
+    that it comes to again and again, they are the first times, and then each time that is half as
+    much again as the last one. After `all_of` such steps it is every second one, after twice as
+    many every fourth one, and so on. So whatever holds for a third of a loop and a part in `all_of`
+    of the call is seen, whatever the machine's speed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, all_of: int) -> None:
+        self._all_of = all_of
+        self._steps = 0
         self._times = Counter[tuple[str, int]]()
         self._next = dict[tuple[str, int], int]()
 
@@ -157,8 +160,10 @@ class Steps:
         times = self._times[place]
         if times < self._next.get(place, 0):
             return False
-        self._next[place] = max(times + 1, times * 5 // 4)
-        return True
+        self._next[place] = max(times + 1, times * 3 // 2)
+        self._steps += 1
+        every = 1 << (self._steps // self._all_of).bit_length()
+        return self._steps < self._all_of or self._steps % every == 0
 
 
 def at(stop: Stop | None, hook: Callable[[], object]) -> AtLine:

@@ -203,11 +203,11 @@ class Outcomes(SinkTests):
             self.expect_rows(sink, Clause.SLOT, when, *shown)
 
     def test_abort_all_answers_for_each(self, sink: Sink) -> None:
-        """One is committed, one in doubt, one aborted already, and one was never seen, in any
-        order."""
+        """One is committed, one in doubt, one aborted already, and one was never seen, in
+        several orders."""
         what = ["committed", "in doubt", "aborted already", "in doubt, too", "never seen"]
         shown = list[pa.Table]()
-        for first in range(len(what)):
+        for first in range(0, len(what), 2):
             tables = [rows(100 * first + 10 * n, 2) for n in range(5)]
             made = [
                 self.pre_committed(sink, table, subtask=n, checkpoint=first)
@@ -719,7 +719,7 @@ class Outcomes(SinkTests):
         )
         _, made, all_of_them = participants(0, count)
         partly = list[str]()
-        steps = Steps()
+        steps = Steps(6 * self.stops)
 
         def look(number: int, frame: FrameType, line_before: int) -> None:
             if steps.is_due(frame, line_before) and not partly:

@@ -68,6 +68,17 @@ class WritesItsManifestInPlace(WholeShelf):
 
 
 @breaks(Clause.AT_ONCE, SEEN)
+class ShowsOneThenTheRest(WholeShelf):
+    """After a long loop in which nothing becomes visible."""
+
+    def show(self, names: Iterable[str]) -> None:
+        for name in names:
+            os.utime(self.path(name, "ready"))
+        super().show(list(names)[:1])
+        super().show(names)
+
+
+@breaks(Clause.AT_ONCE, SEEN)
 class AppendsToItsManifest(WholeShelf):
     """Of a few names the file shows all at once, when it is closed."""
 
