@@ -805,6 +805,7 @@ class Faults(SinkTests):
         if type(sink).purge is Sink.purge:
             pytest.skip("this sink does not override `purge`")
         self.needs(Ability.DEAD_TASKS)
+        self.needs(Ability.SIDE_BY_SIDE)  # what a dead task holds in this process, its death frees
         self.commit(sink, self.pre_committed(sink, rows(0, 1)))
         before = self.leftovers(sink)
         dead = list[Any]()
