@@ -141,6 +141,7 @@ SESSION = frozenset(
         "spark/test_layout",
         "spark/test_left_by_format",
         "spark/test_newer_spark",
+        "spark/test_one_pass",
         "spark/test_setup",
         "spark/test_shared",
         "storage/test_hdfs",
@@ -163,8 +164,10 @@ def _together(nodeid: str) -> str:
 
 
 def _scope(nodeid: str) -> str:
-    """What one test process runs as a whole: a file, or a class of a conformance kit."""
+    """What one test process runs as a whole: a file, a class of a conformance kit, or a family of schedules."""
     file = nodeid.partition("::")[0]
+    if file.startswith(("tests/simulation/test_families", "tests/simulation/test_seeds")):
+        return nodeid
     return _together(nodeid) or (nodeid.rpartition("::")[0] if file.endswith("_conformance.py") else file)
 
 
