@@ -76,6 +76,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""
     takes_at_least_once: bool = True
     """True if the sink can be written in at-least-once mode."""
+    writes_alone: bool = False
+    """True if a task cannot write another sink at the same time, as with one writer at a time."""
 
     def __init__(
         self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None

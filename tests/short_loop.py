@@ -92,6 +92,9 @@ SHORT: Mapping[str, Mapping[str, Collection[str]]] = {
             "test_delta_readers_skip_files_by_bounds_and_miss_no_row",
         ),
     },
+    "files that are not written once, or that a reader reads wrongly": {
+        "files/test_files.py": ("test_files_appear_one_after_the_other_and_each_whole",),
+    },
     "a storage that tears, overwrites, or loses a value": {
         "storage/test_conformance.py": ("TestFile", "TestSqlite"),
     },

@@ -26,8 +26,9 @@ _PROJECTED = "__tpc_projected_"
 
 
 def may_share(sink: Sink) -> bool:
-    """Tell whether a sink takes each row by itself."""
-    return sink.transform is None or isinstance(sink.transform, Projection)
+    """Tell whether a sink takes each row by itself, in a task with others."""
+    by_row = sink.transform is None or isinstance(sink.transform, Projection)
+    return by_row and not sink.writes_alone
 
 
 @dataclass(frozen=True)

@@ -94,3 +94,4 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget]):
             max_dead_letters=max_dead_letters,
         )
         self.system = dialect.name
+        self.writes_alone = dialect.name == "sqlite"

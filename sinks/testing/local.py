@@ -69,9 +69,10 @@ class LocalBatch:
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         acks: list[Ack] = []
         self._cancelled = False
-        first = tuple(task for task in tasks.values() if not task.replay)
-        passes = [OnePass(first)] if first else []
-        passes += [OnePass((task,)) for task in tasks.values() if task.replay]
+        alone = [task for task in tasks.values() if task.replay or task.sink.writes_alone]
+        together = tuple(task for task in tasks.values() if task not in alone)
+        passes = [OnePass(together)] if together else []
+        passes += [OnePass((task,)) for task in alone]
         for one_pass in passes:
             replay = one_pass.tasks[0].replay
             partitions = self._partitions

@@ -79,7 +79,7 @@ def test_where_a_lake_table_is(tmp_path: Path, kind: str) -> None:
         ("pandas", None, "cannot run a sink's tasks without pandas"),
         ("pandas", "1.5.3", "1.5.3"),
         ("pyarrow", "4.0.0", "4.0.0"),
-        ("pyspark", "3.5.3", "pyspark 3.5.3 is too old"),
+        ("pyspark", "3.4.4", "pyspark 3.4.4 is too old"),
     ],
 )
 def test_packages_that_do_not_suit_spark(

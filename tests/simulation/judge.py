@@ -212,6 +212,8 @@ def not_promised(world: World, fault: str, *, restore_pending: bool) -> str:
         return "a target that does not remember"
     if fault.startswith("duplicated") and causes["rows deleted"] and causes["target"]:
         return "a target with rows again that were deleted by hand"
+    if fault.startswith("lost") and causes["rows deleted"] and world.was_restored:
+        return "rows deleted by hand, and memories of before the restore"
     if causes["rows deleted"] and restore_pending:
         return "rows deleted, and the restore not done"
     return ""
