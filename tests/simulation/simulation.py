@@ -312,7 +312,8 @@ class Simulation:
 
     def _shut_out_by(self, refused: Process) -> Process | None:
         """Return the driver that runs and has to stop because a refused one has claimed a generation."""
-        if not refused.local.get("generation"):
+        # What is wrong with a later batch than its first one, a driver cannot know before its claim.
+        if not refused.local.get("generation") or refused.local.get("has done a batch"):
             return None
         newest = max((number for when, number in self.world.claims if when <= refused.started_at), default=0)
         for other in self.scheduler.alive("driver"):

@@ -193,6 +193,7 @@ class SimQuery:
                     world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
                 self.memory.put(f"state/0/0/{n + 1}.delta", state_after(self.units(n)[1]))
                 world.batch_is_done(n, batch.facts.planned_at)
+                world.scheduler.running.local["has done a batch"] = True
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
                 if self.listens_since is None:
@@ -222,7 +223,10 @@ class SimQuery:
             raise
         except Exception as error:
             if not self.world.scenario.calls_again or not self.isActive:
-                if self.isActive and not isinstance(error, (Superseded, StorageBehind, StorageError, Unreachable)):
+                # Without an answer of storage, a driver cannot know that it was superseded.
+                cut_off = any(kind in ("cut off", "fault", "down") for _, kind, _ in self.world.scenario.events)
+                knows = isinstance(error, (Superseded, StorageBehind, StorageError, Unreachable))
+                if self.isActive and not knows and not cut_off:
                     looks = 2 + len(self.world.all_sinks())
                     self.world.require_newest(f"ends with {type(error).__name__}", calls=looks)
                 if isinstance(error, InDoubtError) and self.world.scheduler.running.local.get("held by orphans"):
