@@ -511,7 +511,9 @@ class World:
             self.violations.append(f"aborted: {target.name} {short(name)}, which {by.name} had decided")
         participant = target.name, transaction.lineage, transaction.checkpoint, transaction.subtask
         is_current = transaction.state == "prepared" and self.current.get(participant) == name
-        if by is process.owner and is_current and own == max(number for _, number in self.claims):
+        newest = max(checkpoint for _, lineage, checkpoint, _ in self.current if lineage == transaction.lineage)
+        is_retained = transaction.checkpoint > newest - self.settings.retained  # by R16, older ones are not asked for
+        if by is process.owner and is_current and is_retained and own == max(number for _, number in self.claims):
             self.violations.append(f"aborted: {target.name} {short(name)}, which this driver had decided")
         if own and "#" not in name:
             self.aborted_by[target.name, name] = TransactionId.parse(name).lineage, own
