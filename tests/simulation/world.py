@@ -511,7 +511,8 @@ class World:
             self.violations.append(f"aborted: {target.name} {short(name)}, which {by.name} had decided")
         participant = target.name, transaction.lineage, transaction.checkpoint, transaction.subtask
         is_current = transaction.state == "prepared" and self.current.get(participant) == name
-        newest = max(checkpoint for _, lineage, checkpoint, _ in self.current if lineage == transaction.lineage)
+        checkpoints = (number for _, lineage, number, _ in self.current if lineage == transaction.lineage)
+        newest = max(checkpoints, default=-1)
         is_retained = transaction.checkpoint > newest - self.settings.retained  # by R16, older ones are not asked for
         if by is process.owner and is_current and is_retained and own == max(number for _, number in self.claims):
             self.violations.append(f"aborted: {target.name} {short(name)}, which this driver had decided")
