@@ -507,10 +507,12 @@ class World:
         process = self.scheduler.running
         own = process.local.get("generation")
         by, when = self.decided_by.get((target.name, name), (None, 0))
+        if transaction.state != "prepared":
+            return  # it was ended before, perhaps before it was decided
         if by and by is not process.owner and process.made_calls_since(when) > 1 and name in self.decided_names():
             self.violations.append(f"aborted: {target.name} {short(name)}, which {by.name} had decided")
         participant = target.name, transaction.lineage, transaction.checkpoint, transaction.subtask
-        is_current = transaction.state == "prepared" and self.current.get(participant) == name
+        is_current = self.current.get(participant) == name
         checkpoints = (number for _, lineage, number, _ in self.current if lineage == transaction.lineage)
         newest = max(checkpoints, default=-1)
         is_retained = transaction.checkpoint > newest - self.settings.retained  # by R16, older ones are not asked for
