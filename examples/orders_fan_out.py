@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from sqlalchemy import text
 
@@ -37,8 +36,10 @@ from examples.streams import (
     parse_arguments,
     read_topic,
     run_job,
+    show_losses,
     write_topic,
 )
+from sinks import Select
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
@@ -61,9 +62,6 @@ def job(args: argparse.Namespace) -> None:
         .select("order.*")
     )
 
-    def without_amount(df: DataFrame) -> DataFrame:
-        return df.select("id", "customer")
-
     coordinator = CheckpointCoordinator(
         "orders",
         # visible in this order: who reads an event finds its row
@@ -74,7 +72,7 @@ def job(args: argparse.Namespace) -> None:
                 args.table,
                 name="customers",
                 create_table=True,
-                transform=without_amount,
+                transform=Select("id", "customer"),
             ),
             KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
         ],
@@ -129,9 +127,7 @@ def run(
         print(f"killed {words}; visible: {seen}", flush=True)
     run_job("examples.orders_fan_out", options)
     found = visible(bootstrap, target, postgres, mysql, table)
-    for name, times in found.items():
-        doubled = sum(count - 1 for count in times.values())
-        print(f"{name:10s}: {orders - len(times)} lost, {doubled} duplicated", flush=True)
+    show_losses(found, orders)
     return found
 
 

@@ -17,7 +17,6 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -32,6 +31,8 @@ from examples.streams import (
     local_session,
     read_topic,
     run_job,
+    show,
+    show_losses,
     write_topic,
 )
 from sinks import CommitOutcome, Committable, TransactionId
@@ -113,24 +114,13 @@ def run(bootstrap: str, folder: Path, orders: int = ORDERS) -> dict[str, Counter
             "examples.orders_to_files", [*options, "--die-at", moment], expected=-signal.SIGKILL
         )
         print(f"killed {words}", flush=True)
-        show(visible(bootstrap, target, files))
+        show(visible(bootstrap, target, files), PER_BATCH)
     run_job("examples.orders_to_files", options)
     print("run to its end", flush=True)
     found = visible(bootstrap, target, files)
-    show(found)
-    for name, times in found.items():
-        doubled = sum(count - 1 for count in times.values())
-        print(f"{name:5s}: {orders - len(times)} lost, {doubled} duplicated", flush=True)
+    show(found, PER_BATCH)
+    show_losses(found, orders)
     return found
-
-
-def show(found: Mapping[str, Counter[int]]) -> None:
-    for name, times in found.items():
-        by_checkpoint = Counter(id // PER_BATCH for id in times.elements())
-        told = ", ".join(
-            f"{checkpoint}: {rows}" for checkpoint, rows in sorted(by_checkpoint.items())
-        )
-        print(f"  {name:5s} rows by checkpoint: {told}", flush=True)
 
 
 def visible(bootstrap: str, topic: str, files: str) -> dict[str, Counter[int]]:

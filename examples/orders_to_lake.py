@@ -17,7 +17,7 @@ import signal
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -34,6 +34,8 @@ from examples.streams import (
     local_session,
     read_topic,
     run_job,
+    show,
+    show_losses,
     write_topic,
 )
 from sinks import Checkpoint, CommitOutcome, Committable
@@ -127,24 +129,13 @@ def run(
     for moment, words in KILLS.items():
         run_job("examples.orders_to_lake", [*options, "--die-at", moment], expected=-signal.SIGKILL)
         print(f"killed {words}", flush=True)
-        show(visible(bootstrap, target, postgres, table, lake))
+        show(visible(bootstrap, target, postgres, table, lake), PER_BATCH)
     run_job("examples.orders_to_lake", options)
     print("run to its end", flush=True)
     found = visible(bootstrap, target, postgres, table, lake)
-    show(found)
-    for name, times in found.items():
-        doubled = sum(count - 1 for count in times.values())
-        print(f"{name:10s}: {orders - len(times)} lost, {doubled} duplicated", flush=True)
+    show(found, PER_BATCH)
+    show_losses(found, orders)
     return found
-
-
-def show(found: Mapping[str, Counter[int]]) -> None:
-    for name, times in found.items():
-        by_checkpoint = Counter(id // PER_BATCH for id in times.elements())
-        told = ", ".join(
-            f"{checkpoint}: {rows}" for checkpoint, rows in sorted(by_checkpoint.items())
-        )
-        print(f"  {name:10s} rows by checkpoint: {told}", flush=True)
 
 
 def visible(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -118,6 +119,23 @@ def run_job(module: str, options: Sequence[str], expected: int = 0) -> None:
         raise SystemExit(
             f"the job ended with status {process.returncode}:\n{errors.decode()[-3000:]}"
         )
+
+
+def show(found: Mapping[str, Counter[int]], per_batch: int) -> None:
+    """Print for each system how many of its rows are of which checkpoint, by their ids."""
+    for name, times in found.items():
+        by_checkpoint = Counter(id // per_batch for id in times.elements())
+        told = ", ".join(
+            f"{checkpoint}: {rows}" for checkpoint, rows in sorted(by_checkpoint.items())
+        )
+        print(f"  {name:10s} rows by checkpoint: {told}", flush=True)
+
+
+def show_losses(found: Mapping[str, Counter[int]], rows: int) -> None:
+    """Print for each system how many of so many rows it lacks, and how many come too often."""
+    for name, times in found.items():
+        doubled = sum(count - 1 for count in times.values())
+        print(f"{name:10s}: {rows - len(times)} lost, {doubled} duplicated", flush=True)
 
 
 def committed(bootstrap: str, topic: str) -> list[bytes]:

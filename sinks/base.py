@@ -77,7 +77,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     takes_at_least_once: bool = True
     """True if the sink can be written in at-least-once mode."""
     writes_alone: bool = False
-    """True if a task cannot write another sink at the same time, as with one writer at a time."""
+    """True if a task must write no other sink, because the system has one writer at a time."""
 
     def __init__(
         self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None

@@ -976,7 +976,7 @@ class CheckpointProtocol:
         now = self.clock.monotonic()
         if now - started >= self.config.commit_timeout:
             return False
-        end = now + machine.random.uniform(0, min(10.0, 0.1 * 2.0 ** min(tries - 1, 10)))
+        end = now + machine.random.pause(tries, longest=10.0)
         while (left := end - now) > 0:
             if batch and not batch.active and now - started >= STOP_GRACE_PERIOD:
                 return False

@@ -265,20 +265,19 @@ class SparkBatch(MicroBatch):
     def _passes(self, tasks: Mapping[str, SinkTask]) -> Iterator[tuple[DataFrame, OnePass]]:
         """Yield the Spark jobs of the tasks: the DataFrame of each, and what its tasks do."""
         shared = self._shared_rows
-        sharing = [task for name, task in tasks.items() if shared and name in shared.shares]
-        if shared:
-            # A replay of one partition cannot be in one Spark job with that of several ones.
-            for single in (False, True):
-                together = [
-                    task
-                    for task in sharing
-                    if bool(task.replay and task.replay.single_partition) is single
-                ]
-                if together:
-                    shares = tuple(shared.shares[task.sink.name] for task in together)
-                    yield shared.rows, OnePass(tuple(together), shares)
-        for task in tasks.values():
-            if task not in sharing:
+        shares = shared.shares if shared else {}
+        # A replay of one partition cannot be in one Spark job with that of several ones.
+        for single in (False, True):
+            together = [
+                task
+                for name, task in tasks.items()
+                if name in shares and bool(task.replay and task.replay.single_partition) is single
+            ]
+            if shared and together:
+                own = tuple(shares[task.sink.name] for task in together)
+                yield shared.rows, OnePass(tuple(together), own)
+        for name, task in tasks.items():
+            if name not in shares:
                 yield with_row_hash(self._rows_for(task.sink)), OnePass((task,))
 
     def drain(self) -> None:

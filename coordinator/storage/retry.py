@@ -11,10 +11,6 @@ from sinks._util.machine import machine
 
 logger = get_logger(__name__)
 
-_FIRST = 0.1
-_LONGEST = 2.0
-"""Seconds of the longest pause after the first attempt, and after any attempt."""
-
 
 def retries(
     uri: str,
@@ -28,10 +24,6 @@ def retries(
     """
     end = machine.clock.monotonic() + seconds
 
-    def pause(state: RetryCallState) -> float:
-        longest = min(_FIRST * 2.0 ** min(state.attempt_number - 1, 10), _LONGEST)
-        return machine.random.uniform(0, longest)
-
     def tell(state: RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
         why = reason(error) if error else ""
@@ -40,7 +32,7 @@ def retries(
     return Retrying(
         retry=retry_if_exception(may_pass),
         stop=lambda _: machine.clock.monotonic() >= end,
-        wait=pause,
+        wait=lambda state: machine.random.pause(state.attempt_number, longest=2.0),
         sleep=machine.clock.sleep,
         before_sleep=tell,
         reraise=True,

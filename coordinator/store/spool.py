@@ -58,9 +58,9 @@ class SpooledRows:
 
 @dataclass(frozen=True)
 class SpoolingRows:
-    """The beginning of what keeps the rows of a sink's participants.
+    """The place where the tasks of a sink keep their rows.
 
-    It is called as `SinkTask.spooling`.
+    It travels to the tasks as `SinkTask.spooling`. Each calls it to begin with its own rows.
     """
 
     uri: str = field(repr=False)

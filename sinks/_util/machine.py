@@ -45,6 +45,14 @@ class Random:
     def uniform(self, low: float, high: float) -> float:
         return random.uniform(low, high)
 
+    def pause(self, tries: int, longest: float) -> float:
+        """Return the seconds to wait after so many tries.
+
+        Their range doubles with each try, from 0.1 s up to `longest`. They are random, so that
+        those who failed together do not try again together.
+        """
+        return self.uniform(0, min(longest, 0.1 * 2.0 ** min(tries - 1, 10)))
+
 
 class Event(Protocol):
     """A flag that threads wait for, such as `threading.Event`."""
