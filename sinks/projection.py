@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sinks._util.column_names import columns_of
+from sinks._util.column_names import are_distinct, columns_of
 from sinks.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Select(Projection):
 
         columns: list[Column] = []
         for expression in self.expressions:
-            if expression.strip() == "*":
+            # Otherwise Spark itself knows which columns these are, whatever their names.
+            if expression.strip() == "*" and are_distinct(df.columns):
                 columns += columns_of(df)[1]
             else:
                 columns.append(functions.expr(expression))

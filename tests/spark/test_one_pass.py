@@ -87,6 +87,12 @@ def test_a_row_has_the_hash_that_it_has_alone(spark: SparkSession, tmp_path: Pat
         assert sum(one.rows for one in own) == len(hashes)
 
 
+def test_all_columns_whatever_their_names(spark: SparkSession) -> None:
+    df = spark.sql("SELECT id, 'x' AS `a.b`, 1 AS n, 2 AS N FROM range(3)")
+    assert Select(where="id > 1")(df).collect() == [(2, "x", 1, 2)]
+    assert Select("*", "id + 1 AS next")(df.drop("n")).columns == ["id", "a.b", "next"]
+
+
 @pytest.mark.parametrize("expression", ["explode(array(1, 2)) AS n", "count(*) AS n", "s.*"])
 def test_what_does_not_take_each_row_by_itself_is_refused(spark: SparkSession, tmp_path: Path, expression: str) -> None:
     a, b = sinks_with(tmp_path, {"a": None, "b": Select(expression)})
