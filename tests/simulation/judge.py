@@ -21,7 +21,7 @@ from coordinator.operations.savepoints.savepoint import MARK
 from coordinator.storage import StorageError
 from tests.simulation.requests import Asked
 from tests.simulation.scheduler import Process
-from tests.simulation.spark import SimQuery, newest_batch
+from tests.simulation.spark import SimQuery, end_of, newest_batch
 from tests.simulation.targets import KEPT, SimSink, ids_for
 from tests.simulation.world import SAVEPOINTS, STORAGE, Unreachable, World, id_of, name_of, short
 
@@ -48,7 +48,7 @@ def judge(world: World) -> Verdict:
         return Verdict(False, why)
     if world.causes["rows deleted"] and world.was_restored:
         return Verdict(False, "rows were deleted by hand, and the target's memory tells nothing of that")
-    end = json.loads(newest.record.offsets[0])[1]
+    end = json.loads(newest.record.offsets[0])[0]
     for sink in world.all_sinks():
         if why := _wrong_rows(world, sink, history, newest.checkpoint_id, asked_for, end):
             return Verdict(False, why)
@@ -70,7 +70,7 @@ def _began(world: World, sink: SimSink) -> int:
     if sink.name in world.first_units or not world.decided:
         return world.first_units.get(sink.name, 0)
     history = world.history()
-    return int(json.loads(history[-1].record.offsets[0])[1]) if history else 0
+    return int(json.loads(history[-1].record.offsets[0])[0]) if history else 0
 
 
 def _without_record(world: World, asked_for: int) -> Verdict:
@@ -146,7 +146,7 @@ def _no_replay(world: World, sink: SimSink, record: Any, committable: Any) -> st
     writer = sink.name.removesuffix("-dead")
     if record.partitions.get(writer) not in (1, world.partitions):
         return f"{sink.name} was written in another number of partitions"
-    if json.loads(record.offsets[0])[1] > world.changed_from:
+    if json.loads(record.offsets[0])[0] > world.changed_from:
         return "the source gives other rows by now"
     return ""
 
@@ -161,7 +161,8 @@ def _named(history: list[Any], sink: str) -> Iterator[tuple[int, Any]]:
 def _input_of(world: World, sink: SimSink, committable: Any, n: int) -> list[int]:
     """Return the rows of one partition of a batch."""
     files = world.location(world.location_name).values
-    first, end = json.loads(files[f"offsets/{n}"].decode().split("\n")[2])
+    first = end_of(files[f"offsets/{n - 1}"].decode()) if n else 0
+    end = end_of(files[f"offsets/{n}"].decode())
     count = world.partitions
     wanted = expected(world, sink)
     return [id for id in range(2 * first, 2 * end) if id % count == committable.subtask and id in wanted]

@@ -30,7 +30,7 @@ class StateMissing(Exception):
 SCHEMA = pa.schema([("id", pa.int64())])
 ADOPTED = {
     "metadata": b'{"id": "adopted"}',
-    "offsets/0": b'v1\n{"batchTimestampMs": 5}\n[0, 1]',
+    "offsets/0": b'v1\n{"batchTimestampMs": 5}\n[1]',
     "commits/0": b"v1",
     "state/0/0/1.delta": b"rows before unit 1",
 }
@@ -97,6 +97,12 @@ class SimQuery:
         self._step = step
         self._pause = pause
         self._in_batch = False
+        self.first = self.end = 0
+        """The units of input of the batch: its first one, and the first one after it.
+
+        Spark reads them from its log at a start only. From then on it goes on from what it knows itself.
+        """
+        self.planned_at = 0
         self.failed_at: int | None = None
         """The tick at which it failed outside of a batch."""
         self.listens_since: int | None = None
@@ -146,24 +152,22 @@ class SimQuery:
     def facts_of(self, n: int) -> BatchFacts:
         return facts_in(self._read(n), n, self.query_id)
 
-    def units(self, n: int) -> tuple[int, int]:
-        """Return the first unit of a batch, and the first one after it."""
-        first, end = json.loads(self._read(n).split("\n")[2])
-        return first, end
-
-    def _plan(self, n: int) -> bool:
-        """Plan batch n, unless it is planned. Returns False if there is no input for it."""
+    def _plan(self, n: int, *, first_of_the_run: bool) -> bool:
+        """Plan batch n, unless a run before has planned it. Returns False if there is no input for it."""
         world = self.world
-        if f"offsets/{n}" in self.memory.values:
+        if first_of_the_run and f"offsets/{n}" in self.memory.values:
+            self.end = end_of(self._read(n))
+            self.planned_at = self.facts_of(n).planned_at
             return True
-        first = self.units(n - 1)[1] if n else 0
-        if first >= world.units:
+        if self.first >= world.units:
             return False
         size = 0 if world.scenario.is_empty(n) else 1 + (n * 7 + self._step) % 2
-        end = min(first + size, world.units)
+        self.end = min(self.first + size, world.units)
         world.scheduler.tick(f"spark plans {n}")
-        stamp = json.dumps({"batchTimestampMs": int(world.scheduler.now * 1000)})
-        self._put(f"offsets/{n}", f"v1\n{stamp}\n[{first}, {end}]".encode())
+        self.planned_at = int(world.scheduler.now * 1000)
+        world.planned[n, self.planned_at] = self.first
+        stamp = json.dumps({"batchTimestampMs": self.planned_at})
+        self._put(f"offsets/{n}", f"v1\n{stamp}\n[{self.end}]".encode())
         return True
 
     # ------------------------------------------------------------------ a run
@@ -179,9 +183,10 @@ class SimQuery:
         if n < 0 or f"commits/{n}" in self.memory.values:
             n += 1
         try:
+            self.first = end_of(self._read(n - 1)) if n else 0
             for done in range(1, self._batches + 1):
                 self._wait()
-                if not self.isActive or not self._plan(n):
+                if not self.isActive or not self._plan(n, first_of_the_run=done == 1):
                     break
                 self._require_state(n)
                 self._in_batch = True
@@ -191,11 +196,12 @@ class SimQuery:
                 self._hand_over(coordinator, batch)
                 if not batch.was_computed:  # Spark's stateful operators would lack it (R10)
                     world.violations.append(f"not computed: batch {n} is done, and nobody has run it")
-                self.memory.put(f"state/0/0/{n + 1}.delta", state_after(self.units(n)[1]))
+                self.memory.put(f"state/0/0/{n + 1}.delta", state_after(self.end))
                 world.batch_is_done(n, batch.facts.planned_at)
                 world.scheduler.running.local["has done a batch"] = True
                 self._put(f"commits/{n}", b"v1")
                 self._in_batch = False
+                self.first = self.end
                 if self.listens_since is None:
                     self.listens_since = world.scheduler.ticks
                 if done in self.between:
@@ -249,7 +255,7 @@ class SimQuery:
         A location that was restored while a query ran may lack it.
         """
         path = f"state/0/0/{n}.delta"
-        if n and not self.world.was_restored and self.memory.values.get(path) != state_after(self.units(n)[0]):
+        if n and not self.world.was_restored and self.memory.values.get(path) != state_after(self.first):
             raise StateMissing(f"{path} of {self.name}")
 
 
@@ -269,6 +275,12 @@ def state_after(end: int) -> bytes:
     return f"rows before unit {end}".encode()
 
 
+def end_of(log: str) -> int:
+    """Return the first unit of input after a batch, as a file of the log of offsets has it."""
+    end: int = json.loads(log.split("\n")[2])[0]
+    return end
+
+
 def newest_batch(files: Iterable[str], log: str) -> int:
     """Return the newest batch in a log of a checkpointLocation, -1 if there is none."""
     return max((int(path.partition("/")[2]) for path in files if path.startswith(f"{log}/")), default=-1)
@@ -280,14 +292,15 @@ class SimBatch:
     row_hash = "simulated"
 
     def __init__(self, query: SimQuery, n: int, run_id: str) -> None:
-        first, end = query.units(n)
         self.facts = query.facts_of(n)
+        if self.facts.planned_at != query.planned_at:  # as `SparkBatch` has it
+            raise Superseded(f"offsets/{n} is of another driver")
         self.run_id = run_id
         self.location = f"loc:{query.name}"
         self.query = query
         self._world = query.world
         changed = self._world.changed_from
-        self.ids = tuple(id + CHANGED * (id // 2 >= changed) for id in range(2 * first, 2 * end))
+        self.ids = tuple(id + CHANGED * (id // 2 >= changed) for id in range(2 * query.first, 2 * query.end))
         self.rows: int | None = len(self.ids)
         self.was_computed = False
         self.blocked = 0

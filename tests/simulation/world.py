@@ -101,6 +101,8 @@ class World:
         self.source_calls_that_fail = 0
         self.first_units: dict[str, int] = {}
         """The unit of input with which each sink began."""
+        self.planned: dict[tuple[int, int], int] = {}
+        """The first unit of input of each plan of a batch, by the batch and the time of the plan."""
         self.decided_rows: dict[tuple[str, str, int, int], tuple[int, ...]] = {}
         """The rows of each participant (sink, lineage, checkpoint, subtask) as they were decided first."""
         self.claims: list[tuple[int, int]] = []
@@ -231,7 +233,7 @@ class World:
         if process:
             process.local["put at"] = self.scheduler.ticks
             process.local["commits since put"] = 0
-        first_unit = json.loads(body["offsets"][0])[0]
+        first_unit = self.planned.get((body["checkpoint_id"], body["planned_at"]), 0)
         for sink in body["partitions"]:
             self.first_units[sink] = min(first_unit, self.first_units.get(sink, first_unit))
         for committable in body["committables"]:
@@ -400,7 +402,7 @@ class World:
 
     def savepoint_was_put(self, uri: str, value: bytes) -> None:
         record = json.loads(value)["body"]["records"][0]
-        end = json.loads(record["offsets"][0])[1]
+        end = json.loads(record["offsets"][0])[0]
         self.savepoint_must_be_visible(uri, end)
         self.savepoints.append((uri, record["checkpoint_id"], end))
         location = str(json.loads(value)["body"]["checkpoint_location"])
