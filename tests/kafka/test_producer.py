@@ -284,6 +284,31 @@ def test_what_is_under_way_is_bounded() -> None:
     assert brokers.log["topic", 0][:39_000] == [f"{n:06d}".encode() for n in range(39_000)]
 
 
+def test_no_more_is_under_way_than_a_leader_knows_again() -> None:
+    """A leader that has taken a record batch, and whose answer is late, has to recognize it when it comes again."""
+    brokers = Brokers(0)
+    producer = made(brokers, batch_size=400)
+    producer.write(rows(0, partition=0))
+    producer.flush(5)  # the first record batch goes alone
+    brokers._next_answer = lambda node: None  # type: ignore[method-assign]
+    answers = brokers.answers[1]
+    producer.write(rows(*range(1, 1000), partition=0))
+    producer._encode(*producer._partitions.values())
+    producer._send()
+    assert len(answers) == 5
+    late = answers.popleft()
+    while answers:
+        brokers._tell(*answers.popleft())
+    producer._send()
+    assert not answers
+    brokers._tell(*late)
+    while producer.delivered < 1000:
+        producer._send()
+        while answers:
+            brokers._tell(*answers.popleft())
+    assert brokers.log["topic", 0] == [f"{n:06d}".encode() for n in range(1000)]
+
+
 def test_a_rare_partition_keeps_no_more_than_its_rows_in_memory() -> None:
     producer = made(Brokers(0), queue_buffering_max_kbytes=4096)
     before = pa.total_allocated_bytes()
