@@ -96,6 +96,19 @@ def overtaken_error(job: str, n: int, done: int, location: str) -> Superseded:
     )
 
 
+def require_own_plan(batch: BatchFacts, planned_at: int, location: str) -> None:
+    """Raise `Superseded` if the log has another driver's plan of the batch.
+
+    `planned_at` is when this driver has planned it. Two drivers may write the same file of the log
+    where a file system renames over another file.
+    """
+    if batch.planned_at not in (0, planned_at):
+        raise Superseded(
+            f"offsets/{batch.checkpoint_id} in {location} is of another driver, which has planned "
+            "this batch at the same time; this one stops. Two drivers of one job were running."
+        )
+
+
 def require_none_lost(newest: CompletedCheckpoint) -> None:
     """Raise `InDoubtError` if the newest checkpoint has lost transactions.
 

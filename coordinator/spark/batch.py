@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
-from coordinator.errors import CheckpointError, Superseded
+from coordinator.errors import CheckpointError
 from coordinator.protocol import guarantee
+from coordinator.protocol.decisions import require_own_plan
 from coordinator.protocol.ports import (
     Acks,
     BatchFacts,
@@ -193,12 +194,7 @@ class SparkBatch(MicroBatch):
             if self.active:
                 raise
             self.raise_stopped()
-        # Two drivers may write the same file, where a rename without overwrite is not atomic.
-        if self.facts.planned_at not in (0, execution.planned_at):
-            raise Superseded(
-                f"offsets/{batch_id} in {self.location} is of another driver, which has planned "
-                "this batch at the same time; this one stops. Two drivers of one job were running."
-            )
+        require_own_plan(self.facts, execution.planned_at, self.location)
 
     def facts_of(self, checkpoint_id: int) -> BatchFacts:
         log = b"".join(open_location(self.location).read(f"offsets/{checkpoint_id}")).decode()

@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "offsets that another driver has put in place of one's own (R12)",
         "coordinator",
-        "if self.facts.planned_at not in (0, execution.planned_at):",
+        "if batch.planned_at not in (0, planned_at):",
         "if False:",
         ("tests/spark/test_setup.py",),
     ),

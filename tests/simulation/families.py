@@ -53,6 +53,20 @@ def second_driver() -> Iterator[Scenario]:
             yield of([(gap, "driver", 1), (8 + gap % 13, "switch", 0), (5 + gap % 7, "switch", 1)], sinks=one(kind))
 
 
+def plans_in_one_moment() -> Iterator[Scenario]:
+    """Two drivers plan a batch at the same moment, and the later one overwrites the plan of the other."""
+    for gap in range(50):
+        for calls in (1, 2, 3, 4, 9):
+            for other in (0, 1):
+                events = [
+                    (gap, "driver", 1 + 4 * other),
+                    (calls, "switch", 0),
+                    (3 * calls, "switch", 1),
+                    (END, "driver", 1),
+                ]
+                yield of(events, log_is_overwritten=True, units=5)
+
+
 def stale_start() -> Iterator[Scenario]:
     """A driver plans its batch, and is suspended before its first calls, until the other one has ended."""
     for gap in range(60):
@@ -802,6 +816,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
         crashes,
         crashes_of_two,
         second_driver,
+        plans_in_one_moment,
         stale_start,
         driver_of_before_a_restore,
         old_history,
@@ -883,8 +898,11 @@ FAMILIES: dict[str, Callable[[], Iterator[Scenario]]] = {
 
 
 def scenarios(*names: str, every: int = 1) -> Iterator[Scenario]:
-    """Yield the scenarios of some families, or of all. `every` leaves some moments out: it takes each so-manieth."""
+    """Yield the scenarios of some families, or of all. `every` leaves some moments out: it takes each so-manieth.
+
+    In every other scenario, each task writes to all sinks.
+    """
     for name in names or FAMILIES:
         for number, scenario in enumerate(FAMILIES[name]()):
             if number % every == 0:
-                yield replace(scenario, kind=name)
+                yield replace(scenario, kind=name, one_pass=number // every % 2 == 1)

@@ -410,6 +410,7 @@ OUTSIDE = (
     "rows deleted",
     "expired",
     "old location",
+    "log overwritten",
     "topic",
     "input",
     "damaged",

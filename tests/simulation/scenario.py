@@ -47,6 +47,10 @@ class Scenario:
     """Whether the source is a topic of Kafka, which can be deleted and created again."""
     most_letters: int = 1000
     """The number of dead letters that a checkpoint may have."""
+    log_is_overwritten: bool = False
+    """Whether two drivers may write the same file of Spark's log, as in a file system that renames over a file."""
+    one_pass: bool = False
+    """Whether a task writes its partition to all sinks. Otherwise each sink has a Spark job of its own."""
     sinks: tuple[tuple[str, str, int], ...] = (("one", "prepared", 1),)
     """The name of each sink, its kind in `targets.KINDS`, and which units of input it takes."""
     settings: Settings = field(default_factory=Settings)
@@ -292,6 +296,7 @@ def draw(seed: int) -> Scenario:
         topics=chance.random() < 0.15,
         calls_again=chance.random() < 0.1,
         most_letters=chance.choice([1000] * 7 + [0]),
+        one_pass=chance.random() < 0.6,
         sinks=tuple(_draw_sinks(chance, profile)),
         settings=settings,
         events=tuple(events),

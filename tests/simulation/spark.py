@@ -7,16 +7,19 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from coordinator.errors import InDoubtError, StorageBehind, Superseded
 from coordinator.operations.savepoints.savepoint import MARK
+from coordinator.protocol.decisions import require_own_plan
 from coordinator.protocol.ports import BatchFacts, BatchLeft
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.storage import StorageError
 from coordinator.task.row_hash import HASH_COLUMN
+from coordinator.task.task import OnePass, SinkTask
 from sinks.errors import SinkError, TransactionBlocked
 from tests.simulation.memory import Memory
 from tests.simulation.scheduler import Process
@@ -141,6 +144,9 @@ class SimQuery:
         self.world.scheduler.tick(f"spark writes {path}")
         if path in self.memory.values:
             raise ConcurrentLog(path)
+        if self.world.scenario.log_is_overwritten:
+            self.world.scheduler.tick(f"spark renames {path}")
+            self.world.causes["log overwritten"] += path in self.memory.values
         self.memory.put(path, value)
 
     def _read(self, n: int) -> str:
@@ -252,10 +258,11 @@ class SimQuery:
     def _require_state(self, n: int) -> None:
         """Raise if the state of the batches before n is not there, or is of other batches.
 
-        A location that was restored while a query ran may lack it.
+        A location that was restored while a query ran may lack it, and so may one in which two queries ran.
         """
         path = f"state/0/0/{n}.delta"
-        if n and not self.world.was_restored and self.memory.values.get(path) != state_after(self.first):
+        altered = self.world.was_restored or self.world.causes["log overwritten"]
+        if n and not altered and self.memory.values.get(path) != state_after(self.first):
             raise StateMissing(f"{path} of {self.name}")
 
 
@@ -292,9 +299,10 @@ class SimBatch:
     row_hash = "simulated"
 
     def __init__(self, query: SimQuery, n: int, run_id: str) -> None:
+        if query.world.scenario.log_is_overwritten:
+            query.world.scheduler.tick(f"spark hands over batch {n}")
         self.facts = query.facts_of(n)
-        if self.facts.planned_at != query.planned_at:  # as `SparkBatch` has it
-            raise Superseded(f"offsets/{n} is of another driver")
+        require_own_plan(self.facts, query.planned_at, query.name)  # as `SparkBatch` does
         self.run_id = run_id
         self.location = f"loc:{query.name}"
         self.query = query
@@ -358,7 +366,7 @@ class SimBatch:
     def _driver(self) -> Process:
         return self._world.scheduler.running.owner
 
-    def run(self, tasks: Mapping[str, Any], ended: Callable[[str], None]) -> list[Any]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Any]:
         """Run the tasks as Spark does it: each by itself, a failed one a second time, some with a speculative copy."""
         if any(task.replay for task in tasks.values()):
             self._world.require_newest_since_commit("replays")
@@ -374,12 +382,14 @@ class SimBatch:
 
 
 class SparkJob:
-    def __init__(self, batch: SimBatch, tasks: Mapping[str, Any]) -> None:
+    """The Spark jobs that write a batch: one for all sinks that share its rows, and one for each other sink."""
+
+    def __init__(self, batch: SimBatch, tasks: Mapping[str, SinkTask]) -> None:
         self._world = batch.query.world
         self._batch = batch
-        self._tasks = tasks
+        self._passes = list(_passes(list(tasks.values()), shared=self._world.scenario.one_pass))
         self._driver = self._world.scheduler.running.owner
-        self._answers: dict[tuple[str, int], list[Any]] = {}
+        self._answers: dict[tuple[int, int], list[Any]] = {}
         self._failures: list[Exception] = []
 
     @property
@@ -392,65 +402,86 @@ class SparkJob:
                 child.parent = None  # a task of an earlier job, which nobody waits for
         self._driver.children = [child for child in self._driver.children if child.kind == "thread"]
         wanted = self._partitions()
-        for (name, subtask), rows in wanted.items():
-            self._attempt(name, subtask, rows, tries=2)
+        for (number, subtask), rows in wanted.items():
+            self._attempt(number, subtask, rows, tries=2)
             if self._world.speculative:
                 self._world.speculative -= 1
-                self._attempt(name, subtask, rows, tries=1)
+                self._attempt(number, subtask, rows, tries=1)
         self._wait_for_tasks()
         for _ in range(2):
             if self._failures:
                 break
-            for name, subtask in sorted(wanted.keys() - self._answers.keys()):  # their executors died
-                self._attempt(name, subtask, wanted[name, subtask], tries=1)
+            for number, subtask in sorted(wanted.keys() - self._answers.keys()):  # their executors died
+                self._attempt(number, subtask, wanted[number, subtask], tries=1)
             self._wait_for_tasks()
         if wanted.keys() - self._answers.keys():
             raise self._failures[0] if self._failures else JobFailed("simulated: the tasks were killed")
 
-    def _partitions(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Return the rows of each partition, by sink and number."""
+    def _partitions(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Return the rows of each partition, by the number of its pass and its own."""
         wanted = {}
-        for name, task in self._tasks.items():
-            rows = [row for row in self._batch.ids if task.sink.takes(row)]
+        for number, one_pass in enumerate(self._passes):
+            rows = self._batch.ids
             count = self._batch.query.partitions
-            if task.replay and task.replay.spooled:
-                count = 1 + max(task.replay.own | task.replay.dead_letters)
-                rows = []
-            elif task.replay and task.replay.single_partition:
+            replay = one_pass.tasks[0].replay
+            if replay and replay.spooled:
+                count = 1 + max(replay.lost)
+                rows = ()
+            elif replay and replay.single_partition:
                 count = 1
             for subtask in range(count):
-                wanted[name, subtask] = tuple(row for row in rows if id_of(row) % count == subtask)
+                wanted[number, subtask] = tuple(row for row in rows if id_of(row) % count == subtask)
         return wanted
 
     def _wait_for_tasks(self) -> None:
         tasks = [child for child in self._driver.children if child.kind == "task"]
         self._world.scheduler.running.wait(lambda: all(task.ended for task in tasks))
 
-    def _attempt(self, name: str, subtask: int, rows: tuple[int, ...], tries: int) -> None:
+    def _attempt(self, number: int, subtask: int, rows: tuple[int, ...], tries: int) -> None:
         world = self._world
         # Each driver counts its own, so drivers of one generation give transactions the same names.
         attempt = self._driver.local["task attempts"] = 1 + self._driver.local.get("task attempts", 0)
-        task = self._tasks[name]
-        task = replace(task, sink=copy.copy(task.sink))  # as the pickled task in an executor
+        # as the pickled tasks in an executor
+        tasks = tuple(replace(task, sink=copy.copy(task.sink)) for task in self._passes[number].tasks)
+        one_pass = OnePass(tasks, tuple(partial(_share, task.sink) for task in tasks))
 
         def work() -> None:
             try:
-                acks = list(task.run(record_batches(rows), subtask, attempt, 2 - tries))
+                acks = one_pass.run(record_batches(rows), subtask, attempt, 2 - tries)
             except (StorageError, SinkError, Unreachable) as error:
-                if tries > 1 and (name, subtask) not in self._answers and not self._driver.dead:
-                    self._attempt(name, subtask, rows, tries - 1)
+                if tries > 1 and (number, subtask) not in self._answers and not self._driver.dead:
+                    self._attempt(number, subtask, rows, tries - 1)
                     self._wait_for_another()
                 else:
                     self._failures.append(error)
                 return
-            self._answers.setdefault((name, subtask), acks)
+            self._answers.setdefault((number, subtask), acks)
 
-        world.scheduler.spawn(f"task {name}/{subtask}", "task", work, self._driver)
+        names = "+".join(task.sink.name for task in tasks)
+        world.scheduler.spawn(f"task {names}/{subtask}", "task", work, self._driver)
 
     def _wait_for_another(self) -> None:
         """Let the next try end before this one, so that whoever waits for this one has waited for both."""
         another = self._driver.children[-1]
         self._world.scheduler.running.wait(lambda: another.ended)
+
+
+def _passes(tasks: Sequence[SinkTask], *, shared: bool) -> Iterator[OnePass]:
+    """Yield what the tasks of each Spark job do, as `SparkBatch` has it."""
+    spooled = any(task.replay and task.replay.spooled for task in tasks)
+    if not shared or spooled:
+        for task in tasks:
+            yield OnePass((task,))
+        return
+    for single in (False, True):
+        together = tuple(task for task in tasks if bool(task.replay and task.replay.single_partition) is single)
+        if together:
+            yield OnePass(together)
+
+
+def _share(sink: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows that a simulated sink takes."""
+    return batch.filter(pa.array([sink.takes(row) for row in batch.column("id").to_pylist()], pa.bool_()))
 
 
 _BATCHES: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
