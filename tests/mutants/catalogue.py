@@ -34,6 +34,11 @@ def _avro(test: str) -> tuple[str]:
     return (f"tests/kafka/test_avro.py::test_{test}",)
 
 
+def _family(name: str) -> str:
+    """A family of the simulator."""
+    return f"tests/simulation/test_families.py::test_each_moment[{name}]"
+
+
 POSTGRES = _of("postgres", "sink", "proofs", "faults")
 MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
@@ -309,14 +314,14 @@ MUTANTS = (
         "coordinator",
         "named = [c.transaction for complete in history for c in complete.committables.values()]",
         "named = [c.transaction for complete in history for r in complete.rounds for c in r.committables]",
-        PROTOCOL,
+        (*PROTOCOL, _family("target_of_before_a_loss")),
     ),
     Mutant(
         "resolve takes a storage that was emptied while it ran for one with a checkpoint",
         "coordinator",
         "if complete is None:  # the storage was emptied",
         "if False:  # the storage was emptied",
-        IN_DOUBT,
+        (*IN_DOUBT, _family("memories_of_a_resolve")),
     ),
     Mutant(
         "a second call for a batch takes what is decided for visible",
@@ -1561,7 +1566,7 @@ MUTANTS = (
         "coordinator",
         "        if self._good and accepted.rows.num_rows:",
         "        if False:",
-        DEAD_LETTERS,
+        (*DEAD_LETTERS, "tests/mysql/test_dead_letters.py"),
     ),
     Mutant(
         "a foreign key between the tables of two sinks is not seen",

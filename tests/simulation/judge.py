@@ -42,6 +42,8 @@ def judge(world: World) -> Verdict:
     files = world.location(world.location_name).values
     planned = newest_batch(files, "offsets")
     asked_for = planned + (f"commits/{planned}" in files) if planned >= 0 else 0
+    if asked_for and f"offsets/{asked_for - 1}" not in files:
+        return Verdict(False, f"Spark's log has batch {asked_for}, and not the one before")
     if newest is None:
         return _without_record(world, asked_for)
     if why := _misfit(files, newest, asked_for) or _other_setup(world, newest):
