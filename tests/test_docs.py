@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chart
+from tests.public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 LENGTHS = runpy.run_path(str(ROOT / "docs" / "site" / "lengths.py"))
 PAGES: list[Path] = LENGTHS["PAGES"]
-SINKS = ("delta", "files", "iceberg", "kafka", "mysql", "postgres", "sqlalchemy", "testing")
-OURS = ("coordinator", "sinks", *(f"sinks.{name}" for name in SINKS))
-PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, OURS) for name in module.__all__}
+PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, PACKAGES) for name in module.__all__}
 
 
 def blocks(page: Path) -> Iterator[ast.Module]:

@@ -143,7 +143,7 @@ def told(module: str) -> Iterator[str]:
 
 def test_messages_name_no_file_that_only_the_repository_has() -> None:
     """Who installed a wheel has no docs/: messages say themselves what to do, or name a command."""
-    files = re.compile(r"\bdocs/|\b(README|CHANGELOG|DEVELOPERS)\b")
+    files = re.compile(r"\bdocs/|\b(README|CHANGELOG|CONTRIBUTING)\b")
     assert [(module, text) for module in MODULES for text in told(module) if files.search(text)] == []
 
 

@@ -1,7 +1,7 @@
 """`make docs`: the site of the documentation, in build/docs/site.
 
-Its pages are README.md, CHANGELOG.md, DEVELOPERS.md and docs/. A file of the code that they point
-at becomes a page as well. Ends with status 1 if a link leads nowhere, if a page is too long
+Its pages are the .md files beside README.md and in docs/. A file of the code that they point at
+becomes a page as well. Ends with status 1 if a link leads nowhere, if a page is too long
 (lengths.py), or if one would make a browser load something from another host.
 """
 
@@ -26,7 +26,9 @@ SITE = BUILD / "site"
 PAGES = {
     ROOT / "README.md": "index.md",
     ROOT / "CHANGELOG.md": "changelog.md",
-    ROOT / "DEVELOPERS.md": "code.md",
+    ROOT / "CONTRIBUTING.md": "contributing.md",
+    ROOT / "SECURITY.md": "reporting.md",
+    ROOT / "CODE_OF_CONDUCT.md": "conduct.md",
 }
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
