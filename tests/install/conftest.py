@@ -110,8 +110,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     shutil.copytree(ROOT, folder / "copy", ignore=shutil.ignore_patterns(*NOT_SOURCE))
     builder = empty(folder / "builder")
-    builder.install("setuptools>=77")
-    code = "from setuptools import build_meta; print(build_meta.build_sdist('..'))"
+    builder.install("hatchling>=1.27", "hatch-fancy-pypi-readme>=24.1")
+    code = "from hatchling import build; print(build.build_sdist('..'))"
     archive = run(builder.python, "-c", code, cwd=folder / "copy").splitlines()[-1]
     with tarfile.open(folder / archive) as packed:
         packed.extractall(folder, filter="data")
@@ -120,7 +120,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(sdist: Path) -> Path:
-    code = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
+    code = "from hatchling import build; print(build.build_wheel('..'))"
     name = run(Environment(sdist.parent / "builder").python, "-c", code, cwd=sdist).splitlines()[-1]
     return sdist.parent / name
 
