@@ -1,4 +1,4 @@
-"""The examples of docs/deployment.md: Spark itself takes their settings. A cluster is not to be had here."""
+"""The examples of docs/kubernetes.md: Spark itself takes their settings. A cluster is not to be had here."""
 
 from __future__ import annotations
 
