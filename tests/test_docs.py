@@ -69,6 +69,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(path), f"{target} has no heading #{anchor}"
 
 
+@pytest.mark.parametrize(
+    "page", ["databricks", "emr-dataproc-glue", "kubernetes", "managed-databases", "managed-kafka", "yarn"]
+)
+def test_a_platforms_page_says_first_whether_the_library_runs_there(page: str) -> None:
+    _, first, *_ = (ROOT / "docs" / f"{page}.md").read_text().splitlines()
+    assert first.startswith(("**Runs.**", "**Does not run.**", "**Not tried"))
+
+
+def test_the_words_of_the_concepts_are_in_the_glossary() -> None:
+    concepts = (ROOT / "docs" / "concepts.md").read_text()
+    used = {word.lower() for word in re.findall(r"(?<![*\w])\*([^*\n]+)\*(?!\*)", concepts)} - {"italic"}
+    entries = re.findall(r"^### (.*)", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert len(used) > 10
+    assert used <= {entry.lower() for entry in entries}
+
+
 def test_sentences_and_lines_are_short() -> None:
     assert LENGTHS["findings"]() == []
 
