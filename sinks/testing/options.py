@@ -382,6 +382,7 @@ class Options(SinkTests):
         self.commit(sibling, self.pre_committed(sibling, rows(940, 1)), clause=Clause.AUDIT)
         self.close(sibling)
         waiting = self.pre_committed(sink, rows(950, 1), attempt=2)
+        self.open(sink)
         for quick in (False, True):
             with Clause.AUDIT.guarding(f"audit with quick={quick}"):
                 held = list(auditable.audit(self.job, parts, quick=quick).holdings)

@@ -76,7 +76,7 @@ def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: 
             target = installation / path
             target.parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if (root / path).is_dir() else shutil.copy2)(root / path, target)
-        (installation / "bin").mkdir()
+        (installation / "bin").mkdir(parents=True)
         shutil.copy2(root / binary, installation / "bin")
         (installation / "lib").mkdir()
         for library in _libraries(root, root / binary):
