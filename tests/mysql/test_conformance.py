@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sinks.base import Sink
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import parameters
 from sinks.sql.strategies import identity_of
@@ -43,6 +44,11 @@ class Conformance(TableKit, SinkConformance):
 class TestXA(Conformance):
     strategy = "xa"
     merges = False
+
+    def test_a_commit_beside_a_pre_commit(self, sink: Sink) -> None:
+        """Twice a commit waits for the ledger's row of what is pre-committed, until its time is up."""
+        with closing(self.into("orders", lock_timeout=1)) as impatient:
+            super().test_a_commit_beside_a_pre_commit(impatient)
 
 
 class TestStaged(Conformance):
