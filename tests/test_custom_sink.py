@@ -39,7 +39,8 @@ class TestFileSink(OverSpark, SinkConformance):
     types = tuple(SAMPLES)
 
     def visible(self, sink: FileSink) -> Sequence[Mapping[str, Any]]:
-        return [row for file in sink.folder.glob("[!.]*.parquet") for row in pq.read_table(file).to_pylist()]
+        files = map(pq.ParquetFile, sink.folder.glob("[!.]*.parquet"))
+        return [row for file in files for row in file.read(use_threads=False).to_pylist()]
 
     def leftovers(self, sink: FileSink) -> Sequence[str]:
         return [file.name for file in sink.folder.glob(".*.parquet") if not file.name.startswith(".withdrawn-")]

@@ -634,6 +634,8 @@ def forget(*errors: object) -> None:
 
 
 def _hashable(value: Any) -> Any:
+    if value is None or isinstance(value, (int, str)):
+        return value  # most are such, and to ask for a Mapping takes longer
     if isinstance(value, Mapping):
         return tuple((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, float) and (value == 0 or value != value):

@@ -56,7 +56,7 @@ def _rows_in(name: str, data: bytes, columns: pa.Schema) -> Iterator[Mapping[str
         key, text = map(unquote, folder.split("="))
         values[key] = _parsed(None if text == NO_VALUE else text, columns.field(key).type)
     if file.endswith(".parquet"):
-        rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+        rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
     else:
         plain = gzip.decompress(data) if file.endswith(".gz") else data
         lines = (json.loads(line, parse_float=Decimal) for line in plain.split(b"\n")[:-1])
