@@ -1319,8 +1319,8 @@ MUTANTS = (
     Mutant(
         "files: the proof that may still be asked for is purged",
         "examples",
-        "name.checkpoint < checkpoint.oldest_retained",
-        "name.checkpoint <= checkpoint.oldest_retained",
+        "== token(self.name) and name.checkpoint < checkpoint.oldest_retained",
+        "== token(self.name) and name.checkpoint <= checkpoint.oldest_retained",
         FILE_SINK,
     ),
     Mutant(
