@@ -53,6 +53,7 @@ from sinks.files.layout import (
     require_folder_names,
     suffix,
 )
+from sinks.lake.buffer import RowBuffer
 from sinks.lake.columns import column_of, converted, partitions
 from sinks.lake.files import ObjectFiles, address, files_at, make_durable
 from sinks.lake.sink import app_of
@@ -76,8 +77,6 @@ _LOGS = {
     "_delta_log": "it is a Delta table, whose log does not know other files",
 }
 """Folders with which readers do not look for files."""
-_BUFFERED = 64 << 20
-"""The bytes of rows, in Arrow's form, that become one file, or one file for each partition."""
 
 
 @dataclass
@@ -86,8 +85,7 @@ class FileTransaction:
 
     context: TransactionContext
     columns: pa.Schema
-    rows: list[pa.RecordBatch] = field(default_factory=list)
-    size: int = 0
+    waiting: RowBuffer = field(default_factory=RowBuffer)
     files: list[dict[str, Any]] = field(default_factory=list)
     """Of each file the `path` at which it will be visible, its `rows` and its `size`."""
     sealing: bool = False
@@ -299,9 +297,8 @@ class FileSink(
                 raise BadValue(f"{who}: row {refused.index + 1} of a batch, {why}").because(
                     why
                 ) from None
-        transaction.rows.append(rows)
-        transaction.size += rows.nbytes
-        if transaction.size > _BUFFERED:
+        transaction.waiting.add(rows)
+        if transaction.waiting.is_full:
             self._flush(transaction)
 
     def write_good_rows(
@@ -312,9 +309,8 @@ class FileSink(
         )
 
     def _flush(self, transaction: FileTransaction) -> None:
-        rows = pa.Table.from_batches(transaction.rows)
-        transaction.rows = []
-        transaction.size = 0
+        if (rows := transaction.waiting.take()) is None:
+            return
         for values, part in partitions(rows, self._partition_by):
             for start in range(0, part.num_rows, self._most or part.num_rows):
                 self._stage(transaction, folder_of(values), part.slice(start, self._most))
@@ -328,8 +324,7 @@ class FileSink(
         self._files().put(_staged(transaction.name, number), data)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
-        if transaction.rows:
-            self._flush(transaction)
+        self._flush(transaction)
         name = transaction.name
         transaction.sealing = True
         self._files().put(_mark(name), json.dumps(transaction.files).encode())
@@ -339,8 +334,7 @@ class FileSink(
         return Committable({"transaction": name}, {"target": self._uri, "files": transaction.files})
 
     def commit_directly(self, transaction: FileTransaction) -> None:
-        if transaction.rows:
-            self._flush(transaction)
+        self._flush(transaction)
         if missing := self._show(transaction.name, transaction.files):
             raise FileNotFoundError(f"{self}/{missing} was deleted before it was visible")
 

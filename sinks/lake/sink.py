@@ -40,6 +40,7 @@ from sinks.errors import (
     TransactionBlocked,
     TransactionEnded,
 )
+from sinks.lake.buffer import RowBuffer
 from sinks.lake.columns import column_of, converted, mismatches
 from sinks.lake.files import Files
 from sinks.optional import (
@@ -71,9 +72,6 @@ File = dict[str, Any]
 Marked = Mapping[TransactionId, str]
 """Transactions that have a mark, each with its name as text."""
 
-_BUFFERED = 64 << 20
-"""The bytes of rows, in Arrow's form, that become one file, or one file for each partition of the
-table."""
 _TRIES = 200
 """How often the sink tries a commit if another writer is first each time."""
 
@@ -175,8 +173,7 @@ class LakeTransaction:
 
     context: TransactionContext
     table: LakeTable
-    rows: list[pa.RecordBatch] = field(default_factory=list)
-    size: int = 0
+    waiting: RowBuffer = field(default_factory=RowBuffer)
     files: list[File] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
     """Paths of files that may exist."""
@@ -421,9 +418,8 @@ class LakeSink(
             table.parts,
             f"{table.target}, partition {transaction.context.subtask}",
         )
-        transaction.rows.append(rows)
-        transaction.size += rows.nbytes
-        if transaction.size > _BUFFERED:
+        transaction.waiting.add(rows)
+        if transaction.waiting.is_full:
             self._flush(transaction)
 
     def write_good_rows(
@@ -438,15 +434,13 @@ class LakeSink(
         )
 
     def _flush(self, transaction: LakeTransaction) -> None:
-        rows = pa.Table.from_batches(transaction.rows)
-        transaction.rows = []
-        transaction.size = 0
+        if (rows := transaction.waiting.take()) is None:
+            return
         name = f"{transaction.context.transaction_id}-{len(transaction.files)}"
         transaction.files += self._write_files(transaction.table, rows, name, transaction.begun)
 
     def pre_commit(self, transaction: LakeTransaction) -> Committable:
-        if transaction.rows:
-            self._flush(transaction)
+        self._flush(transaction)
         text = transaction.context.transaction_id
         files = transaction.files
         table = transaction.table

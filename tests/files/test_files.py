@@ -105,6 +105,14 @@ def test_files_have_at_most_so_many_rows(tmp_path: Path) -> None:
     assert ids(tmp_path) == list(range(9))
 
 
+def test_large_transactions_become_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.lake.buffer._ENOUGH", 10_000)
+    sink = FileSink(tmp_path)
+    committed(sink, pre_committed(sink, pa.concat_tables([rows(1000 * n, 1000) for n in range(3)])))
+    assert len(names(tmp_path)) == 3
+    assert ids(tmp_path) == list(range(3000))
+
+
 def test_partition_folders_are_those_of_hive(tmp_path: Path) -> None:
     sink = FileSink(tmp_path, partition_by=["shop"])
     committed(sink, pre_committed(sink, by_shop(["a/b", "50%", "ü ö", "a=b", None, "a\tb"])))

@@ -618,7 +618,7 @@ def test_a_stray_file_beside_the_memories_keeps_none_from_being_purged(tmp_path:
 
 
 def test_large_transactions_become_several_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.lake.sink._BUFFERED", 10_000)
+    monkeypatch.setattr("sinks.lake.buffer._ENOUGH", 10_000)
     sink = lake.sink()
     made = pre_committed(sink, pa.concat_tables([rows(1000 * n, 1000) for n in range(3)]))
     assert len(made.proof["files"]) == 3
