@@ -216,7 +216,7 @@ def files_at(uri: str, options: Mapping[str, str]) -> ObjectFiles:
         return ObjectFiles(LocalStore(uri), Path(uri))
     config: Any = {name.lower(): value for name, value in options.items()}
     client: Any = {
-        name.removeprefix("aws_"): config.pop(name)
+        name.removeprefix("aws_").removeprefix("azure_"): config.pop(name)
         for name in list(config)
         if name.endswith(_OF_CLIENT)
     }

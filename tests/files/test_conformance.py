@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from sinks.testing.kit import SinkTests
 from sinks.testing.servers.s3 import S3Server
 from sinks.testing.two_phases import TwoPhases
 from sinks.testing.values import SAMPLES
+from tests.azure_server import AzureServer
 from tests.files.reading import hidden_of, rows_of
 
 
@@ -62,11 +63,8 @@ class TestPartitioned(Files, SinkContract):
         pytest.skip("files appear one after the other, which test_files.py has")
 
 
-class OnS3(Files):
-    @pytest.fixture
-    def sink(self, s3: S3Server, s3_bucket: str) -> FileSink:
-        self.environment = s3.environment
-        return FileSink(f"{s3_bucket}/rows", storage_options=self.environment, **self.options)
+class OnObjects(Files):
+    environment: Mapping[str, str]
 
     def accepting(self, sink: FileSink, schema: pa.Schema) -> FileSink:
         return FileSink(f"{sink}-2", storage_options=self.environment, **self.options)
@@ -78,8 +76,32 @@ class OnS3(Files):
         return from_url(str(sink))
 
 
+class OnS3(OnObjects):
+    @pytest.fixture
+    def sink(self, s3: S3Server, s3_bucket: str) -> FileSink:
+        self.environment = s3.environment
+        return FileSink(f"{s3_bucket}/rows", storage_options=self.environment, **self.options)
+
+
 class TestS3(OnS3, TwoPhases):
     pass
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[AzureServer]:
+    with AzureServer() as server:
+        yield server
+
+
+@pytest.mark.large
+class TestAzure(OnObjects, TwoPhases):
+    @pytest.fixture
+    def sink(self, azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> FileSink:
+        self.environment = azure.environment
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        container = azure.make_container()
+        return FileSink(f"az://{container}/rows", storage_options=self.environment, **self.options)
 
 
 @pytest.mark.large

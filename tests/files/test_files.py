@@ -18,7 +18,7 @@ from sinks.audit import Part
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
 from sinks.files import FileSink
 from sinks.files.layout import NO_VALUE, folder_of
-from sinks.lake.files import ObjectFiles
+from sinks.lake.files import ObjectFiles, files_at
 from sinks.testing import SCHEMA, rows
 from sinks.testing.servers.s3 import S3Server
 from sinks.transaction import (
@@ -360,6 +360,12 @@ def test_a_text_that_is_not_utf8_is_refused_in_any_column(tmp_path: Path) -> Non
         sink.check(batch.schema)
         with pytest.raises(BadValue, match="column 'name': the text is not UTF-8"):
             sink.write(sink.begin_transaction(context(sink, batch.schema)), batch)
+
+
+@pytest.mark.parametrize("name", ["allow_http", "AZURE_ALLOW_HTTP"])
+def test_options_of_the_client_of_azure_are_taken(name: str) -> None:
+    account = {"AZURE_STORAGE_ACCOUNT_NAME": "shop", "AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0"}
+    assert files_at("az://rows/orders", account | {name: "true"}).folder is None
 
 
 def test_a_store_that_ignores_conditions_is_told(s3: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
