@@ -18,11 +18,12 @@ from sinks.sql.databases import DATABASES, TRIGGERS
 from sinks.sql.dialect import Dialect, TargetT
 from sinks.sql.names import label
 from sinks.sql.server import ConnectionT, Row, Server
-from sinks.sql.table import mismatches
+from sinks.sql.table import Target, mismatches
 
 logger = get_logger(__name__)
 
 Declared = TypeVar("Declared")
+ItemT = TypeVar("ItemT")
 LEDGER_PRIVILEGES = ("SELECT", "INSERT", "DELETE")
 """The privileges on the ledger that the sink's user needs."""
 ColumnTypes: TypeAlias = Mapping[str, Mapping[str, str]]
@@ -200,6 +201,35 @@ class Catalog(ABC, Generic[ConnectionT, TargetT]):
             if not there:
                 raise
             logger.debug("somebody else created %s at the same time", table)
+
+
+def order_by_foreign_keys(
+    items: Iterable[ItemT], target_of: Callable[[ItemT], Target]
+) -> list[ItemT]:
+    """Sort items so that each table comes after the tables that it refers to.
+
+    `target_of` returns the table of an item. The order depends on nothing but the tables, so two
+    processes never lock the same tables in two orders. Where foreign keys form a circle, one of
+    them refers to a table that comes later.
+    """
+    by_table: dict[tuple[str, str], list[ItemT]] = {}
+    referred: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for item in items:
+        target = target_of(item)
+        table = target.schema, target.name
+        by_table.setdefault(table, []).append(item)
+        referred[table] = {(key.schema, key.table) for key in target.foreign_keys}
+    ordered: list[ItemT] = []
+
+    def visit(table: tuple[str, str]) -> None:
+        if table in referred:
+            for parent in sorted(referred.pop(table)):
+                visit(parent)
+            ordered.extend(by_table[table])
+
+    for table in sorted(by_table):
+        visit(table)
+    return ordered
 
 
 def declarations(
