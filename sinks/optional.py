@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn, final
 
 import pyarrow as pa
@@ -58,6 +58,49 @@ class WholeCommitting(TwoPhaseCommitSink[Transaction]):
     @final
     def commit(self, committable: Committable) -> NoReturn:
         raise TypeError(f"{type(self).__name__} commits checkpoints as a whole, by commit_whole")
+
+
+class JointCommitting(TwoPhaseCommitSink[Transaction]):
+    """Commits in one step with other sinks of the job that write to the same place.
+
+    An example is a database whose transaction changes several tables. No reader sees the checkpoint
+    of one of these sinks without that of the others.
+    """
+
+    @abstractmethod
+    def place(self) -> Hashable | None:
+        """Name the place in which this sink commits; None if it commits by itself.
+
+        If several sinks of a job name equal places, the coordinator calls `validate_jointly` and
+        `commit_jointly` of one of them, in place of `validate_all` and `commit_all` of each. So put
+        into the name whatever sinks must have in common for that. The name depends on nothing but
+        the sink's options, since the sinks must also be committed as one when the external system
+        is out of reach, was restarted, or was asked by an earlier start of the query.
+        """
+
+    @abstractmethod
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome | Exception]]:
+        """Make the transactions of several sinks visible in one step.
+
+        `shares` has two or more sinks of this place, this one among them, each with its
+        transactions. Return for each share what `commit_all` of its sink would return. If one
+        transaction of any share is LOST or UNKNOWN, none becomes visible, and HELD is the answer
+        for the others. All shares come again in one call when the lost one is replaced, or when one
+        of them has to be asked about again.
+        """
+
+    def validate_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> None:
+        """Raise `SinkError` to fail the checkpoint, for all sinks of this place.
+
+        See `Validating.validate_all`. By default each sink that is `Validating` is asked by itself.
+        """
+        for sink, committables in shares:
+            if isinstance(sink, Validating):
+                sink.validate_all(checkpoint, committables)
 
 
 class DirectCommitting(TwoPhaseCommitSink[Transaction]):
@@ -286,6 +329,7 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
 
 OPTIONAL: tuple[type[Sink], ...] = (
     WholeCommitting,
+    JointCommitting,
     DirectCommitting,
     Validating,
     Related,

@@ -9,7 +9,7 @@ with the external systems. As in `decisions`, they are pure functions of what wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from coordinator.store.records import ANY_LINEAGE, CompletedCheckpoint, Record, RecordKey
@@ -149,21 +149,26 @@ def find_in_doubt_again(
     memories: Memories,
     in_doubt: Mapping[str, Sequence[Identity]],
     older: Iterable[CompletedCheckpoint],
+    places: Mapping[str, Hashable],
 ) -> list[tuple[str, CompletedCheckpoint]]:
     """Find the parts of older checkpoints that are in doubt again, oldest first.
 
     These are parts, by sink, of the retained checkpoints `older`. A system that was restored to an
-    older state has them in doubt again, though they are decided. Raises `ExternalSystemBehind` for
-    a part that is neither committed nor in doubt, because nobody has its rows any more.
+    older state has them in doubt again, though they are decided. Sinks of an equal place commit as
+    one, so their parts come together, under the name of one of them. Raises `ExternalSystemBehind`
+    for a part that is neither committed nor in doubt, because nobody has its rows any more.
     """
     parts = []
     for complete in older:
+        found = set[Hashable]()
         for sink, memory in memories.items():
-            part = complete.for_sink(sink)
+            part = complete.for_sinks([sink])
             named = [committable.transaction for committable in part.committables.values()]
             gone = not_among(named, in_doubt[sink])
-            if len(gone) < len(named):
-                parts.append((sink, part))
+            if len(gone) < len(named) and places[sink] not in found:
+                found.add(places[sink])
+                beside = [other for other, place in places.items() if place == places[sink]]
+                parts.append((sink, complete.for_sinks(beside)))
             if gone and memory is not None and lacks_part(memory, part):
                 raise external_system_behind_error(sink, newest_committed(memory, part), part)
     return parts

@@ -7,7 +7,7 @@ too, because protocol, operations and Spark's part share them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -17,7 +17,7 @@ from coordinator.errors import CheckpointError
 from coordinator.task.task import Ack, SinkTask
 from sinks.base import Sink as Sink
 from sinks.errors import SinkError
-from sinks.optional import Related
+from sinks.optional import JointCommitting, Related
 from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
@@ -235,6 +235,18 @@ def check_together(sinks: Collection[Sink]) -> None:
     for sink in sinks:
         if isinstance(sink, Related):
             sink.check_with([other for other in sinks if other is not sink])
+
+
+def places(sinks: Mapping[str, Sink]) -> dict[str, Hashable]:
+    """Return what the sinks that commit as one have in common, by the name of the sink.
+
+    For a sink that commits by itself, that is its name.
+    """
+    named = {
+        name: sink.place() if isinstance(sink, JointCommitting) else None
+        for name, sink in sinks.items()
+    }
+    return {name: name if place is None else ("place", place) for name, place in named.items()}
 
 
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:

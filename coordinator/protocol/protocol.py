@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from typing import TypeVar
@@ -43,6 +43,7 @@ from coordinator.protocol.ports import (
     TopicIds,
     check_together,
     dead_letter_writers,
+    places,
 )
 from coordinator.protocol.sweep import Sweeper, abort_or_leave
 from coordinator.storage import StorageError
@@ -62,7 +63,7 @@ from sinks._util.log import get_logger
 from sinks._util.machine import Clock, machine
 from sinks._util.progress import progress
 from sinks.errors import ConfigurationError, SinkError
-from sinks.optional import Auditable, SchemaEvolving, Validating
+from sinks.optional import Auditable, JointCommitting, SchemaEvolving, Validating
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -131,6 +132,8 @@ class CheckpointProtocol:
         self._outages = Outages(job, clock)
         self._dead_letter_writers = dead_letter_writers(sinks)
         """The sinks whose tasks write dead letters, by the name of the dead-letter sink."""
+        self._places = places(sinks)
+        """What the sinks that commit as one have in common, by the name of the sink."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
@@ -494,15 +497,18 @@ class CheckpointProtocol:
         )
         wanted = memories.record_filter(remembered, chain(*in_doubt.values()), self.store.lineage)
         decided = self.store.read([key for key in visible if wanted(key.checkpoint_id)])
-        for name, part in memories.find_in_doubt_again(remembered, in_doubt, decided):
+        again = memories.find_in_doubt_again(remembered, in_doubt, decided, self._places)
+        for name, part in again:
             logger.warning(
                 "checkpoint %d: sink %r has it in doubt again: committing it",
                 part.checkpoint_id,
                 name,
             )
-            if self.commit(self.fence.permit(part), batch).lost_participants():
+            if lost := self.commit(self.fence.permit(part), batch).lost_participants():
+                (behind, _), *_ = lost
+                memory = remembered.get(behind, remembered[name])
                 raise memories.external_system_behind_error(
-                    name, memories.newest_committed(remembered[name], part), part
+                    behind, memories.newest_committed(memory, part), part.for_sinks([behind])
                 )
 
     def _ask_sinks(
@@ -525,7 +531,7 @@ class CheckpointProtocol:
                     raise
                 except Exception as error:
                     newest = self.load()
-                    pending = newest.for_sink(name) if newest else None
+                    pending = newest.for_sinks([name]) if newest else None
                     if pending is None or not pending.committables:
                         if batch:
                             # If the setup is wrong, this raises an error that says so.
@@ -751,10 +757,23 @@ class CheckpointProtocol:
         )
         with self._abort_rights.suspend_while_pre_committed():
             self._compare_memories_again(batch)
-        for name, sink in self.sinks.items():
-            if isinstance(sink, Validating) and (committables := acks.committables_of(name)):
-                sink.validate_all(self._checkpoint(checkpoint_id), committables)
+        checkpoint = self._checkpoint(checkpoint_id)
+        for names in self._jointly({each.sink for each in acks.committables}):
+            shares = [(self.sinks[name], acks.committables_of(name)) for name in names]
+            sink, committables = shares[0]
+            if len(shares) > 1 and isinstance(sink, JointCommitting):
+                sink.validate_jointly(checkpoint, shares)
+            elif isinstance(sink, Validating):
+                sink.validate_all(checkpoint, committables)
         self.listeners.tell(Step.VALIDATED, checkpoint_id)
+
+    def _jointly(self, names: Collection[str]) -> list[list[str]]:
+        """Put the sinks of these names together that commit as one, in the order of the sinks."""
+        groups: dict[Hashable, list[str]] = {}
+        for name in self.sinks:
+            if name in names:
+                groups.setdefault(self._places[name], []).append(name)
+        return list(groups.values())
 
     def _compare_memories_again(self, batch: MicroBatch) -> None:
         """Check the sinks' memories, before the batch is decided (R15).
@@ -917,7 +936,7 @@ class CheckpointProtocol:
         """
         checkpoint_id = permit.complete.checkpoint_id
         started = self.clock.monotonic()
-        pending = permit.complete.pending_participants()
+        pending = permit.complete.pending_participants(self._places)
         by_sink = Counter(sink for sink, _ in pending)
         self._commit_times = {}
         self.listeners.tell(
@@ -987,7 +1006,7 @@ class CheckpointProtocol:
     def commit_once(
         self, permit: CommitPermit
     ) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
-        """Ask each sink once to commit what is not final.
+        """Ask each sink once to commit what is not final, and sinks that commit as one together.
 
         Returns the permit with the new outcomes, and an error for each participant that could not
         answer.
@@ -996,30 +1015,45 @@ class CheckpointProtocol:
         decisions.require_own_transactions(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
         errors: dict[Participant, Exception] = {}
-        pending = complete.pending_participants()
-        for name, sink in self.sinks.items():
-            asked = [participant for participant in pending if participant[0] == name]
-            if not asked:
-                continue
+        pending = complete.pending_participants(self._places)
+        for names in self._jointly({sink for sink, _ in pending}):
+            asked = [[each for each in pending if each[0] == name] for name in names]
             asked_at = self.clock.monotonic()
-            answers: Sequence[CommitOutcome | Exception]
+            answered: Sequence[Sequence[CommitOutcome | Exception]]
             try:
-                checkpoint = self._checkpoint(complete.checkpoint_id)
-                answers = sink.notify_checkpoint_complete(
-                    checkpoint, [complete.committables[each] for each in asked]
-                )
+                answered = self._ask_to_commit(complete, dict(zip(names, asked, strict=True)))
             except Exception as error:
-                answers = [error] * len(asked)
-            first_asked_at, *_ = self._commit_times.get(name, (asked_at,))
-            self._commit_times[name] = first_asked_at, self.clock.monotonic()
-            final = not any(isinstance(answer, Exception) for answer in answers)
-            for participant, answer in zip(asked, answers, strict=True):
+                answered = [[error] * len(own) for own in asked]
+            for name in names:
+                first_asked_at, *_ = self._commit_times.get(name, (asked_at,))
+                self._commit_times[name] = first_asked_at, self.clock.monotonic()
+            answers = {
+                participant: answer
+                for own, those in zip(asked, answered, strict=True)
+                for participant, answer in zip(own, those, strict=True)
+            }
+            final = not any(isinstance(answer, Exception) for answer in answers.values())
+            for participant, answer in answers.items():
                 if isinstance(answer, Exception):
                     errors[participant] = answer
                 elif final or answer.state is CommitState.COMMITTED:
                     # Otherwise this participant is asked about again, with the others.
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
+
+    def _ask_to_commit(
+        self, complete: CompletedCheckpoint, asked: Mapping[str, Sequence[Participant]]
+    ) -> Sequence[Sequence[CommitOutcome | Exception]]:
+        """Ask a sink about these participants, or one of several sinks that commit as one."""
+        checkpoint = self._checkpoint(complete.checkpoint_id)
+        shares = [
+            (self.sinks[name], [complete.committables[each] for each in own])
+            for name, own in asked.items()
+        ]
+        sink, committables = shares[0]
+        if len(shares) > 1 and isinstance(sink, JointCommitting):
+            return sink.commit_jointly(checkpoint, shares)
+        return [sink.notify_checkpoint_complete(checkpoint, committables)]
 
     # ------------------------------------------------------------------ replay
     def _replay_lost(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CompletedCheckpoint:

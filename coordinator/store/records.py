@@ -5,7 +5,7 @@ These are records of checkpoints, claims of drivers, and listings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -177,26 +177,32 @@ class CompletedCheckpoint:
         }
         return {**self.record.newest_rows, **dict.fromkeys(remembered, self.checkpoint_id)}
 
-    def pending_participants(self) -> list[Participant]:
+    def pending_participants(self, places: Mapping[str, Hashable]) -> list[Participant]:
         """Return the participants that the sinks have to be asked about, again if necessary.
 
         If a sink has to be asked about one participant, it is asked about all that it has committed
         before, too, because its system may have been restored to an older state meanwhile (R20).
         Those that are lost are left out until they are replaced, and those that are HELD for them
-        wait as long.
+        wait as long. Sinks of an equal place count as one: `places` has it by the sink's name.
         """
-        waiting = {sink for sink, _ in self.lost_participants()}
+
+        def place(participant: Participant) -> Hashable:
+            return places.get(participant[0], participant[0])
+
+        waiting = set(map(place, self.lost_participants()))
 
         def is_open(participant: Participant) -> bool:
             state = self._state(participant)
-            return state is None or (state is CommitState.HELD and participant[0] not in waiting)
+            return state is None or (
+                state is CommitState.HELD and place(participant) not in waiting
+            )
 
-        asked = {participant[0] for participant in self.committables if is_open(participant)}
+        asked = {place(participant) for participant in self.committables if is_open(participant)}
         return [
             participant
             for participant in self.committables
             if is_open(participant)
-            or (participant[0] in asked and self._state(participant) is CommitState.COMMITTED)
+            or (place(participant) in asked and self._state(participant) is CommitState.COMMITTED)
         ]
 
     def lost_participants(self) -> dict[Participant, Committable]:
@@ -214,14 +220,14 @@ class CompletedCheckpoint:
             if self._state(participant) is not CommitState.COMMITTED
         ]
 
-    def for_sink(self, sink: str) -> CompletedCheckpoint:
-        """Return the part of one sink in this checkpoint.
+    def for_sinks(self, sinks: Collection[str]) -> CompletedCheckpoint:
+        """Return the part of these sinks in this checkpoint.
 
         It has the same rounds, without the committables of other sinks.
         """
 
         def restrict(record: Record) -> Record:
-            own = (committable for committable in record.committables if committable.sink == sink)
+            own = (committable for committable in record.committables if committable.sink in sinks)
             return replace(record, committables=tuple(own))
 
         return CompletedCheckpoint(tuple(map(restrict, self.rounds)))
@@ -233,7 +239,7 @@ class CompletedCheckpoint:
     def audited_part(self, sink: str) -> Part:
         """Return the part of one sink as `Auditable.audit` gets it."""
         given_up = [loss.transaction for loss in self.given_up if loss.sink == sink]
-        committables = list(self.for_sink(sink).committables.values())
+        committables = list(self.for_sinks([sink]).committables.values())
         return Part(
             self.record.lineage, self.checkpoint_id, committables, given_up, self.rounds[-1].round
         )

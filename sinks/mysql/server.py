@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -192,6 +192,11 @@ class MySQLServer(Pool[Connection]):
     def can_be_lent(self, connection: Connection) -> bool:
         connection.flush()
         return connection.open
+
+    @property
+    def place(self) -> Hashable:
+        """DSN and `connect_options`, in whatever spelling, without the name of the session."""
+        return "mysql", self.digest(without="program_name")
 
     # ------------------------------------------------------------------ statements and transactions
     @contextmanager

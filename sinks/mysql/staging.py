@@ -209,13 +209,16 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
                 f"({', '.join(keys[0])}) that the table, or another of the rows, has already"
             )
 
-    def upsert(self, connection: Connection, move: Move[MySQLTarget]) -> None:
+    def delete(self, connection: Connection, move: Move[MySQLTarget]) -> None:
+        statements = self.dialect.move_away(move, self.dialect.last(move))
+        self._require_room(connection, move, max(statements, key=len, default=""))
+        super().delete(connection, move)
+
+    def put(self, connection: Connection, move: Move[MySQLTarget]) -> None:
         dialect = self.dialect
         last = dialect.last(move)
         handed_on = dialect.hands_on_unique_value(move, last)
-        longest = max([dialect.update(move, last), *dialect.move_away(move, last)], key=len)
-        self._require_room(connection, move, longest, handed_on or "")
-        self.delete(connection, move, last)
+        self._require_room(connection, move, dialect.update(move, last), handed_on or "")
         if set(move.written) == set(self.merge.keys):
             self._insert(connection, move, last)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -114,6 +114,11 @@ class PostgresServer(Pool[Connection]):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
+
+    @property
+    def place(self) -> Hashable:
+        """DSN and `connect_options`, in whatever spelling, without the name of the session."""
+        return "postgres", self.digest(without="application_name")
 
     # ------------------------------------------------------------------ transactions
     @contextmanager

@@ -139,9 +139,8 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
         self.server.execute(connection, self.dialect.one_row(move))
 
     # ------------------------------------------------------------------ the move
-    def upsert(self, connection: Connection, move: Move[PostgresTarget]) -> None:
+    def put(self, connection: Connection, move: Move[PostgresTarget]) -> None:
         last = self.dialect.last(move)
-        self.delete(connection, move, last)
         handed_on = self.dialect.hands_on_unique_value(move, last)
         if handed_on and self.server.query(connection, self.dialect.givers(move, last, handed_on)):
             self.server.execute(connection, self.dialect.put_in_anew(move, last, handed_on))

@@ -157,6 +157,8 @@ POSTGRES_MAY_REST = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """The statement by which a task may wait for its next rows between two statements."""
 JUDGE_NOW = {"postgresql": "SET CONSTRAINTS ALL IMMEDIATE"}
 """Statements by which constraints judge rows now that they would otherwise judge at COMMIT."""
+JUDGE_LATER = {"postgresql": "SET CONSTRAINTS ALL DEFERRED"}
+"""Statements by which constraints that can be deferred judge no rows before `JUDGE_NOW`."""
 
 
 # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -63,6 +64,15 @@ class Server(ABC, Generic[ConnectionT]):
     @abstractmethod
     def close(self) -> None:
         """Close the connections that nobody uses."""
+
+    @property
+    def place(self) -> Hashable | None:
+        """What sinks have in common if one transaction can move the rows of all of them.
+
+        That is the database, and the user. By default each sink moves its rows by itself, as it
+        must if its database overrides `Staging.upsert`.
+        """
+        return None
 
     # ------------------------------------------------------------------ statements and transactions
     @abstractmethod
@@ -250,7 +260,7 @@ class Pool(Server[ConnectionT]):
             if self._answers(connection, time.monotonic() - since):
                 return connection
         while self.KEEPS_IDLE:
-            kept: ConnectionT | None = take(self._place)
+            kept: ConnectionT | None = take(self._key)
             if kept is None:
                 break
             if self._answers(kept, 0):
@@ -286,13 +296,18 @@ class Pool(Server[ConnectionT]):
     def close(self) -> None:
         for connection, _ in self._pooled():
             if self.KEEPS_IDLE and self._in_task:
-                put_back(self._place, connection)
+                put_back(self._key, connection)
             else:
                 disconnect(connection)
 
     @property
-    def _place(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[tuple[str, str], ...]:
         return tuple((key, str(value)) for key, value in sorted(self._parameters.items()))
+
+    def digest(self, without: str) -> str:
+        """Hash the parameters of the connections, apart from the parameter `without`."""
+        parameters = [(key, value) for key, value in self._key if key != without]
+        return hashlib.sha256(repr(parameters).encode()).hexdigest()
 
     def redact(self, text: str) -> str:
         for secret in self.SECRETS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from sinks.optional import (
     DeadLettering,
     Diagnosable,
     DirectCommitting,
+    JointCommitting,
     Related,
     SchemaEvolving,
     Validating,
@@ -31,7 +32,7 @@ from sinks.sql.databases import weaknesses
 from sinks.sql.dialect import TargetT
 from sinks.sql.names import label, of_sink
 from sinks.sql.server import IDLE_CONNECTIONS, ConnectionT
-from sinks.sql.strategies import StagingTables, TwoPhase
+from sinks.sql.strategies import Share, StagingTables, TwoPhase
 from sinks.sql.target_table import TargetTable
 from sinks.sql.transaction import RowTransaction
 from sinks.transaction import (
@@ -59,6 +60,7 @@ class TableSink(
     DeadLettering[RowTransaction[ConnectionT]],
     SchemaEvolving[RowTransaction[ConnectionT]],
     Validating[RowTransaction[ConnectionT]],
+    JointCommitting[RowTransaction[ConnectionT]],
     Related[RowTransaction[ConnectionT]],
     DirectCommitting[RowTransaction[ConnectionT]],
     Auditable[RowTransaction[ConnectionT]],
@@ -164,8 +166,8 @@ class TableSink(
     def check_with(self, others: Sequence[Sink]) -> None:
         """Raise ConfigurationError for a foreign key to the table of another sink of the job.
 
-        Each sink commits by itself, so the database would judge a row before the rows of the same
-        checkpoint that the row refers to are there.
+        Unless the rows of both are moved in one transaction, the database would judge a row before
+        the rows of the same checkpoint that the row refers to are there.
         """
         target = self._target.planned().target
         tables = [other for other in others if isinstance(other, TableSink)]
@@ -183,18 +185,34 @@ class TableSink(
             f"the foreign key {key.name} of its table {target.label} refers to "
             f"{label(key.schema, key.table)}, into which sink {other.name!r} of this job writes"
             for other in tables
-            if (there := other._place())
+            if not self._moves_with(other) and (there := other._located())
             for key, place in referred
             if place == there
         ]
         if problems:
             raise ConfigurationError(
                 f"sink {self.name!r}: {'; '.join(problems)}. Each sink commits by itself, so rows "
-                "would be judged too early. Write the two tables by two queries, or drop the "
-                "foreign key"
+                f"would be judged too early. {self._one_transaction()}Write the two tables by two "
+                "queries, or drop the foreign key"
             )
 
-    def _place(self) -> tuple[object, ...] | None:
+    def _moves_with(self, other: AnyTableSink) -> bool:
+        """Tell whether one transaction moves the rows of both sinks."""
+        strategies = {sink._target.planned().strategy for sink in (self, other)}
+        return (
+            strategies == {"staged"} and self.place() is not None and self.place() == other.place()
+        )
+
+    def _one_transaction(self) -> str:
+        """Say how to have one transaction for the rows of two sinks, if that is possible."""
+        if self.place() is None:
+            return ""
+        return (
+            'Give both sinks strategy="staged", the same DSN and the same connect_options, and one '
+            "transaction moves the rows of both. Otherwise: "
+        )
+
+    def _located(self) -> tuple[object, ...] | None:
         target = self._target.planned().target
         with self._server.lend() as connection:
             return self._catalog.place(connection, target.schema, target.name)
@@ -264,14 +282,25 @@ class TableSink(
         self._strategy_of(transaction.identity).commit_directly(transaction, self._target.planned())
 
     # ------------------------------------------------------------------ on the driver
+    def place(self) -> Hashable | None:
+        """Name the connection's parameters, by which one transaction can move staged rows."""
+        return self._server.place
+
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Reject what no staging table could see, such as duplicate keys and missing foreign keys.
 
         Only staged rows are looked at: a prepared transaction writes into the table itself, which
         has judged its rows.
         """
-        if mine := [c for c in committables if _is_staged(c.transaction)]:
-            self._staged.validate_all(self._target.planned(), checkpoint, mine)
+        self.validate_jointly(checkpoint, [(self, committables)])
+
+    def validate_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> None:
+        if staged := _staged_of(shares):
+            self._staged.validate_all(
+                checkpoint, [Share(s._staged, s._target.planned(), mine) for s, mine in staged]
+            )
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit one partition.
@@ -279,7 +308,7 @@ class TableSink(
         A staged partition is moved without the others of its checkpoint, which is right only if it
         is the last one.
         """
-        [outcome] = self._commit([committable])
+        [[outcome]] = self._commit([(self, [committable])])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -291,35 +320,74 @@ class TableSink(
 
         The staged partitions become visible together.
         """
-        staged = [c for c in committables if _is_staged(c.transaction)]
-        prepared = [c for c in committables if not _is_staged(c.transaction)]
-        # for a few partitions, the connections that the pool keeps are enough; many partitions get
-        # as many as it takes to be done soon
-        threads = min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
-        outcomes = iter(commit_in_threads(self, prepared, threads)), iter(self._commit(staged))
-        return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
+        [outcomes] = self.commit_jointly(checkpoint, [(self, committables)])
+        return outcomes
 
-    def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        """Commit partitions that were all written by one strategy."""
-        if not committables:
-            return []
-        strategy = self._strategy_of(committables[0].transaction)
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome | Exception]]:
+        """Commit the partitions of a checkpoint, whichever strategy wrote them.
+
+        The staged partitions of all sinks become visible together. Prepared ones are committed one
+        by one.
+        """
+        ended = []
+        for sink, committables in shares:
+            prepared = [c for c in committables if not _is_staged(c.transaction)]
+            # for a few partitions, the connections that the pool keeps are enough; many partitions
+            # get as many as it takes to be done soon
+            threads = min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
+            ended.append(iter(commit_in_threads(sink, prepared, threads)))
+        staged = _staged_of(shares)
+        names = [sink.name for sink, _ in staged]
+        moved = dict(zip(names, map(iter, self._commit(staged) if staged else []), strict=True))
+        return [
+            [next(moved[sink.name] if _is_staged(c.transaction) else own) for c in committables]
+            for (sink, committables), own in zip(shares, ended, strict=True)
+        ]
+
+    def _commit(
+        self, shares: Sequence[tuple[AnyTableSink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome | Exception]]:
+        """Commit partitions that were all written by one strategy.
+
+        Prepared ones come one at a time.
+        """
+        plans = []
+        for sink, committables in shares:
+            try:
+                plans.append(sink._target.planned())
+            except ConfigurationError as error:  # waiting does not bring back what is not there
+                whereabouts = sink._strategy_of(committables[0].transaction).whereabouts(
+                    committables
+                )
+                outcome = CommitOutcome.unknown(
+                    f"{error}. {whereabouts}. Restore the table, or point the sink at the database "
+                    "that has it"
+                )
+                return [
+                    [outcome if other is sink else CommitOutcome.HELD] * len(theirs)
+                    for other, theirs in shares
+                ]
+            except Exception as error:
+                return [[error] * len(theirs) for _, theirs in shares]
         try:
-            plan = self._target.planned()
-        except ConfigurationError as error:  # waiting does not bring back what is not there
-            outcome = CommitOutcome.unknown(
-                f"{error}. {strategy.whereabouts(committables)}. Restore the table, or point the "
-                "sink at the database that has it"
-            )
-            return [outcome] * len(committables)
-        except Exception as error:
-            return [error] * len(committables)
-        try:
-            return strategy.commit(plan, committables)
+            if all(_is_staged(c.transaction) for _, mine in shares for c in mine):
+                return self._staged.commit(
+                    [
+                        Share(sink._staged, plan, mine)
+                        for (sink, mine), plan in zip(shares, plans, strict=True)
+                    ]
+                )
+            return [
+                self._two_phase.commit(plan, mine)
+                for (_, mine), plan in zip(shares, plans, strict=True)
+            ]
         except Exception as error:
             if (fault := self._server.fault(error)) and fault.kind == "gone":
-                self._target.forget_plan()  # it is made again before the next try
-            return [error] * len(committables)
+                for sink, _ in shares:
+                    sink._target.forget_plan()  # it is made again before the next try
+            return [[error] * len(theirs) for _, theirs in shares]
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """Prune the ledger, once in `_PRUNE_EVERY` checkpoints."""
@@ -439,6 +507,18 @@ class TableSink(
     def __repr__(self) -> str:
         what = f"name={self.name!r}, table={self.table!r}, strategy={self.strategy!r}"
         return f"{type(self).__name__}({what}, server={str(self._server)!r})"
+
+
+def _staged_of(
+    shares: Sequence[tuple[Sink, Sequence[Committable]]],
+) -> list[tuple[AnyTableSink, list[Committable]]]:
+    """Return what is staged of each share, without shares that have nothing staged."""
+    staged = []
+    for sink, committables in shares:
+        mine = [c for c in committables if _is_staged(c.transaction)]
+        if mine and isinstance(sink, TableSink):
+            staged.append((sink, mine))
+    return staged
 
 
 def _is_staged(identity: Identity) -> bool:

@@ -248,11 +248,20 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         if moved != rows:
             self.count(connection, move, rows)
 
-    @abstractmethod
     def upsert(self, connection: ConnectionT, move: Move[TargetT]) -> None:
-        """Put the last change of each key into the target, in the caller's transaction."""
+        """Put the last change of each key into the target, in the caller's transaction.
 
-    def delete(self, connection: ConnectionT, move: Move[TargetT], last: str) -> None:
+        By default this is `delete`, then `put`. Where a database does it in another way, the sinks
+        with one database cannot commit as one.
+        """
+        self.delete(connection, move)
+        self.put(connection, move)
+
+    def put(self, connection: ConnectionT, move: Move[TargetT]) -> None:
+        """Put the last change of each key into the target, except for deletes."""
+        raise NotImplementedError
+
+    def delete(self, connection: ConnectionT, move: Move[TargetT]) -> None:
         """Delete the rows whose last change is a delete.
 
         In a table that refers to itself, other rows may still refer to the deleted rows. The
@@ -262,6 +271,7 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         """
         if not self.merge.delete_marker:
             return
+        last = self.dialect.last(move)
         for statement in self.dialect.move_away(move, last):
             self.server.execute(connection, statement)
         if leaves := self.dialect.deletes_of_leaves(move, last):

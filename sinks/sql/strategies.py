@@ -6,10 +6,11 @@ They decide how rows become visible, and how outcomes are told. Methods that are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 from sinks._util.log import get_logger
 from sinks._util.progress import progress
@@ -22,7 +23,8 @@ from sinks.errors import (
     TransactionEnded,
 )
 from sinks.sql.backend import Backend
-from sinks.sql.databases import JUDGE_NOW
+from sinks.sql.catalog import order_by_foreign_keys
+from sinks.sql.databases import JUDGE_LATER, JUDGE_NOW
 from sinks.sql.dialect import Move, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import columns_digest, label, of_sink, staging_table, target_named
@@ -183,18 +185,68 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 
 
-class TargetRefuses(Exception):
-    """The target refuses the rows of a complete checkpoint.
+@dataclass(frozen=True)
+class Share(Generic[ConnectionT, TargetT]):
+    """What one sink has staged of a checkpoint.
 
-    A retry cannot help, but an operator can.
+    The shares of several sinks with one database are moved in one transaction. The strategy of any
+    of these sinks does so, on a connection of its own.
     """
 
+    strategy: StagingTables[ConnectionT, TargetT]
+    plan: Plan[ConnectionT, TargetT]
+    committables: Sequence[Committable]
 
-class StagedRowsChanged(Exception):
+    @property
+    def table(self) -> tuple[str, str]:
+        """Schema and name of the target."""
+        return self.plan.target.schema, self.plan.target.name
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows the tasks have acknowledged; None if a committable has no proof."""
+        if not all(c.proof for c in self.committables):
+            return None
+        return sum(c.fingerprint.rows for c in self.committables)
+
+
+class NotMovable(Exception):
+    """The rows of a complete checkpoint cannot be moved, and a retry cannot help.
+
+    `share` is the one at fault.
+    """
+
+    def __init__(self, reason: str, share: Share[Any, Any]) -> None:
+        super().__init__(reason)
+        self.share = share
+
+
+class TargetRefuses(NotMovable):
+    """The target refuses the rows. An operator can help."""
+
+
+class StagedRowsChanged(NotMovable):
     """The staging tables hold other rows than were acknowledged.
 
     So the outcome of the rows is unknown.
     """
+
+
+@dataclass
+class _Found(Generic[ConnectionT, TargetT]):
+    """What is known of a share in the middle of its commit, by transaction ID."""
+
+    share: Share[ConnectionT, TargetT]
+    states: dict[str, bool]
+    """What the ledger says."""
+    intact: dict[str, Committable] = field(default_factory=dict)
+    """What is undecided, and has its staging table."""
+    lost: list[str] = field(default_factory=list)
+    unknown: dict[str, CommitOutcome] = field(default_factory=dict)
+
+    @property
+    def may_move(self) -> bool:
+        return not self.unknown and all(self.states.values())
 
 
 class StagingTables(Strategy[ConnectionT, TargetT]):
@@ -221,8 +273,50 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             else:
                 self.staging.count(connection, move, rows)
                 self.staging.upsert(connection, move)
-            if judge_now := JUDGE_NOW.get(self.dialect.name):
-                self.server.execute(connection, judge_now)
+            self._judge(connection, JUDGE_NOW)
+
+    def _transfer_all(
+        self,
+        connection: ConnectionT,
+        moves: Sequence[tuple[Share[ConnectionT, TargetT], Move[TargetT]]],
+        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
+    ) -> None:
+        """Transfer the rows of several shares, in an order that satisfies the foreign keys.
+
+        Rows are put into a table before the rows that refer to them, and are deleted after those.
+        Constraints that can be deferred judge all rows together at the end. Errors about a share
+        are raised inside the context that `explains` the share.
+        """
+        if len(moves) == 1:
+            [(share, move)] = moves
+            with explains(share):
+                share.strategy.transfer(connection, move, share.rows)
+            return
+        ordered = order_by_foreign_keys(moves, lambda each: each[1].target)
+        upserts = [each for each in ordered if each[0].strategy.merge.mode == "upsert"]
+        late = _deleted_last(ordered)
+        with self.server.at_work(connection):
+            self._judge(connection, JUDGE_LATER)
+            for share, move in reversed(upserts):
+                with explains(share):
+                    share.strategy.staging.count(connection, move, share.rows)
+                    if share.table not in late:
+                        share.strategy.staging.delete(connection, move)
+            for share, move in ordered:
+                with explains(share):
+                    if share.strategy.merge.mode == "append":
+                        share.strategy.staging.append(connection, move, share.rows)
+                    else:
+                        share.strategy.staging.put(connection, move)
+            for share, move in reversed(upserts):
+                if share.table in late:
+                    with explains(share):
+                        share.strategy.staging.delete(connection, move)
+            self._judge(connection, JUDGE_NOW)
+
+    def _judge(self, connection: ConnectionT, when: Mapping[str, str]) -> None:
+        if statement := when.get(self.dialect.name):
+            self.server.execute(connection, statement)
 
     def require_unique(self, connection: ConnectionT, move: Move[TargetT]) -> None:
         """Raise BadValue if rows of one checkpoint exclude each other.
@@ -299,7 +393,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         connection = transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
-            move = self._locked(connection, plan, [name])
+            move = self._locked(connection, Share(self, plan, [Committable(transaction.identity)]))
             if self.merge.mode == "upsert":
                 self.require_unique(connection, move)
             self.transfer(connection, move, rows)
@@ -312,10 +406,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(
-        self,
-        plan: Plan[ConnectionT, TargetT],
-        checkpoint: Checkpoint,
-        committables: Sequence[Committable],
+        self, checkpoint: Checkpoint, shares: Sequence[Share[ConnectionT, TargetT]]
     ) -> None:
         """Raise what would keep the rows from being moved.
 
@@ -323,129 +414,187 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         staged, or values that the table would refuse and no staging table could. A move is tried
         out and rolled back. An append to a table without constraints only looks at the tables, or
         tries one row. So does an upsert with `order_by` to a table that has no constraint but its
-        key.
+        key. But if another table of the move refers to such a table, or has triggers, its rows are
+        moved on trial, too.
         """
+        where = f"checkpoint {checkpoint.checkpoint_id}"
+
+        def explains(share: Share[ConnectionT, TargetT]) -> AbstractContextManager[None]:
+            target = share.plan.target
+            judge = partial(share.strategy.staging.of_move, target)
+            return explained(judge, target.label, where)
+
         with self.server.lend() as connection:
-            tables = names_of(committables)
-            where = f"checkpoint {checkpoint.checkpoint_id}"
-            there = self.catalog.existing(connection, plan.target.schema, tables)
-            if gone := sorted(set(tables) - there):
-                raise TransactionEnded(
-                    f"table {plan.target.label}: {len(gone)} of {len(tables)} staging tables of "
-                    f"{where} are gone. Of {gone[0]}: an operator or another driver of this job "
-                    "has dropped it, or this is another database"
-                )
+            for share in shares:
+                share.strategy._require_staged(connection, share, where)
+            judge = partial(self.staging.of_move, shares[0].plan.target)
             with (
-                explained(partial(self.staging.of_move, plan.target), plan.target.label, where),
+                explained(judge, _targets(shares), where),
                 self.server.transaction(connection, undo=True),
             ):
-                move = self._locked(connection, plan, tables, committables)
-                self.require_unique(connection, move)
-                if self.staging.constraints(connection, move):
-                    self.transfer(connection, move, sum(c.fingerprint.rows for c in committables))
-                else:
-                    self.staging.try_out(connection, move)
+                moves = self._locked_all(connection, shares, explains)
+                for share, move in moves:
+                    with explains(share):
+                        share.strategy.require_unique(connection, move)
+                if judged := self._judged(connection, moves, explains):
+                    self._transfer_all(connection, judged, explains)
 
-    def commit(
-        self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
-    ) -> list[CommitOutcome]:
-        """Make all partitions of the checkpoint visible, or none."""
+    def _judged(
+        self,
+        connection: ConnectionT,
+        moves: Sequence[tuple[Share[ConnectionT, TargetT], Move[TargetT]]],
+        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
+    ) -> list[tuple[Share[ConnectionT, TargetT], Move[TargetT]]]:
+        """Choose the moves that only a trial can judge, and try out the others with a row."""
+        judged = []
+        referred = set[tuple[str, str]]()
+        # a trigger may look at any table
+        all_count = len(moves) > 1 and any(share.plan.target.triggers for share, _ in moves)
+        for share, move in reversed(order_by_foreign_keys(moves, lambda each: each[1].target)):
+            staging = share.strategy.staging
+            with explains(share):
+                if all_count or share.table in referred or staging.constraints(connection, move):
+                    judged.append((share, move))
+                    referred |= {(key.schema, key.table) for key in move.target.foreign_keys}
+                else:
+                    staging.try_out(connection, move)
+        return judged
+
+    def _require_staged(
+        self, connection: ConnectionT, share: Share[ConnectionT, TargetT], where: str
+    ) -> None:
+        """Raise TransactionEnded if a staging table of the share is gone."""
+        target = share.plan.target
+        tables = names_of(share.committables)
+        there = self.catalog.existing(connection, target.schema, tables)
+        if gone := sorted(set(tables) - there):
+            raise TransactionEnded(
+                f"table {target.label}: {len(gone)} of {len(tables)} staging tables of {where} are "
+                f"gone. Of {gone[0]}: an operator or another driver of this job has dropped it, or "
+                "this is another database"
+            )
+
+    def commit(self, shares: Sequence[Share[ConnectionT, TargetT]]) -> list[list[CommitOutcome]]:
+        """Make all partitions of the shares of a checkpoint visible, or none.
+
+        Return the outcomes of each share.
+        """
+        committables = [c for share in shares for c in share.committables]
         rows = sum(committable.fingerprint.rows for committable in committables)
-        moving = (
-            f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
-        )
+        moving = f"move {rows:,} rows of {len(committables):,} participants into {_targets(shares)}"
         try:
             with self.server.lend() as connection:
                 with progress(moving), self.server.transaction(connection):
-                    outcomes = self._commit_all(connection, plan, committables)
-                committed = [
-                    text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED
-                ]
+                    outcomes = self._commit_all(connection, shares)
                 try:
-                    self.drop_moved(connection, plan.ledger.schema, committed)
+                    for share in shares:
+                        ids = map(_id, share.committables)
+                        moved = [text for text in ids if outcomes[text] == CommitOutcome.COMMITTED]
+                        share.strategy.drop_moved(connection, share.plan.ledger.schema, moved)
                 except Exception:
                     logger.info(
                         "staging tables of %s are dropped by the next sweep",
-                        plan.target.label,
+                        _targets(shares),
                         exc_info=True,
                     )
-        except StagedRowsChanged as changed:
-            advice = (
-                "Nothing was moved. Look which rows are in the table. If none is there, drop the "
-                "staging tables that have too few rows"
-            )
-            return [CommitOutcome.unknown(f"{changed}. {advice}")] * len(committables)
         except Exception as error:
-            if (reason := self._advice(error, plan.target.label)) is None:
+            at_fault = [
+                share
+                for share in shares
+                if not isinstance(error, NotMovable) or share.strategy is error.share.strategy
+            ]
+            if (reason := self._advice(error, at_fault)) is None:
                 raise
+            unknown = CommitOutcome.unknown(reason)
             return [
-                CommitOutcome.unknown(
-                    f"{reason}. Fix this and start the query again: the rows are safe in "
-                    f"{_tables(committables)}"
-                )
-            ] * len(committables)
-        return [outcomes[_id(c)] for c in committables]
+                [unknown if share in at_fault else CommitOutcome.HELD] * len(share.committables)
+                for share in shares
+            ]
+        return [[outcomes[_id(c)] for c in share.committables] for share in shares]
 
-    def _advice(self, error: Exception, table: str) -> str | None:
+    def _advice(
+        self, error: Exception, at_fault: Sequence[Share[ConnectionT, TargetT]]
+    ) -> str | None:
         """Tell what an operator has to fix; return None if a retry may help."""
+        if isinstance(error, StagedRowsChanged):
+            return (
+                f"{error}. Nothing was moved. Look which rows are in the table. If none is there, "
+                "drop the staging tables that have too few rows"
+            )
         if isinstance(error, TargetRefuses):
-            return str(error)
-        if (fault := self.server.fault(error)) and fault.kind == "privilege":
-            return f"the user lacks a right: {fault.text}: grant it"
-        if fault and fault.kind == "refused":
-            return _refusal(fault, table)
-        return None
+            reason = str(error)
+        elif (fault := self.server.fault(error)) and fault.kind == "privilege":
+            reason = f"the user lacks a right: {fault.text}: grant it"
+        elif fault and fault.kind == "refused":
+            reason = _refusal(fault, _targets(at_fault))
+        else:
+            return None
+        tables = _tables([c for share in at_fault for c in share.committables])
+        return f"{reason}. Fix this and start the query again: the rows are safe in {tables}"
 
     def _commit_all(
-        self,
-        connection: ConnectionT,
-        plan: Plan[ConnectionT, TargetT],
-        committables: Sequence[Committable],
+        self, connection: ConnectionT, shares: Sequence[Share[ConnectionT, TargetT]]
     ) -> dict[str, CommitOutcome]:
         """Move the rows of a checkpoint, and return the outcomes by transaction ID.
 
         A lost partition gets a tombstone, and holds the checkpoint's other partitions until the
-        replay, because an older change must not come after a newer one. If no partition is lost and
-        no outcome is unknown, all rows are moved.
+        replay, because an older change must not come after a newer one, nor a row before the row
+        that it refers to. If no partition is lost and no outcome is unknown, all rows are moved.
         """
-        ledger = plan.ledger
-        by_id = {_id(c): c for c in committables}
-        witnessed = ledger.witness.states(connection, list(by_id))
-        states = ledger.states(connection, list(by_id))
-        ledger.require_intact(connection)
-        undecided = [c for text, c in by_id.items() if text not in states]
-        for text, c in by_id.items():
-            if not states.get(text) and (
-                astray := c.target_mismatch(self.merge.destination(plan.target))
-            ):
-                raise TargetRefuses(f"{text}: {astray}")
-        there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
-        intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
-        outcomes: dict[str, CommitOutcome] = {}
+        # two of us that settle the same shares never deadlock, since the shares are sorted
+        ordered = sorted(shares, key=lambda share: min(map(_id, share.committables)))
+        found = [share.strategy._look(connection, share) for share in ordered]
+        for each in found:
+            if each.lost:
+                each.states |= self._write_ledger(connection, each.share.plan.ledger, each.lost)
 
-        lost = []
-        for c in undecided:
-            if _id(c) in witnessed or _id(c) not in intact:
-                if reason := ledger.contradiction(
-                    connection, c.proof, witnessed=_id(c) in witnessed
-                ):
-                    outcomes[_id(c)] = CommitOutcome.unknown(
-                        f"it is unknown whether {_id(c)} was committed: {_look_for_rows(reason)}"
-                    )
-                else:
-                    lost.append(_id(c))
-        if lost:
-            states |= self._write_ledger(connection, ledger, lost)
-
-        if intact and not outcomes and all(states.values()):
-            fingerprints = {text: c.fingerprint for text, c in by_id.items() if c.proof}
-            states |= self._write_ledger(connection, ledger, intact, fingerprints)
-            self.move(connection, plan, [c for c in undecided if _id(c) in intact])
+        due = [each for each in found if each.intact]
+        if due and all(each.may_move for each in found):
+            for each in due:
+                fingerprints = {text: c.fingerprint for text, c in each.intact.items() if c.proof}
+                each.states |= self._write_ledger(
+                    connection, each.share.plan.ledger, list(each.intact), fingerprints
+                )
+            self.move(
+                connection,
+                [replace(each.share, committables=list(each.intact.values())) for each in due],
+            )
 
         return {
-            text: outcomes.get(text) or self._outcome(ledger, text, states.get(text))
-            for text in by_id
+            text: each.unknown.get(text)
+            or self._outcome(each.share.plan.ledger, text, each.states.get(text))
+            for each in found
+            for text in map(_id, each.share.committables)
         }
+
+    def _look(
+        self, connection: ConnectionT, share: Share[ConnectionT, TargetT]
+    ) -> _Found[ConnectionT, TargetT]:
+        """Find out what is decided of a share, what is lost, and what can be moved."""
+        plan = share.plan
+        ledger = plan.ledger
+        by_id = {_id(c): c for c in share.committables}
+        witnessed = ledger.witness.states(connection, list(by_id))
+        found = _Found(share, ledger.states(connection, list(by_id)))
+        ledger.require_intact(connection)
+        undecided = {text: c for text, c in by_id.items() if text not in found.states}
+        for text, c in by_id.items():
+            if not found.states.get(text) and (
+                astray := c.target_mismatch(self.merge.destination(plan.target))
+            ):
+                raise TargetRefuses(f"{text}: {astray}", share)
+        there = self._existing(connection, plan.target.schema, list(undecided))
+        for text, c in undecided.items():
+            if staging_table(text) in there:
+                found.intact[text] = c
+            if text in witnessed or text not in found.intact:
+                if reason := ledger.contradiction(connection, c.proof, witnessed=text in witnessed):
+                    found.unknown[text] = CommitOutcome.unknown(
+                        f"it is unknown whether {text} was committed: {_look_for_rows(reason)}"
+                    )
+                else:
+                    found.lost.append(text)
+        return found
 
     def _outcome(
         self, ledger: Ledger[ConnectionT], text: str, committed: bool | None
@@ -518,43 +667,17 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         """Tell where the rows are, for a person who looks for them."""
         return f"The rows are safe in {_tables(committables)}"
 
-    def move(
-        self,
-        connection: ConnectionT,
-        plan: Plan[ConnectionT, TargetT],
-        committables: Sequence[Committable],
-    ) -> None:
+    def move(self, connection: ConnectionT, shares: Sequence[Share[ConnectionT, TargetT]]) -> None:
         """Transfer the rows of partitions, in the caller's transaction.
 
-        Nobody can move them again then. Raises TargetRefuses or StagedRowsChanged for what a retry
-        does not fix. A committable without proof does not tell how many rows the partition has, so
-        the rows are not counted then.
+        Nobody can move them again then. Raises NotMovable for what a retry does not fix. A
+        committable without proof does not tell how many rows the partition has, so the rows are not
+        counted then.
         """
-        target = plan.target
-        tables = names_of(committables)
-        rows = (
-            sum(c.fingerprint.rows for c in committables)
-            if all(c.proof for c in committables)
-            else None
-        )
-        try:
-            move = self._locked(connection, plan, tables, committables)
-            self.transfer(connection, move, rows)
-        except (ConfigurationError, BadValue) as error:
-            raise TargetRefuses(str(error)) from error
-        except SinkError as error:
-            if error.retryable:
-                raise
-            raise StagedRowsChanged(f"table {target.label}: {error}") from error
-        except Exception as error:
-            fault = self.staging.of_move(target, error)
-            if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
-                raise
-            # a staging table is gone: a retry finds that its rows are lost
-            if fault.kind == "gone" and any(name in fault.text for name in tables):
-                raise
-            raise TargetRefuses(_refusal(fault, target.label)) from error
-        self.staging.mark_moved(connection, plan.target.schema, tables)
+        self._transfer_all(connection, self._locked_all(connection, shares, _refusals), _refusals)
+        for share in shares:
+            tables = names_of(share.committables)
+            share.strategy.staging.mark_moved(connection, share.plan.target.schema, tables)
 
     def drop_moved(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> None:
         """Drop the staging tables of moved partitions, as far as that can be done now."""
@@ -565,20 +688,28 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             self.catalog.existing(connection, schema, [staging_table(text) for text in ids])
         )
 
-    def _locked(
+    def _locked_all(
         self,
         connection: ConnectionT,
-        plan: Plan[ConnectionT, TargetT],
-        tables: Sequence[str],
-        committables: Sequence[Committable] = (),
-    ) -> Move[TargetT]:
-        """Lock the target, and return the move of these staging tables.
+        shares: Sequence[Share[ConnectionT, TargetT]],
+        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
+    ) -> list[tuple[Share[ConnectionT, TargetT], Move[TargetT]]]:
+        """Lock the targets, in the same order every time, and return the moves into them."""
+        moves = []
+        for share in sorted(shares, key=lambda share: share.table):
+            with explains(share):
+                moves.append((share, share.strategy._locked(connection, share)))
+        return moves
 
-        Raises SinkError if the staging table of one of `committables` has other columns than its
-        task gave it.
+    def _locked(self, connection: ConnectionT, share: Share[ConnectionT, TargetT]) -> Move[TargetT]:
+        """Lock the target, and return the move of the share's staging tables.
+
+        Raises SinkError if a staging table has other columns than its task gave it.
         """
+        plan = share.plan
+        tables = names_of(share.committables)
         staged = self.catalog.column_types(connection, plan.target.schema, tables)
-        for committable in committables:
+        for committable in share.committables:
             its = committable.transaction
             there = staged.get(staging_table(its["transaction_id"]), {})
             digest = columns_digest(there)
@@ -592,6 +723,56 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
             return self.staging.locked(
                 connection, plan, {name: staged.get(name, {}) for name in tables}
             )
+
+
+@contextmanager
+def _refusals(share: Share[Any, Any]) -> Iterator[None]:
+    """Raise NotMovable for errors about the share that a retry does not fix."""
+    target = share.plan.target
+    try:
+        yield
+    except (ConfigurationError, BadValue) as error:
+        raise TargetRefuses(str(error), share) from error
+    except SinkError as error:
+        if error.retryable:
+            raise
+        raise StagedRowsChanged(f"table {target.label}: {error}", share) from error
+    except Exception as error:
+        fault = share.strategy.staging.of_move(target, error)
+        if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
+            raise
+        # a staging table is gone: a retry finds that its rows are lost
+        if fault.kind == "gone" and any(
+            name in fault.text for name in names_of(share.committables)
+        ):
+            raise
+        raise TargetRefuses(_refusal(fault, target.label), share) from error
+
+
+def _deleted_last(
+    ordered: Sequence[tuple[Share[Any, Any], Move[Any]]],
+) -> set[tuple[str, str]]:
+    """Choose tables that lose rows after all rows were put in, so that none refers to those.
+
+    A row that referred to a deleted row may refer to another row by then. But a table loses rows
+    first if a new row may need the unique value of a deleted one, or if it refers to itself, or to
+    such a table. `ordered` has each table after the tables that it refers to.
+    """
+    referred = {
+        (key.schema, key.table)
+        for share, move in ordered
+        for key in move.target.foreign_keys
+        if (key.schema, key.table) != share.table
+    }
+    first = {share.table for share, _ in ordered} - referred
+    for share, move in ordered:
+        target = move.target
+        keys = set(share.strategy.merge.keys)
+        others = [unique for unique in target.uniques if set(unique.columns) != keys]
+        parents = {(key.schema, key.table) for key in target.foreign_keys}
+        if others or target.other_uniques or parents & {*first, share.table}:
+            first.add(share.table)
+    return referred - first
 
 
 def _refusal(fault: Fault, table: str) -> str:
@@ -609,6 +790,10 @@ def _tables(committables: Sequence[Committable]) -> str:
     tables = [str(c.transaction["table"]) for c in committables]
     more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
     return f"the staging table{'s' if more else ''} {tables[0]}{more}"
+
+
+def _targets(shares: Sequence[Share[Any, Any]]) -> str:
+    return " and ".join(share.plan.target.label for share in shares)
 
 
 def _id(committable: Committable) -> str:

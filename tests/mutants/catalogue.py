@@ -39,6 +39,7 @@ def _family(name: str) -> str:
     return f"tests/simulation/test_families.py::test_each_moment[{name}]"
 
 
+ONE_TRANSACTION = ("tests/postgres/test_one_transaction.py",)
 POSTGRES = _of("postgres", "sink", "proofs", "faults")
 MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
@@ -433,8 +434,8 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "            self._compare_memories_again(batch)\n        for",
-        "            pass\n        for",
+        "            self._compare_memories_again(batch)\n        checkpoint",
+        "            pass\n        checkpoint",
         MEMORIES,
     ),
     Mutant(
@@ -532,7 +533,7 @@ MUTANTS = (
     Mutant(
         "outcomes are final while one could not answer (R3)",
         "coordinator",
-        "final = not any(isinstance(answer, Exception) for answer in answers)",
+        "final = not any(isinstance(answer, Exception) for answer in answers.values())",
         "final = True",
         PROTOCOL,
     ),
@@ -612,7 +613,7 @@ MUTANTS = (
     Mutant(
         "a sink is asked again only about what is not yet known to be committed (R20)",
         "coordinator",
-        "        asked = {participant[0] for participant in self.committables if is_open(participant)}",
+        "        asked = {place(participant) for participant in self.committables if is_open(participant)}",
         "        asked = set[str]()",
         PROTOCOL,
     ),
@@ -898,9 +899,65 @@ MUTANTS = (
     Mutant(
         "a part of a staged checkpoint is moved",
         "sinks",
-        "if intact and not outcomes and all(states.values()):",
-        "if intact:",
+        "if due and all(each.may_move for each in found):",
+        "if due:",
         POSTGRES,
+    ),
+    Mutant(
+        "sinks with one database commit one after the other",
+        "coordinator",
+        "name: sink.place() if isinstance(sink, JointCommitting) else None",
+        "name: None",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "rows come before those that they refer to",
+        "sinks/sql",
+        "            for parent in sorted(referred.pop(table)):\n                visit(parent)",
+        "            referred.pop(table)",
+        ("tests/test_foreign_key_order.py",),
+    ),
+    Mutant(
+        "rows are deleted before those that refer to them",
+        "sinks/sql",
+        "for share, move in reversed(upserts):\n                with explains(share):",
+        "for share, move in upserts:\n                with explains(share):",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "rows are deleted before others let go of them",
+        "sinks/sql",
+        "    return referred - first",
+        "    return set()",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "rows are put in before others hand on their unique values",
+        "sinks/sql",
+        "        if others or target.other_uniques or parents & {*first, share.table}:",
+        "        if parents & {*first, share.table}:",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "a table is judged without the rows that it refers to",
+        "sinks/sql",
+        "            referred |= {(key.schema, key.table) for key in move.target.foreign_keys}",
+        "            pass",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "constraints that could be deferred judge each table by itself",
+        "sinks/sql",
+        "            self._judge(connection, JUDGE_LATER)",
+        "            pass",
+        ONE_TRANSACTION,
+    ),
+    Mutant(
+        "a table at fault answers for the others",
+        "sinks/sql",
+        "if not isinstance(error, NotMovable) or share.strategy is error.share.strategy",
+        "if True",
+        ONE_TRANSACTION,
     ),
     Mutant(
         "PostgreSQL: an upsert passes over rows of tables that inherit",
@@ -1115,7 +1172,7 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.target_mismatch(self.merge.destination(plan.target))):",
+        "if not found.states.get(text) and (astray := c.target_mismatch(self.merge.destination(plan.target))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
@@ -1136,7 +1193,7 @@ MUTANTS = (
     Mutant(
         "another ledger speaks for a staging table",
         "sinks",
-        "                if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):",
+        "                if reason := ledger.contradiction(connection, c.proof, witnessed=text in witnessed):",
         "                if reason := None:",
         POSTGRES,
     ),

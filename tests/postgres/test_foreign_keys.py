@@ -36,10 +36,9 @@ class TestPostgres(ForeignKeys):
         finally:
             db.run(f"DROP DATABASE {name}_too WITH (FORCE)")
 
-    @pytest.mark.parametrize("strategy", ["prepared", "staged"])
-    def test_a_deferrable_key_is_refused_too(self, tmp_path: Path, dsn: str, db: Observer, strategy: str) -> None:
+    def test_a_deferrable_key_is_refused_too(self, tmp_path: Path, dsn: str, db: Observer) -> None:
         db.run("ALTER TABLE child ALTER CONSTRAINT has_parent DEFERRABLE INITIALLY DEFERRED")
-        sinks = [self.sink(dsn, table, strategy=strategy) for table in ("parent", "child")]
+        sinks = [self.sink(dsn, table, strategy="prepared") for table in ("parent", "child")]
         with pytest.raises(ConfigurationError, match="has_parent"):
             run_all(tmp_path, *sinks)
 

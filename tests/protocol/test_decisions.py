@@ -163,19 +163,19 @@ def test_a_replay_record_replaces_lost_participants_only():
 def test_r20_a_sink_is_asked_again_about_all_of_its_participants():
     """Its system may have been set back since it committed the others."""
     complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
-    assert complete.pending_participants() == []
+    assert complete.pending_participants({}) == []
     replayed = complete.with_round(record(3, 1, (0,)))
-    assert replayed.pending_participants() == [("s", 0), ("s", 1)]
-    assert replayed.with_outcomes({("s", 0): CommitOutcome.COMMITTED}).pending_participants() == []
+    assert replayed.pending_participants({}) == [("s", 0), ("s", 1)]
+    assert replayed.with_outcomes({("s", 0): CommitOutcome.COMMITTED}).pending_participants({}) == []
 
 
 def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced():
     """Or an atomic sink would make the rest of the checkpoint visible without it."""
     complete = CompletedCheckpoint((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
-    assert complete.pending_participants() == []
+    assert complete.pending_participants({}) == []
     require_known(complete)
     assert list(complete.lost_participants()) == [("s", 0)]
-    assert complete.with_round(record(3, 1, (0,))).pending_participants() == [("s", 0), ("s", 1)]
+    assert complete.with_round(record(3, 1, (0,))).pending_participants({}) == [("s", 0), ("s", 1)]
 
 
 def test_an_unknown_outcome_halts_and_names_the_transaction():

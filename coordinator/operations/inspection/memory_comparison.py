@@ -148,7 +148,9 @@ def _compare(
             "older than the savepoint that was restored: the system was set back",
             agrees=False,
         )
-    lacking = [part for complete in history if lacks_part(memory, part := complete.for_sink(sink))]
+    lacking = [
+        part for complete in history if lacks_part(memory, part := complete.for_sinks([sink]))
+    ]
     if not lacking and (record.restored_from or newest >= record.newest_rows.get(sink, -1)):
         return MemoryComparison(
             name,

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from sinks.postgres import PostgresSink
+from sinks.testing.table import Database
+from tests.one_transaction import OneTransaction, family, run
+from tests.postgres.observer import Observer
+
+
+@pytest.fixture
+def dsn(pg_database: str) -> str:
+    return pg_database
+
+
+class TestPostgres(OneTransaction):
+    make = PostgresSink
+    observe = Observer
+
+    @pytest.mark.parametrize("when", ["DEFERRABLE INITIALLY DEFERRED", "DEFERRABLE"])
+    def test_tables_that_refer_to_each_other(self, tmp_path: Path, dsn: str, db: Database, when: str) -> None:
+        """Which takes constraints that can be deferred: whichever row comes first lacks the other."""
+        db.run(f"ALTER TABLE child ALTER CONSTRAINT has_parent {when}")
+        db.run(f"ALTER TABLE parent ADD CONSTRAINT has_child FOREIGN KEY (parent) REFERENCES child (id) {when}")
+        run(tmp_path, [self.sink(dsn, table) for table in ("parent", "child")], [[family(1, 2)], [family(3)]])
+        assert (db.ids("parent"), db.ids("child"), db.pending()) == ([1, 2, 3], [1, 2, 3], 0)
+
+    def test_two_spellings_of_one_dsn(self, tmp_path: Path, dsn: str, db: Database) -> None:
+        """A URL and a list of parameters, with two names that the server shows."""
+        listed = psycopg.conninfo.make_conninfo(dsn, application_name="another")
+        assert listed != dsn
+        run(tmp_path, [self.sink(dsn, "child"), self.sink(listed, "parent")], [[family(1)]])
+        assert (db.ids("parent"), db.ids("child")) == ([1], [1])
