@@ -88,7 +88,8 @@ class JointCommitting(TwoPhaseCommitSink[Transaction]):
         transactions. Return for each share what `commit_all` of its sink would return. If one
         transaction of any share is LOST or UNKNOWN, none becomes visible, and HELD is the answer
         for the others. All shares come again in one call when the lost one is replaced, or when one
-        of them has to be asked about again.
+        of them has to be asked about again. Transactions that `commit_all` would show one by one
+        may become visible so here, too.
         """
 
     def validate_jointly(

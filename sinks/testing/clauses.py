@@ -185,6 +185,10 @@ class Clause(Enum):
         "the exception of one participant keeps no other from its outcome",
     )
     AT_ONCE = "commit_whole", "makes a checkpoint visible as a whole: all participants or none"
+    JOINTLY = (
+        "commit_jointly",
+        "makes the checkpoint of all sinks of one place visible in one step, or of none",
+    )
     LEAKS = "close", "gives back what each transaction has acquired: files, threads, connections"
     VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
     # ------------------------------------------------------------------ abort and in_doubt

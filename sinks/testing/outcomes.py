@@ -15,7 +15,7 @@ import pytest
 
 from sinks.base import Sink
 from sinks.errors import CommittedError
-from sinks.optional import WholeCommitting
+from sinks.optional import JointCommitting, WholeCommitting
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import (
     LINEAGE,
@@ -28,7 +28,7 @@ from sinks.testing.kit import (
     rows,
 )
 from sinks.testing.lines import Steps, Stop, watched
-from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [
     {},
@@ -734,6 +734,54 @@ class Outcomes(SinkTests):
             self.answers(driver, *made)
         self.close(driver)
         assert partly == [], clause.broken(partly[0])
+
+    @pytest.mark.parametrize("lost", [0, 1])
+    def test_sinks_of_one_place_commit_as_one(self, sink: Sink, lost: int) -> None:
+        """A reader looks at each step of the commit, and of the commit after a replay."""
+        if not isinstance(sink, JointCommitting) or sink.place() is None:
+            pytest.skip("this sink names no place in which others commit, too")
+        if not (self.whole or isinstance(sink, WholeCommitting)):
+            pytest.skip("each transaction of this sink becomes visible by itself")
+        other = self.sibling(sink)
+        clause = Clause.JOINTLY
+        assert isinstance(other, JointCommitting)
+        assert other.place() == sink.place(), clause.broken("another name makes another `place`")
+        sinks = (sink, other)
+        made = [
+            self.pre_committed(each, rows(10 * n, 2), subtask=n) for n, each in enumerate(sinks)
+        ]
+        checkpoint = Checkpoint(self.job, LINEAGE, 0)
+        with clause.guarding("validate_jointly of good rows"):
+            sink.validate_jointly(checkpoint, [(sink, made[:1]), (other, made[1:])])
+        self.expect_rows(sink, clause, "after validate_jointly")
+        self.abort(sinks[lost], made[lost])
+
+        def states() -> list[str]:
+            answers = sink.commit_jointly(checkpoint, [(sink, made[:1]), (other, made[1:])])
+            return [
+                each.state.name if isinstance(each, CommitOutcome) else repr(each)
+                for own in answers
+                for each in own
+            ]
+
+        told = states()
+        expected = ["LOST" if n == lost else "HELD" for n in range(2)]
+        assert told == expected, clause.broken(f"number {lost} of two is lost, and told {told}")
+        self.expect_rows(sink, clause, f"with {told}")
+        made[lost] = self.pre_committed(sinks[lost], rows(10 * lost, 2), subtask=lost, round=1)
+        partly = list[str]()
+        steps = Steps(6 * self.stops)
+
+        def look(number: int, frame: FrameType, before: int) -> None:
+            if steps.is_due(frame, before) and (shown := self.seen(sink).total()) not in (0, 4):
+                partly.append(f"at {Stop.of(number, frame)}, {shown} of 4 rows are visible")
+
+        with watched(sink, look):
+            told = states()
+        assert told == ["COMMITTED"] * 2, clause.broken(f"of the replay, it answers {told}")
+        assert partly == [], clause.broken(partly[0])
+        self.expect_rows(sink, clause, "after the replay", rows(0, 2), rows(10, 2))
+        assert states() == told, clause.broken("asked again, it answers otherwise")
 
     # ------------------------------------------------------------------ a job that starts again
     def test_a_sink_made_anew_ends_what_the_former_one_pre_committed(self, sink: Sink) -> None:

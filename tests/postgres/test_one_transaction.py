@@ -6,8 +6,9 @@ import psycopg
 import pytest
 
 from sinks.postgres import PostgresSink
-from sinks.testing.table import Database
-from tests.one_transaction import OneTransaction, family, run
+from sinks.testing.table import Database, checkpoint
+from sinks.transaction import CommitState
+from tests.one_transaction import UPSERT, OneTransaction, changes, family, run
 from tests.postgres.observer import Observer
 
 
@@ -27,6 +28,23 @@ class TestPostgres(OneTransaction):
         db.run(f"ALTER TABLE parent ADD CONSTRAINT has_child FOREIGN KEY (parent) REFERENCES child (id) {when}")
         run(tmp_path, [self.sink(dsn, table) for table in ("parent", "child")], [[family(1, 2)], [family(3)]])
         assert (db.ids("parent"), db.ids("child"), db.pending()) == ([1, 2, 3], [1, 2, 3], 0)
+
+    def test_a_key_that_can_be_deferred_allows_any_order(self, dsn: str, db: Database) -> None:
+        """A row takes the unique value of its deleted parent's row, and another moves there from the deleted one."""
+        db.run("ALTER TABLE child ALTER CONSTRAINT has_parent DEFERRABLE")
+        db.run("ALTER TABLE parent ADD CONSTRAINT once UNIQUE (parent)")
+        sinks = [self.sink(dsn, table, **UPSERT) for table in ("child", "parent")]
+        rows = [
+            [changes((10, 1, False)), changes((1, 7, False))],
+            [changes((10, 2, False), at=1), changes((1, None, True), (2, 7, False), at=1)],
+        ]
+        for number, own in enumerate(rows):
+            shares = self.staged(sinks, *own, number=number)
+            sinks[0].validate_jointly(checkpoint(number), shares)
+            assert self.states(shares, number) == [[CommitState.COMMITTED]] * 2
+        assert (db.visible("parent"), db.visible("child")) == ([(2, 7)], [(10, 2)])
+        for sink in sinks:
+            sink.close()
 
     def test_two_spellings_of_one_dsn(self, tmp_path: Path, dsn: str, db: Database) -> None:
         """A URL and a list of parameters, with two names that the server shows."""

@@ -178,6 +178,26 @@ def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced()
     assert complete.with_round(record(3, 1, (0,))).pending_participants({}) == [("s", 0), ("s", 1)]
 
 
+def test_sinks_of_one_place_are_asked_together_and_wait_for_each_other():
+    """R20: what is lost of one of them holds the others, and its replacement has all of them asked."""
+    both = replace(
+        record(3),
+        partitions={"s": 1, "t": 1, "u": 1},
+        committables=tuple(Committable({"id": name}, sink=name, subtask=0) for name in ("s", "t", "u")),
+    )
+    outcomes = {("s", 0): LOST, ("t", 0): CommitOutcome.HELD, ("u", 0): CommitOutcome.COMMITTED}
+    complete = CompletedCheckpoint((both,), outcomes)
+    places = {"s": "here", "t": "here", "u": "u"}
+    assert complete.pending_participants({}) == [("t", 0)]
+    assert complete.pending_participants(places) == []
+    again = replace(both, round=1, committables=(Committable({"id": "s2"}, sink="s", subtask=0),))
+    replayed = complete.with_round(again)
+    assert replayed.pending_participants(places) == [("s", 0), ("t", 0)]
+    half = replayed.with_outcomes({("t", 0): CommitOutcome.COMMITTED})
+    assert half.pending_participants({}) == [("s", 0)]
+    assert half.pending_participants(places) == [("s", 0), ("t", 0)]
+
+
 def test_an_unknown_outcome_halts_and_names_the_transaction():
     complete = CompletedCheckpoint((record(3),), {("s", 0): UNKNOWN, ("s", 1): LOST})
     with pytest.raises(InDoubtError, match=r"s-0-0.*permission denied") as error:

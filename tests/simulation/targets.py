@@ -19,10 +19,17 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, CommittedError, TransactionBlocked, TransactionEnded
-from sinks.optional import Auditable, DeadLettering, SchemaEvolving, Validating, WholeCommitting
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    JointCommitting,
+    SchemaEvolving,
+    Validating,
+    WholeCommitting,
+)
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -344,26 +351,61 @@ class Evolving(SchemaEvolving[Any], Prepared):
         self.call("evolve", alter)
 
 
-class Whole(WholeCommitting[Any], SimSink):
-    """A table that gets staged rows, or files, of a checkpoint in one step."""
+class Whole(WholeCommitting[Any], JointCommitting[Any], SimSink):
+    """A table that gets staged rows, or files, of a checkpoint in one step, as do others of its database."""
+
+    def place(self) -> str | None:
+        return "the database"
 
     def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        self.world.is_asked_to_commit()
+        [outcomes] = self.commit_jointly(checkpoint, [(self, committables)])
+        return outcomes
 
-        def move() -> list[CommitOutcome]:
-            names = [name_of(each.transaction) for each in committables]
-            others = set(self.target.in_state("prepared")) - set(names)
-            if self.world.scenario.locks and others:
-                self.world.commit_was_held_by(self.name, others)
-                raise Unreachable("another transaction holds a lock on the table")
-            there = {name: self.target.transaction(name) for name in names}
-            prepared = {name: each for name, each in there.items() if each and each.state == "prepared"}
-            if all(each and each.state != "aborted" for each in there.values()):
-                self.show(prepared)
-                prepared = {}
-            return [CommitOutcome.HELD if name in prepared else self.outcome(name) for name in names]
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome]]:
+        self.world.is_asked_to_commit()
+        asked = {sink: [name_of(each.transaction) for each in own] for sink, own in shares if isinstance(sink, Whole)}
+
+        def move() -> list[list[CommitOutcome]]:
+            there: dict[Whole, dict[str, Transaction | None]] = {}
+            for sink, names in asked.items():
+                others = set(sink.target.in_state("prepared")) - set(names)
+                if self.world.scenario.locks and others:
+                    self.world.commit_was_held_by(sink.name, others)
+                    raise Unreachable("another transaction holds a lock on the table")
+                there[sink] = {name: sink.target.transaction(name) for name in names}
+            if all(each and each.state != "aborted" for own in there.values() for each in own.values()):
+                self.require_joint(checkpoint, asked)
+                shown: dict[str, tuple[Whole, dict[str, Transaction]]] = {}
+                for sink, own in there.items():
+                    _, prepared = shown.setdefault(sink.target_name, (sink, {}))
+                    prepared |= {name: each for name, each in own.items() if each and each.state == "prepared"}
+                for sink, prepared in shown.values():
+                    sink.show(prepared)
+                return [[CommitOutcome.COMMITTED] * len(own) for own in there.values()]
+            return [
+                [
+                    CommitOutcome.HELD if each and each.state == "prepared" else sink.outcome(name)
+                    for name, each in own.items()
+                ]
+                for sink, own in there.items()
+            ]
 
         return self.call(f"commit_whole {checkpoint.checkpoint_id}", move)
+
+    def require_joint(self, checkpoint: Checkpoint, asked: Iterable[Whole]) -> None:
+        """Note it if the checkpoint becomes visible in a table of the database, and not in another one."""
+        beside = {name for name, kind, _ in self.world.scenario.sinks if KINDS[kind] is type(self)}
+        for name in beside - {sink.name for sink in asked} if self.place() else ():
+            staged = {
+                text
+                for text, each in self.world.target(name).transactions()
+                if each.state == "prepared"
+                and (each.lineage, each.checkpoint) == (checkpoint.lineage, checkpoint.checkpoint_id)
+            }
+            if apart := staged & self.world.decided_names():
+                self.world.violations.append(f"apart: {self.name} shows a checkpoint, and {name} has {apart} staged")
 
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         def look() -> None:
@@ -379,6 +421,9 @@ class Lake(Whole):
 
     The table remembers its commits only as long as its history does, and a vacuum deletes files that no commit names.
     """
+
+    def place(self) -> None:
+        return None
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         def look() -> dict[str, int]:

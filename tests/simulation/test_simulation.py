@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def test_a_scenario_gives_the_same_trace_in_two_processes() -> None:
     ]
     assert len(set(traces[0].splitlines())) > 90
     assert traces[0] == traces[1]
+
+
+def of_one_database(seed: int) -> Scenario:
+    """Return the scenario of a seed with two tables whose checkpoints become visible in one step."""
+    return replace(draw(seed), sinks=(("one", "whole", 1), ("two", "whole", 1 + seed % 3)))
+
+
+def test_two_tables_of_one_database() -> None:
+    for seed in range(60):
+        assert play(of_one_database(seed)).faults == [], seed
+
+
+def test_tables_of_one_database_that_commit_apart_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a deliberate bug: each sink is asked by itself, whatever place it names."""
+    monkeypatch.setattr("coordinator.protocol.protocol.places", lambda sinks: {name: name for name in sinks})
+    faults = itertools.chain.from_iterable(play(of_one_database(seed)).faults for seed in itertools.count())
+    assert any(fault.startswith("apart: ") for fault in faults)
 
 
 def test_a_fault_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity
 from sinks.audit import Audit, Holding, Part
+from sinks.base import Sink
 from sinks.dead_letters import Refusal
 from sinks.diagnosis import InDoubt
 from sinks.errors import CommittedError
@@ -35,6 +36,33 @@ class ShowsBesideWhatIsUnknown(WholeShelf):
             if known:
                 super().settle(known)
         return answers
+
+
+@breaks(Clause.JOINTLY, "sinks_of_one_place_commit_as_one", lost=1)
+class CommitsOneSinkAfterTheOther(WholeShelf):
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome]]:
+        return [self.settle(own) for _, own in shares]
+
+
+@breaks(Clause.JOINTLY, "sinks_of_one_place_commit_as_one", lost=0)
+class MovesOneSinkAfterTheOther(WholeShelf):
+    """It knows that all are there before it moves any."""
+
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome]]:
+        there = [c.transaction["name"] for _, own in shares for c in own]
+        if all(self.path(name, "ready").exists() for name in there):
+            return [self.settle(own) for _, own in shares]
+        return super().commit_jointly(checkpoint, shares)
+
+
+@breaks(Clause.JOINTLY, "sinks_of_one_place_commit_as_one", lost=0)
+class IsAPlaceByItself(WholeShelf):
+    def place(self) -> str:
+        return self.name
 
 
 @breaks(Clause.WRITE, "equal_rows_arrive_as_often_as_they_come")

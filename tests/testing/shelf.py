@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.audit import Audit, Holding, Part
+from sinks.base import Sink
 from sinks.dead_letters import Refusal
 from sinks.diagnosis import SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError
@@ -25,6 +26,7 @@ from sinks.optional import (
     DeadLettering,
     Diagnosable,
     DirectCommitting,
+    JointCommitting,
     SchemaEvolving,
     Validating,
     WholeCommitting,
@@ -243,8 +245,8 @@ class EvolvingShelf(SchemaEvolving[Handle], Shelf):
         return SchemaDiff(tuple(SchemaChange(name, f"add {name}", "add", "nothing") for name in new))
 
 
-class WholeShelf(WholeCommitting[Handle], Shelf):
-    """A checkpoint becomes visible as a whole: `manifest` names the files that are."""
+class WholeShelf(WholeCommitting[Handle], JointCommitting[Handle], Shelf):
+    """A checkpoint becomes visible as a whole, with all sinks of the shelf: `manifest` names the files that are."""
 
     shown_in = ("ready",)
 
@@ -261,6 +263,15 @@ class WholeShelf(WholeCommitting[Handle], Shelf):
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
         return self.settle(committables)
+
+    def place(self) -> str:
+        return str(self.folder)
+
+    def commit_jointly(
+        self, checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+    ) -> Sequence[Sequence[CommitOutcome]]:
+        answers = iter(self.settle([committable for _, own in shares for committable in own]))
+        return [[next(answers) for _ in own] for _, own in shares]
 
     def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         names = [c.transaction["name"] for c in committables]
