@@ -171,6 +171,11 @@ class OneTransaction:
             assert db.ids(table) == [1, 2, 3]
         assert db.pending() == 0
 
+    def test_two_sinks_with_one_table(self, tmp_path: Path, dsn: str, db: Database) -> None:
+        db.run("CREATE TABLE aside (id bigint, parent bigint)")
+        run(tmp_path, [self.sink(dsn, "aside", name=name) for name in ("one", "two")], [[family(1)], [family(2)]])
+        assert (db.ids("aside"), db.pending()) == ([1, 1, 2, 2], 0)
+
     # ------------------------------------------------------------------ what a reader sees
     @ORDERS
     def test_a_reader_never_sees_one_table_without_the_other(

@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -43,6 +44,7 @@ from coordinator.operations.inspection.in_doubt_report import (
     remedies,
 )
 from coordinator.operations.inspection.text import ago, duration, of_driver, of_newest
+from coordinator.protocol.ports import ask_to_commit, places
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.store.job_store import JobStore
 from coordinator.store.records import CompletedCheckpoint, Participant
@@ -304,22 +306,33 @@ def _commit(
 ) -> Iterator[tuple[InDoubtTransaction, str]]:
     """Commit transactions, those of one checkpoint and sink together.
 
-    A table takes the last change of a key from all transactions of a checkpoint. Yields each
-    transaction with its result.
+    A table takes the last change of a key from all transactions of a checkpoint. Sinks that commit
+    as one are one sink here. Yields each transaction with its result.
     """
-    for part in dict.fromkeys(_participant(each)[:3] for each in pending):
-        name, lineage, checkpoint = part
-        together = [each for each in pending if _participant(each)[:3] == part]
+    place_of = places(coordinator.sinks)
+    parts: dict[Any, dict[str, list[InDoubtTransaction]]] = {}
+    for each in pending:
+        name, lineage, checkpoint, _ = _participant(each)
+        part = parts.setdefault((place_of[name], lineage, checkpoint), {})
+        part.setdefault(name, []).append(each)
+    for (_, lineage, checkpoint), by_sink in parts.items():
         about = Checkpoint(coordinator.job, lineage or store.lineage, checkpoint or 0)
-        named = [
-            Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0)
-            for each in together
+        shares = [
+            (
+                coordinator.sinks[name],
+                [
+                    Committable(each.about.transaction, sink=name, subtask=each.about.subtask or 0)
+                    for each in own
+                ],
+            )
+            for name, own in by_sink.items()
         ]
+        together = list(chain(*by_sink.values()))
         outcomes: Sequence[CommitOutcome | Exception]
         try:
-            outcomes = coordinator.sinks[name].notify_checkpoint_complete(about, named)
+            outcomes = list(chain(*ask_to_commit(about, shares)))
         except Exception as error:
-            outcomes = [error] * len(named)
+            outcomes = [error] * len(together)
         for each, outcome in zip(together, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 yield each, f"failed: {outcome}"

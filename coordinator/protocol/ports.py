@@ -18,7 +18,7 @@ from coordinator.task.task import Ack, SinkTask
 from sinks.base import Sink as Sink
 from sinks.errors import SinkError
 from sinks.optional import JointCommitting, Related
-from sinks.transaction import Committable
+from sinks.transaction import Checkpoint, CommitOutcome, Committable
 
 TopicIds = Sequence[Mapping[str, str]]
 """The ids of the Kafka topics that each source reads, by name.
@@ -247,6 +247,19 @@ def places(sinks: Mapping[str, Sink]) -> dict[str, Hashable]:
         for name, sink in sinks.items()
     }
     return {name: name if place is None else ("place", place) for name, place in named.items()}
+
+
+def ask_to_commit(
+    checkpoint: Checkpoint, shares: Sequence[tuple[Sink, Sequence[Committable]]]
+) -> Sequence[Sequence[CommitOutcome | Exception]]:
+    """Ask a sink to commit these transactions, or one of several sinks of one place all of theirs.
+
+    Returns the answers for each of the sinks.
+    """
+    sink, committables = shares[0]
+    if len(shares) > 1 and isinstance(sink, JointCommitting):
+        return sink.commit_jointly(checkpoint, shares)
+    return [sink.notify_checkpoint_complete(checkpoint, committables)]
 
 
 def dead_letter_writers(sinks: Mapping[str, Sink]) -> dict[str, str]:

@@ -41,6 +41,7 @@ from coordinator.protocol.ports import (
     MicroBatch,
     Sink,
     TopicIds,
+    ask_to_commit,
     check_together,
     dead_letter_writers,
     places,
@@ -1018,10 +1019,14 @@ class CheckpointProtocol:
         pending = complete.pending_participants(self._places)
         for names in self._jointly({sink for sink, _ in pending}):
             asked = [[each for each in pending if each[0] == name] for name in names]
+            shares = [
+                (self.sinks[name], [complete.committables[each] for each in own])
+                for name, own in zip(names, asked, strict=True)
+            ]
             asked_at = self.clock.monotonic()
             answered: Sequence[Sequence[CommitOutcome | Exception]]
             try:
-                answered = self._ask_to_commit(complete, dict(zip(names, asked, strict=True)))
+                answered = ask_to_commit(self._checkpoint(complete.checkpoint_id), shares)
             except Exception as error:
                 answered = [[error] * len(own) for own in asked]
             for name in names:
@@ -1040,20 +1045,6 @@ class CheckpointProtocol:
                     # Otherwise this participant is asked about again, with the others.
                     outcomes[participant] = answer
         return permit.with_outcomes(outcomes), errors
-
-    def _ask_to_commit(
-        self, complete: CompletedCheckpoint, asked: Mapping[str, Sequence[Participant]]
-    ) -> Sequence[Sequence[CommitOutcome | Exception]]:
-        """Ask a sink about these participants, or one of several sinks that commit as one."""
-        checkpoint = self._checkpoint(complete.checkpoint_id)
-        shares = [
-            (self.sinks[name], [complete.committables[each] for each in own])
-            for name, own in asked.items()
-        ]
-        sink, committables = shares[0]
-        if len(shares) > 1 and isinstance(sink, JointCommitting):
-            return sink.commit_jointly(checkpoint, shares)
-        return [sink.notify_checkpoint_complete(checkpoint, committables)]
 
     # ------------------------------------------------------------------ replay
     def _replay_lost(self, complete: CompletedCheckpoint, batch: MicroBatch) -> CompletedCheckpoint:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pytest
 
 from coordinator.listener import Step
 from coordinator.operations.jobfile import load_job
@@ -97,6 +98,27 @@ def test_open_transactions_are_aborted_only_behind_a_fence(pg_job: Job, pg_datab
     assert prepared(pg_database) == 0
     pg_job.run()
     assert visible(pg_database) == ids(3)
+
+
+def test_tables_of_one_transaction_are_committed_together(
+    tmp_path: Path, pg_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the first sink's rows need those of the second."""
+    monkeypatch.setenv("ORDERS_DSN", pg_database)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        columns = "name text, amount double precision"
+        connection.execute(f"CREATE TABLE orders (id bigint PRIMARY KEY, {columns})".encode())
+        connection.execute(f"CREATE TABLE lines (id bigint REFERENCES orders, {columns})".encode())
+    sink = 'type = "postgres"\ndsn = "${ORDERS_DSN}"\nstrategy = "staged"\ntable ='
+    job = Job(tmp_path, f'{sink} "lines"', f'{sink} "orders"')
+    job.run(crash=(Step.PRE_COMMITTED, 0))
+    listed = [one["id"] for one in job.json("in-doubt", "list", code=None)["transactions"]]
+    assert len(listed) == 6
+    told = job.json("in-doubt", "commit", *listed, "--break-decision", "--yes")
+    assert [result["result"] for result in told["results"]] == ["committed"] * 6
+    assert visible(pg_database) == ids(1)
+    with psycopg.connect(pg_database) as connection:
+        assert connection.execute("SELECT count(*) FROM lines").fetchone() == (len(ids(1)),)
 
 
 def test_orphans_of_an_older_driver_need_no_fence(pg_job: Job, pg_database: str) -> None:

@@ -46,6 +46,17 @@ class TestPostgres(OneTransaction):
         for sink in sinks:
             sink.close()
 
+    @pytest.mark.parametrize("key", ["parent", "parents"])
+    @pytest.mark.parametrize("written", ["parent", "parents"])
+    def test_a_table_of_partitions(self, tmp_path: Path, dsn: str, db: Database, key: str, written: str) -> None:
+        """A foreign key to it and one to a partition, while a sink writes into the one or the other."""
+        db.run("DROP TABLE child, parent")
+        db.run("CREATE TABLE parent (id bigint PRIMARY KEY, parent bigint) PARTITION BY RANGE (id)")
+        db.run("CREATE TABLE parents PARTITION OF parent FOR VALUES FROM (0) TO (99)")
+        db.run(f"CREATE TABLE child (id bigint, parent bigint REFERENCES {key})")
+        run(tmp_path, [self.sink(dsn, "child"), self.sink(dsn, written)], [[family(1, 2)], [family(3)]])
+        assert (db.ids("parent"), db.ids("child"), db.pending()) == ([1, 2, 3], [1, 2, 3], 0)
+
     def test_two_spellings_of_one_dsn(self, tmp_path: Path, dsn: str, db: Database) -> None:
         """A URL and a list of parameters, with two names that the server shows."""
         listed = psycopg.conninfo.make_conninfo(dsn, application_name="another")
