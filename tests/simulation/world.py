@@ -324,8 +324,9 @@ class World:
 
     def batch_is_done(self, n: int, planned_at: int) -> None:
         """Note a violation if Spark is told that a batch is done, and that is another one, or not all of it visible."""
-        newest = next((each for each in self.history() if each.checkpoint_id == n), None)
-        if newest is None:
+        history = self.history()
+        newest = history[-1] if history else None
+        if newest is None or newest.checkpoint_id != n:  # an older record may be one that a zombie has put again (R1)
             return
         if newest.record.planned_at not in (0, planned_at):
             self.violations.append(f"another plan: batch {n} is done by a record of a batch that was planned otherwise")
