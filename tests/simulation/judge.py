@@ -209,6 +209,8 @@ def not_promised(world: World, fault: str, *, restore_pending: bool) -> str:
         return "a sweep by a driver that does not know yet of the copy"
     if rows_are_wrong and causes["target"] and causes["savepoint restored"] and causes["target emptied"]:
         return "a savepoint, and a target without rows"
+    if fault.startswith("lost") and world.scenario.adopt and causes["target emptied"]:
+        return "adopt, and a target without rows"
     if fault.startswith("lost") and causes["partial"] and causes["savepoint restored"]:
         return "only some commits of a checkpoint, and a savepoint"
     if rows_are_wrong and world.was_restored and kinds & {"kafka", "forgetful"}:
