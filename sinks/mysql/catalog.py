@@ -315,7 +315,9 @@ _TABLE = (
 )
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
-    " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
+    # MariaDB writes the word for no default, and texts in quotes
+    " column_default IS NOT NULL /*M! AND column_default <> 'NULL' */"
+    " OR extra LIKE '%%auto_increment%%',"
     " coalesce(generation_expression, '') <> '',"
     " extra LIKE '%%auto_increment%%' OR coalesce(column_default, '') REGEXP"
     " '(uuid|rand|nextval)[(]',"

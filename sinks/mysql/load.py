@@ -206,19 +206,19 @@ class LoadTransaction(RowTransaction[Connection]):
         identity: Identity,
         *,
         branch: str = "",
-        undo: Sequence[str] = (),
+        undo: list[str] | None = None,
     ) -> None:
         """Take over a connection.
 
         `give_back` takes the connection when its work is done. `branch` is the xid of a transaction
         that writes into the table itself; `undo` are the statements that roll any other transaction
-        back.
+        back, with all its parts.
         """
         super().__init__(context, identity, target.label, fault)
         self._branch = branch
         self.target = target
         self._rows = 0
-        self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
+        self.undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo or []
         self._loading = 0
         self._ended = False
         self.connection = connection
@@ -318,6 +318,10 @@ class LoadTransaction(RowTransaction[Connection]):
             f"rows: {reasons}{more}{skipped}"
         ).because("; ".join(map(self._uncounted, warnings[:3])))
 
+    def pause(self) -> None:
+        with self.explained():
+            self._settle()
+
     def finish(self) -> int:
         with self.explained():
             self._settle()
@@ -370,7 +374,7 @@ class LoadTransaction(RowTransaction[Connection]):
                 self._loading = 0
                 _result(self.connection)
             if self.connection.open:
-                for statement in self._undo:
+                for statement in self.undo:
                     with contextlib.suppress(pymysql.MySQLError):
                         execute(self.connection, statement)
         disconnect(self.connection)

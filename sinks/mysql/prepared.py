@@ -68,15 +68,34 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
     def begin(
         self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
     ) -> LoadTransaction:
+        return self._begin(plan, context, self.server.take(), is_part=False)
+
+    def add_part(
+        self,
+        transaction: RowTransaction[Connection],
+        plan: Plan[Connection, MySQLTarget],
+        context: TransactionContext,
+    ) -> LoadTransaction:
+        return self._begin(plan, context, transaction.connection, is_part=True)
+
+    def _begin(
+        self,
+        plan: Plan[Connection, MySQLTarget],
+        context: TransactionContext,
+        connection: Connection,
+        *,
+        is_part: bool,
+    ) -> LoadTransaction:
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
         transaction = LoadTransaction(
-            self.server.take(), self.server.give, context, target, identity, branch=branch
+            connection, self.server.give, context, target, identity, branch=branch
         )
         transaction.own_keys = target.own_keys
         with transaction.discarded_on_error(), transaction.explained():
-            transaction.connection.defer(f"XA START {branch}")
+            if not is_part:
+                transaction.connection.defer(f"XA START {branch}")
             columns = self.catalog.current(
                 transaction.connection, target, context.schema.names
             ).columns
@@ -87,16 +106,18 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
         """Return what the commit of a branch needs in MariaDB.
 
         There the branch belongs to the session that prepared it until that session ends, and
-        whatever commits the branch has to lock its table.
+        whatever commits the branch has to lock its tables. `further` are those after the first.
         """
-        assert isinstance(transaction, LoadTransaction)
         if not is_mariadb(transaction.connection):
             return {}
-        return {
-            "session": transaction.session,
-            "table": transaction.target.name,
-            "written": transaction.context.schema.names,
-        }
+        session: object = None
+        tables = list[dict[str, object]]()
+        for part in transaction.parts.values():
+            assert isinstance(part, LoadTransaction)
+            session = part.session
+            tables.append({"table": part.target.name, "written": part.context.schema.names})
+        first, *further = tables
+        return {"session": session} | first | ({"further": further} if further else {})
 
     # ------------------------------------------------------------------ on the driver
     def key(self, identity: Identity) -> str:
@@ -164,16 +185,19 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
     def _lock_after(
         self, proof: Mapping[str, Any], connection: Connection, ledger: Ledger[Connection]
     ) -> str:
-        """Lock ledger and target, and wait until the session of a branch has ended.
+        """Lock ledger and targets, and wait until the session of a branch has ended.
 
-        The locks last until the end of the running transaction. The target is locked only if
-        `proof` names it. Return why XA COMMIT would lose rows; "" if it would not.
+        The locks last until the end of the running transaction. A target is locked only if `proof`
+        names it. Return why XA COMMIT would lose rows; "" if it would not.
         """
-        names = [proof.get("table", ""), ledger.name, ledger.witness.name]
-        if "table" in proof:
-            connection.defer(catalog.locking(quoted(ledger.schema, names[0]), proof["written"]))
+        written = [proof, *proof.get("further", [])] if "table" in proof else []
+        ledgers = [ledger.name, ledger.witness.name]
+        names = [*(each["table"] for each in written), *ledgers]
+        for each in written:
+            table = quoted(ledger.schema, each["table"])
+            connection.defer(catalog.locking(table, each["written"]))
         connection.defer(
-            f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in names[1:])} LIMIT 0"
+            f"SELECT 1 FROM {', '.join(quoted(ledger.schema, name) for name in ledgers)} LIMIT 0"
         )
         engines = connection.defer(_OTHER_ENGINES, [ledger.schema, names, names])
         try:

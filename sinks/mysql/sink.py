@@ -22,6 +22,7 @@ from sinks.mysql.server import MySQLServer
 from sinks.mysql.staging import MySQLStaging
 from sinks.options import Duration
 from sinks.sql.backend import Backend
+from sinks.sql.routing import TableOptions, routing_of
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.table import MergeOptions, Mode, OrderByNulls
 
@@ -55,8 +56,11 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
     def __init__(
         self,
         dsn: str,
-        table: str,
+        table: str | None = None,
         *,
+        tables: Mapping[str, TableOptions] | None = None,
+        table_column: str | None = None,
+        payload_column: str | None = None,
         name: str | None = None,
         strategy: Strategy = "auto",
         mode: Mode = "append",
@@ -81,6 +85,8 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
           `unix_socket` …).
         * `table`: as in SQL: `orders`, `shop.orders`, with backticks around a part that has special
           characters. `name` (default: `table`) is the sink's uid.
+        * `tables` in place of `table`, if rows name their tables: `table_column` (default "table")
+          has the name, and `payload_column` (default "payload") the values.
         * `lock_timeout`: how long any of our statements waits for a lock, rounded up to whole
           seconds: a number of seconds, or a string such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
@@ -88,16 +94,33 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
         Raises ConfigurationError for options that contradict each other, and for a string that is
         no DSN.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
-        dialect = MySQLDialect(merge)
+        merge: dict[str, Any] = {
+            "mode": mode,
+            "keys": keys,
+            "order_by": order_by,
+            "delete_marker": delete_marker,
+            "keep_newer": keep_newer,
+            "order_by_nulls": order_by_nulls,
+        }
+        options = MergeOptions.of(**merge)
         server = MySQLServer(
-            dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout
+            MySQLDialect(options),
+            dsn,
+            connect_options or {},
+            name=name or table or "tables",
+            lock_timeout=lock_timeout,
         )
-        catalog = MySQLCatalog(server, dialect)
-        backend = Backend(MySQLStaging(catalog), XATransactions(catalog), strategy=strategy)
+
+        def backend(options: MergeOptions) -> Backend[Connection, MySQLTarget]:
+            catalog = MySQLCatalog(server, MySQLDialect(options))
+            return Backend(MySQLStaging(catalog), XATransactions(catalog), strategy=strategy)
+
         super().__init__(
-            backend,
+            backend(options),
             table,
+            routing=routing_of(
+                name or "tables", tables, table_column, payload_column, merge, backend
+            ),
             name=name,
             create_table=create_table,
             ledger=ledger,

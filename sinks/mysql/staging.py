@@ -33,12 +33,12 @@ from sinks.mysql.connection import (
 from sinks.mysql.dialect import GIVEN, ROW, MySQLDialect
 from sinks.mysql.load import LoadTransaction
 from sinks.mysql.server import MySQLServer
-from sinks.sql.dialect import Move, batches
+from sinks.sql.dialect import Move, batches, marks
 from sinks.sql.names import staging_table
 from sinks.sql.server import Row
 from sinks.sql.staging import Staging
 from sinks.sql.strategies import identity_of
-from sinks.sql.transaction import Plan
+from sinks.sql.transaction import Plan, RowTransaction
 from sinks.transaction import TransactionContext
 
 logger = get_logger(__name__)
@@ -60,17 +60,38 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     def stage(
         self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
     ) -> LoadTransaction:
+        return self._stage(plan, context, self.server.take(), ["ROLLBACK"])
+
+    def add_part(
+        self,
+        transaction: RowTransaction[Connection],
+        plan: Plan[Connection, MySQLTarget],
+        context: TransactionContext,
+    ) -> LoadTransaction:
+        """Make a further staging table, which commits the rows of those before.
+
+        They do not count before the pre-commit, which tells how many rows each table has.
+        """
+        assert isinstance(transaction, LoadTransaction)
+        return self._stage(plan, context, transaction.connection, transaction.undo)
+
+    def _stage(
+        self,
+        plan: Plan[Connection, MySQLTarget],
+        context: TransactionContext,
+        connection: Connection,
+        undo: list[str],
+    ) -> LoadTransaction:
         """Make a table with the types of the target, and begin to write into it.
 
-        Only DROP TABLE can undo CREATE TABLE.
+        Only DROP TABLE can undo CREATE TABLE, so that is added to `undo`.
         """
         target = plan.target
-        name = staging_table(context.transaction_id)
-        table = quoted(target.schema, name)
+        table = quoted(target.schema, plan.staging_table(context.transaction_id))
         identity = identity_of(target.schema, context.transaction_id)
-        undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
+        undo.append(f"DROP TABLE IF EXISTS {table}")
         transaction = LoadTransaction(
-            self.server.take(), self.server.give, context, target, identity, undo=undo
+            connection, self.server.give, context, target, identity, undo=undo
         )
         with transaction.discarded_on_error(), transaction.explained():
             written = self.merge.written(context.schema.names, target.names)
@@ -340,12 +361,23 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
         side_by_side(drop, parts)
 
+    def tables_of(self, connection: Connection, schema: str, ids: Sequence[str]) -> list[str]:
+        if not ids:
+            return []
+        rows = query(
+            connection,
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s"
+            f" AND LEFT(table_name, 24) IN ({marks(ids)}) ORDER BY 1",
+            [schema, *map(staging_table, ids)],
+        )
+        return [name for (name,) in rows]
+
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = query(
             connection,
-            "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s"
-            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' AND LEFT(table_comment, %s) = %s"
-            " ORDER BY 1",
+            "SELECT DISTINCT table_comment FROM information_schema.tables WHERE table_schema = %s"
+            " AND table_name REGEXP '^tpc_[0-9a-f]{20}(_[0-9a-f]{8})?$'"
+            " AND LEFT(table_comment, %s) = %s ORDER BY 1",
             [schema, len(prefix), prefix],
         )
         return [text for (text,) in rows]

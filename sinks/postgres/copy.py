@@ -45,11 +45,15 @@ class CopyEncoder(Encoder[PostgresColumn]):
         self._encoded = self._batch(empty).schema
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
 
+    def restart(self) -> None:
+        """Begin another COPY, whose errors count its own rows."""
+        self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
+        self.rows = 0
+
     def whole(self, batch: pa.RecordBatch) -> list[bytes]:
         """Encode the batch as a COPY of its own."""
         alone = copy(self)
-        alone._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
-        alone.rows = 0
+        alone.restart()
         return [alone.header(), *alone.pieces(batch), alone.trailer()]
 
     def header(self) -> bytes:
@@ -81,12 +85,20 @@ class CopyTransaction(RowTransaction[Connection]):
 
     @classmethod
     def begin(
-        cls, server: PostgresServer, context: TransactionContext, table: str, identity: Identity
+        cls,
+        server: PostgresServer,
+        context: TransactionContext,
+        table: str,
+        identity: Identity,
+        within: RowTransaction[Connection] | None = None,
     ) -> CopyTransaction:
         """Begin a transaction on a connection that it has to itself.
 
-        `table` is the target's name for a reader.
+        With `within` it is a part of that transaction, for another table. `table` is the target's
+        name for a reader.
         """
+        if within is not None:
+            return cls(within.connection, server.give, context, table, identity)
         connection = server.take()
         server.begin(connection)
         return cls(connection, server.give, context, table, identity)
@@ -110,7 +122,8 @@ class CopyTransaction(RowTransaction[Connection]):
         self._sealed = False
         self._put = 0
         self.number: Rows = []
-        self._under_savepoints = False
+        self._has_begun = False
+        self._in_several_copies = False
 
     def start(self, into: sql.Identifier, encoder: CopyEncoder) -> None:
         """Let rows go into this table."""
@@ -124,6 +137,7 @@ class CopyTransaction(RowTransaction[Connection]):
         with self.explained():
             self._copy = copying.__enter__()
             self._copying = copying
+            self._has_begun = True
             self._copy.write(self._encoder.header())
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -138,11 +152,8 @@ class CopyTransaction(RowTransaction[Connection]):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
-        # between two COPYs the server counts the time until the next rows
-        if not self._under_savepoints:
-            self.connection.defer(POSTGRES_MAY_REST)
+        self._expect_several_copies()
         self.connection.execute("SAVEPOINT tpc")
-        self._under_savepoints = True
         try:
             with self.explained(), self.connection.cursor() as cursor:
                 with cursor.copy(self._statement) as copying:
@@ -156,19 +167,34 @@ class CopyTransaction(RowTransaction[Connection]):
             if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
                 self.connection.execute("RELEASE SAVEPOINT tpc")
 
+    def _expect_several_copies(self) -> None:
+        # between two COPYs the server counts the time until the next rows
+        if not self._in_several_copies:
+            self.connection.defer(POSTGRES_MAY_REST)
+        self._in_several_copies = True
+
+    def pause(self) -> None:
+        if self._copying is not None:
+            self._end_copy()
+            self._encoder.restart()
+            self._expect_several_copies()
+
     def finish(self) -> int:
         """End the COPY, after which every row is checked; return how many rows the server took."""
-        if self._under_savepoints:
-            return self._put
-        if self._copying is None:
+        if not self._has_begun and not self._in_several_copies:
             self._begin_copy()
+        if self._copying is not None:
+            self._end_copy()
+        return self._put
+
+    def _end_copy(self) -> None:
         assert self._copying is not None
         copying = self._copying
         self._copying = None
         with self.explained():
             self._copy.write(self._encoder.trailer())
             copying.__exit__(None, None, None)
-        return self._cursor.rowcount
+        self._put += self._cursor.rowcount
 
     def prepare(self) -> None:
         self.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.identity["gid"])))

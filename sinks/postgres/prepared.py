@@ -62,13 +62,29 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
     def begin(
         self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
     ) -> CopyTransaction:
+        return self._begin(plan, context)
+
+    def add_part(
+        self,
+        transaction: RowTransaction[Connection],
+        plan: Plan[Connection, PostgresTarget],
+        context: TransactionContext,
+    ) -> CopyTransaction:
+        return self._begin(plan, context, transaction)
+
+    def _begin(
+        self,
+        plan: Plan[Connection, PostgresTarget],
+        context: TransactionContext,
+        within: RowTransaction[Connection] | None = None,
+    ) -> CopyTransaction:
         """Begin to copy into the target itself, with the types that this transaction sees.
 
         COPY BINARY would take the bytes of one type for those of another type.
         """
         target = plan.target
         transaction = CopyTransaction.begin(
-            self.server, context, target.label, {self.KEY: context.transaction_id}
+            self.server, context, target.label, {self.KEY: context.transaction_id}, within
         )
         with transaction.discarded_on_error():
             with transaction.explained():
@@ -82,8 +98,9 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         return transaction
 
     def evidence(self, transaction: RowTransaction[Connection]) -> dict[str, object]:
-        assert isinstance(transaction, CopyTransaction)
-        ((xid,),) = transaction.number
+        first = next(iter(transaction.parts.values()))
+        assert isinstance(first, CopyTransaction)
+        ((xid,),) = first.number
         return {"xid": xid}
 
     # ------------------------------------------------------------------ on the driver

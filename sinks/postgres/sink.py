@@ -20,6 +20,7 @@ from sinks.postgres.prepared import PreparedInPostgres
 from sinks.postgres.server import PostgresServer
 from sinks.postgres.staging import PostgresStaging
 from sinks.sql.backend import Backend
+from sinks.sql.routing import TableOptions, routing_of
 from sinks.sql.sink import SchemaEvolution, TableSink
 from sinks.sql.table import MergeOptions, Mode, OrderByNulls
 from sinks.transaction import Identity
@@ -52,8 +53,11 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
     def __init__(
         self,
         dsn: str,
-        table: str,
+        table: str | None = None,
         *,
+        tables: Mapping[str, TableOptions] | None = None,
+        table_column: str | None = None,
+        payload_column: str | None = None,
         name: str | None = None,
         strategy: Strategy = "auto",
         mode: Mode = "append",
@@ -77,6 +81,8 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
           (`sslmode`, `passfile` …).
         * `table`: as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. `name` (default: `table`)
           is the sink's uid.
+        * `tables` in place of `table`, if rows name their tables: `table_column` (default "table")
+          has the name, and `payload_column` (default "payload") the values.
         * `lock_timeout`: how long any of our transactions waits for a lock, in seconds, or as a
           string such as "10 s".
         * The other options are those of every table: `sinks.sql.sink.TableSink`.
@@ -84,16 +90,34 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq
         cannot read.
         """
-        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
-        dialect = PostgresDialect(merge)
+        merge: dict[str, Any] = {
+            "mode": mode,
+            "keys": keys,
+            "order_by": order_by,
+            "delete_marker": delete_marker,
+            "keep_newer": keep_newer,
+            "order_by_nulls": order_by_nulls,
+        }
+        options = MergeOptions.of(**merge)
         server = PostgresServer(
-            dialect, dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout
+            PostgresDialect(options),
+            dsn,
+            connect_options or {},
+            name=name or table or "tables",
+            lock_timeout=lock_timeout,
         )
-        catalog = PostgresCatalog(server, dialect)
-        backend = Backend(PostgresStaging(catalog), PreparedInPostgres(catalog), strategy=strategy)
+
+        def backend(options: MergeOptions) -> Backend[Connection, PostgresTarget]:
+            catalog = PostgresCatalog(server, PostgresDialect(options))
+            prepared = PreparedInPostgres(catalog)
+            return Backend(PostgresStaging(catalog), prepared, strategy=strategy)
+
         super().__init__(
-            backend,
+            backend(options),
             table,
+            routing=routing_of(
+                name or "tables", tables, table_column, payload_column, merge, backend
+            ),
             name=name,
             create_table=create_table,
             ledger=ledger,

@@ -19,7 +19,7 @@ from sinks.sql.dialect import Move
 from sinks.sql.names import staging_table
 from sinks.sql.staging import Staging
 from sinks.sql.strategies import identity_of
-from sinks.sql.transaction import Plan
+from sinks.sql.transaction import Plan, RowTransaction
 from sinks.transaction import TransactionContext
 
 _LONG_BYTES = 2000
@@ -39,15 +39,31 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     def stage(
         self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
     ) -> CopyTransaction:
+        return self._stage(plan, context)
+
+    def add_part(
+        self,
+        transaction: RowTransaction[Connection],
+        plan: Plan[Connection, PostgresTarget],
+        context: TransactionContext,
+    ) -> CopyTransaction:
+        return self._stage(plan, context, transaction)
+
+    def _stage(
+        self,
+        plan: Plan[Connection, PostgresTarget],
+        context: TransactionContext,
+        within: RowTransaction[Connection] | None = None,
+    ) -> CopyTransaction:
         """Make a table like the target, and begin to copy into it.
 
         The table has the types, NOT NULL and CHECKs of the target.
         """
         target = plan.target
-        name = staging_table(context.transaction_id)
+        name = plan.staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
-        transaction = CopyTransaction.begin(self.server, context, target.label, identity)
+        transaction = CopyTransaction.begin(self.server, context, target.label, identity, within)
         with transaction.discarded_on_error():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
@@ -156,9 +172,18 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
             )
             connection.execute(again)
 
+    def tables_of(self, connection: Connection, schema: str, ids: Sequence[str]) -> list[str]:
+        rows = connection.execute(
+            "SELECT relname::text"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relkind = 'r' AND left(relname, 24) = ANY(%s) ORDER BY 1",
+            [schema, [staging_table(text) for text in ids]],
+        ).fetchall()
+        return [name for (name,) in rows]
+
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = connection.execute(
-            "SELECT obj_description(c.oid, 'pg_class')"
+            "SELECT DISTINCT obj_description(c.oid, 'pg_class')"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"
             " AND starts_with(obj_description(c.oid, 'pg_class'), %s) ORDER BY 1",

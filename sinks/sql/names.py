@@ -8,16 +8,18 @@ from collections.abc import Iterable
 
 from sinks.transaction import TransactionId, token
 
-STAGING = re.compile("tpc_[0-9a-f]{20}")
+STAGING = re.compile("tpc_[0-9a-f]{20}(?:_[0-9a-f]{8})?")
 """The names of staging tables."""
 
 
-def staging_table(transaction_id: str) -> str:
-    """Return the name of a partition's staging table.
+def staging_table(transaction_id: str, key: str = "") -> str:
+    """Return the name of a partition's staging table for the target that rows call `key`.
 
-    It has 24 characters of [a-z0-9_], so any database takes it unquoted.
+    It has up to 33 characters of [a-z0-9_], so any database takes it unquoted. The names of all
+    staging tables of a partition begin with the name for the key "".
     """
-    return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
+    name = f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
+    return f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else name
 
 
 def target_named(text: str, table: str) -> str:

@@ -54,9 +54,23 @@ class PreparedTransactions(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ in the task
     def begin(
-        self, plan: Plan[ConnectionT, TargetT], context: TransactionContext
+        self,
+        plan: Plan[ConnectionT, TargetT],
+        context: TransactionContext,
     ) -> RowTransaction[ConnectionT]:
         """Open the transaction of one partition, whose rows go into the target itself."""
+        raise NotImplementedError
+
+    def add_part(
+        self,
+        transaction: RowTransaction[ConnectionT],
+        plan: Plan[ConnectionT, TargetT],
+        context: TransactionContext,
+    ) -> RowTransaction[ConnectionT]:
+        """Let an open transaction write into a further table; return its part for the table.
+
+        It is needed where rows name their tables.
+        """
         raise NotImplementedError
 
     def evidence(self, transaction: RowTransaction[ConnectionT]) -> dict[str, object]:

@@ -1,10 +1,11 @@
-"""The parts that the sinks into one table of a SQL database share."""
+"""The parts that the sinks into tables of a SQL database share."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from sinks._util.log import get_logger
 from sinks.arrow.json import in_ascii
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink, commit_in_threads
-from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
+from sinks.dead_letters import SCHEMA, DeadLetters, Refusal
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.optional import (
@@ -31,6 +32,8 @@ from sinks.sql.backend import Backend
 from sinks.sql.databases import weaknesses
 from sinks.sql.dialect import TargetT
 from sinks.sql.names import label, of_sink
+from sinks.sql.routes import Routes
+from sinks.sql.routing import NamedTable, RoutedTransaction, Routing
 from sinks.sql.server import IDLE_CONNECTIONS, ConnectionT
 from sinks.sql.strategies import Share, StagingTables, TwoPhase
 from sinks.sql.target_table import TargetTable
@@ -67,12 +70,12 @@ class TableSink(
     Diagnosable[RowTransaction[ConnectionT]],
     Generic[ConnectionT, TargetT],
 ):
-    """A sink into one table of a SQL database, by one of two strategies.
+    """A sink into one table of a SQL database, or into tables that rows name.
 
-    `check` chooses the strategy. With `TwoPhase` each partition has a prepared transaction of its
-    own on the table. With `StagingTables` each partition fills a staging table, and the driver
-    moves the rows. Both kinds of sink finish what either strategy wrote, so the strategy may change
-    between two runs.
+    There are two strategies, and `check` chooses one. With `TwoPhase` each partition has a prepared
+    transaction of its own on the table. With `StagingTables` each partition fills a staging table,
+    and the driver moves the rows. Both kinds of sink finish what either strategy wrote, so the
+    strategy may change between two runs.
 
     Every table has these options:
 
@@ -89,6 +92,11 @@ class TableSink(
       key.
     * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable
       columns. Nothing else of the table is altered.
+    * `tables`: the tables that rows may name, by the names that rows have, each with the options
+      that it has of its own (`sinks.sql.routing.TableOptions`). `table_column` is the column with
+      the name of the table, and `payload_column` the column with the values: a struct, a map of
+      strings, or a JSON object as a string. `order_by` and `delete_marker` are columns beside it,
+      or fields in it. Such a sink has no `table`, `create_table` and `schema_evolution`.
     * `ledger`: the name of the table, beside the target, that proves what became of each
       transaction.
     * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them
@@ -98,7 +106,7 @@ class TableSink(
     def __init__(
         self,
         backend: Backend[ConnectionT, TargetT],
-        table: str,
+        table: str | None,
         *,
         name: str | None = None,
         create_table: bool = False,
@@ -107,19 +115,37 @@ class TableSink(
         transform: Callable[[DataFrame], DataFrame] | None = None,
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
+        routing: Routing[ConnectionT, TargetT] | None = None,
     ) -> None:
         """Set up the sink; nothing is connected yet.
+
+        With `routing`, rows name their tables; otherwise all rows go into `table`.
 
         Raises ConfigurationError for options that contradict each other.
         """
         super().__init__(
-            name=name or table,
+            name=name or table or "tables",
             transform=transform,
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,
         )
-        problems = list(backend.merge.contradictions(backend.strategy, backend.prepared.NAME))
-        problems += no_flags(create_table=create_table, keep_newer=backend.merge.keep_newer)
+        problems = list(no_flags(create_table=create_table))
+        if (table is None) == (routing is None):
+            problems.append("give the sink table=, or tables= if rows name their tables")
+        if routing and (create_table or schema_evolution != "none"):
+            problems.append(
+                "create_table and schema_evolution are for the sink of one table: the values of "
+                "rows that name their tables get their types from tables that are there"
+            )
+        named = routing.tables if routing else {"": NamedTable(table or "", backend, None)}
+        for key, each in named.items():
+            where = f"tables[{key!r}]: " if key else ""
+            merge = each.backend.merge
+            found = [
+                *merge.contradictions(backend.strategy, backend.prepared.NAME),
+                *no_flags(keep_newer=merge.keep_newer),
+            ]
+            problems += [where + problem for problem in found]
         if schema_evolution not in ("none", "add"):
             problems.append(
                 f'schema_evolution={schema_evolution!r} is not one of "none", "add"; alter types '
@@ -127,7 +153,7 @@ class TableSink(
             )
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
-        self.table = table
+        self.table = table or ", ".join(each.table for each in named.values())
         self.strategy = backend.strategy
         self._backend = backend
         self._server = backend.server
@@ -135,14 +161,23 @@ class TableSink(
         self._dialect = backend.dialect
         self._merge = backend.merge
         self.evolves = schema_evolution != "none"
-        self._target = TargetTable(
-            backend,
-            table,
-            sink=self.name,
-            create_table=create_table,
-            ledger=ledger,
-            evolves=self.evolves,
-        )
+        self._routing = routing
+        self._targets = [
+            TargetTable(
+                each.backend,
+                each.table,
+                sink=self.name,
+                create_table=create_table,
+                ledger=ledger,
+                evolves=self.evolves,
+                key=key,
+                routing=routing,
+            )
+            for key, each in named.items()
+        ]
+        self._target = self._targets[0]
+        """The only table, or one of several, which all have the ledger beside them."""
+        self._logged = ""
         self._ledger = ledger
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
@@ -154,14 +189,40 @@ class TableSink(
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at
         once.
         """
-        self._target.check(schema)
+        if self._routing and (problems := list(self._routing.problems(schema))):
+            listed = "".join(f"\n  - {problem}" for problem in problems)
+            raise ConfigurationError(
+                f"sink {self.name!r} cannot write rows that name their tables:{listed}"
+            )
+        for target in self._targets:
+            target.check(schema)
+        routes = self._routes()
+        if self._routing:
+            line = f"sink {self.name!r} writes to {routes.label} by strategy {routes.plan.strategy}"
+            if line != self._logged:
+                logger.info(line)
+            self._logged = line
+
+    def _routes(self) -> Routes[ConnectionT, TargetT]:
+        """Return the ways into the tables, as planned.
+
+        Raises ConfigurationError for tables that cannot be written in one transaction.
+        """
+        routes = Routes.together(target.route() for target in self._targets)
+        if len({route.target.schema for route in routes.all}) > 1:
+            raise ConfigurationError(
+                f"sink {self.name!r}: its tables {routes.label} are in several schemas, and one "
+                "ledger beside them speaks for all: put them into one schema, or use a sink for "
+                "each schema"
+            )
+        return routes
 
     def probe_schema(self) -> pa.Schema | None:
         """Return a schema of one column of the table with a type that fits the column.
 
         Return None if there is no table yet.
         """
-        return self._target.probe_schema()
+        return None if self._routing else self._target.probe_schema()
 
     def check_with(self, others: Sequence[Sink]) -> None:
         """Raise ConfigurationError for a foreign key to the table of another sink of the job.
@@ -169,25 +230,26 @@ class TableSink(
         Unless the rows of both are moved in one transaction, the database would judge a row before
         the rows of the same checkpoint that the row refers to are there.
         """
-        target = self._target.planned().target
+        targets = [route.target for route in self._routes().all]
         tables = [other for other in others if isinstance(other, TableSink)]
-        if not target.foreign_keys or not tables:
+        if not any(target.foreign_keys for target in targets) or not tables:
             return
+        own = self._located()
         with self._server.lend() as connection:
-            own = self._catalog.place(connection, target.schema, target.name)
             referred = [
-                (key, place)
+                (target, key, place)
+                for target in targets
                 for key in target.foreign_keys
                 if (place := self._catalog.place(connection, key.schema, key.table))
-                not in (own, None)
+                and place not in own
             ]
         problems = [
             f"the foreign key {key.name} of its table {target.label} refers to "
             f"{label(key.schema, key.table)}, into which sink {other.name!r} of this job writes"
             for other in tables
             if not self._moves_with(other) and (there := other._located())
-            for key, place in referred
-            if place == there
+            for target, key, place in referred
+            if place in there
         ]
         if problems:
             raise ConfigurationError(
@@ -198,7 +260,7 @@ class TableSink(
 
     def _moves_with(self, other: AnyTableSink) -> bool:
         """Tell whether one transaction moves the rows of both sinks."""
-        strategies = {sink._target.planned().strategy for sink in (self, other)}
+        strategies = {sink._routes().plan.strategy for sink in (self, other)}
         return (
             strategies == {"staged"} and self.place() is not None and self.place() == other.place()
         )
@@ -212,10 +274,11 @@ class TableSink(
             "transaction moves the rows of both. Otherwise: "
         )
 
-    def _located(self) -> tuple[object, ...] | None:
-        target = self._target.planned().target
+    def _located(self) -> list[tuple[object, ...]]:
+        targets = [route.target for route in self._routes().all]
         with self._server.lend() as connection:
-            return self._catalog.place(connection, target.schema, target.name)
+            places = [self._catalog.place(connection, each.schema, each.name) for each in targets]
+        return [place for place in places if place]
 
     def _strategy_of(
         self, identity: Identity
@@ -225,7 +288,12 @@ class TableSink(
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:
             ask = partial(self._server.query, connection)
-            return weaknesses(self._dialect.name, ask, *self._target.locate(connection))
+            found = [
+                weakness
+                for target in self._targets
+                for weakness in weaknesses(self._dialect.name, ask, *target.locate(connection))
+            ]
+            return list(dict.fromkeys(found))
 
     # ------------------------------------------------------------------ changes of the table
     def evolve(self, schema: pa.Schema) -> None:
@@ -234,16 +302,16 @@ class TableSink(
         self.check(schema)
 
     def schema_diff(self, batch: pa.Schema) -> SchemaDiff:
+        if self._routing:
+            return SchemaDiff(unfit=tuple(self._routing.problems(batch)))
         return self._target.schema_diff(batch)
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> RowTransaction[ConnectionT]:
-        plan = self._target.planned()
-        return (
-            self._backend.staging.stage
-            if plan.strategy == "staged"
-            else self._backend.prepared.begin
-        )(plan, context)
+        routes = self._routes()
+        if self._routing:
+            return RoutedTransaction(context, self._routing, routes)
+        return routes.all[0].begin(context)
 
     def write(self, transaction: RowTransaction[ConnectionT], batch: pa.RecordBatch) -> None:
         transaction.write(batch)
@@ -256,7 +324,7 @@ class TableSink(
         The client or the server refuses values that the columns cannot hold, and rows that
         constraints, domains and triggers reject by themselves.
         """
-        return write_and_find_refused(batch, transaction.encode, transaction.put, most)
+        return transaction.write_good_rows(batch, most)
 
     def record_fingerprint(
         self, transaction: RowTransaction[ConnectionT], fingerprint: Fingerprint
@@ -264,9 +332,7 @@ class TableSink(
         transaction.fingerprint = fingerprint
 
     def pre_commit(self, transaction: RowTransaction[ConnectionT]) -> Committable:
-        return self._strategy_of(transaction.identity).pre_commit(
-            transaction, self._target.planned()
-        )
+        return self._strategy_of(transaction.identity).pre_commit(transaction, self._routes())
 
     def rollback(self, transaction: RowTransaction[ConnectionT]) -> None:
         """Roll the transaction back, and close its connection.
@@ -279,7 +345,7 @@ class TableSink(
 
     def commit_directly(self, transaction: RowTransaction[ConnectionT]) -> None:
         """Commit at once, at-least-once: no ledger row is written."""
-        self._strategy_of(transaction.identity).commit_directly(transaction, self._target.planned())
+        self._strategy_of(transaction.identity).commit_directly(transaction, self._routes())
 
     # ------------------------------------------------------------------ on the driver
     def place(self) -> Hashable | None:
@@ -299,7 +365,7 @@ class TableSink(
     ) -> None:
         if staged := _staged_of(shares):
             self._staged.validate_all(
-                checkpoint, [Share(s._staged, s._target.planned(), mine) for s, mine in staged]
+                checkpoint, [Share(s._staged, s._routes(), mine) for s, mine in staged]
             )
 
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -353,10 +419,10 @@ class TableSink(
 
         Prepared ones come one at a time.
         """
-        plans = []
+        routes = []
         for sink, committables in shares:
             try:
-                plans.append(sink._target.planned())
+                routes.append(sink._routes())
             except ConfigurationError as error:  # waiting does not bring back what is not there
                 whereabouts = sink._strategy_of(committables[0].transaction).whereabouts(
                     committables
@@ -375,18 +441,18 @@ class TableSink(
             if all(_is_staged(c.transaction) for _, mine in shares for c in mine):
                 return self._staged.commit(
                     [
-                        Share(sink._staged, plan, mine)
-                        for (sink, mine), plan in zip(shares, plans, strict=True)
+                        Share(sink._staged, its, mine)
+                        for (sink, mine), its in zip(shares, routes, strict=True)
                     ]
                 )
             return [
-                self._two_phase.commit(plan, mine)
-                for (_, mine), plan in zip(shares, plans, strict=True)
+                self._two_phase.commit(its, mine)
+                for (_, mine), its in zip(shares, routes, strict=True)
             ]
         except Exception as error:
             if (fault := self._server.fault(error)) and fault.kind == "gone":
-                for sink, _ in shares:
-                    sink._target.forget_plan()  # it is made again before the next try
+                for target in chain.from_iterable(sink._targets for sink, _ in shares):
+                    target.forget_plan()  # it is made again before the next try
             return [[error] * len(theirs) for _, theirs in shares]
 
     def purge(self, checkpoint: Checkpoint) -> None:
@@ -438,7 +504,8 @@ class TableSink(
         """
         try:
             with self._target.usable_connection() as connection:
-                findings = list(self._target.findings(connection))
+                each = (target.findings_of_table(connection) for target in self._targets)
+                findings = [*chain.from_iterable(each), *self._target.findings(connection)]
         except Exception as error:
             what, _, fix = (
                 self._server.misconfigured(error) or f"{type(error).__name__}: {error}"
@@ -498,10 +565,13 @@ class TableSink(
         if written is not None:
             taken = "staged" if _is_staged(written) else self._backend.prepared.NAME
         chosen = f" ({self.strategy})" if taken != self.strategy else ""
-        return f"{self._merge}; strategy {taken}{chosen}"
+        merges = dict.fromkeys(str(target.merge) for target in self._targets)
+        return f"{', or '.join(merges)}; strategy {taken}{chosen}"
 
     def close(self) -> None:
-        self._target.close()
+        self._logged = ""
+        for target in self._targets:
+            target.close()
         self._server.close()
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from sinks._util.log import get_logger
 from sinks.errors import ConfigurationError, SinkError
 from sinks.sql.catalog import Catalog, ColumnTypes, declarations
 from sinks.sql.dialect import Move, TargetT, batches, keeps_rows
+from sinks.sql.names import staging_table
 from sinks.sql.server import ConnectionT, Fault, Row
 from sinks.sql.table import Column
 from sinks.sql.transaction import Plan, RowTransaction
@@ -53,13 +54,25 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
     def stage(
         self, plan: Plan[ConnectionT, TargetT], context: TransactionContext
     ) -> RowTransaction[ConnectionT]:
-        """Open the transaction of one partition, which writes into a new `staging_table`.
+        """Open the transaction of one partition, which writes into a new `plan.staging_table`.
 
         The table tells the transaction's ID from its first moment on. It has exactly the columns of
         the batch, including the columns that are only for the merge. Where the target has a column
         as NOT NULL, only a row that deletes may leave the column out, and never a key. The identity
         is `sinks.sql.strategies.identity_of`.
         """
+
+    def add_part(
+        self,
+        transaction: RowTransaction[ConnectionT],
+        plan: Plan[ConnectionT, TargetT],
+        context: TransactionContext,
+    ) -> RowTransaction[ConnectionT]:
+        """Let an open transaction write into a further staging table, as `stage` makes them.
+
+        Return its part for the table. It is needed where rows name their tables.
+        """
+        raise NotImplementedError
 
     def unstageable(
         self, connection: ConnectionT, target: TargetT, batch: pa.Schema
@@ -303,6 +316,15 @@ class Staging(ABC, Generic[ConnectionT, TargetT]):
         """
         for name in names:
             self.server.execute(connection, f"DELETE FROM {self.dialect.quote(schema, name)}")
+
+    def tables_of(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> list[str]:
+        """List the staging tables that these transactions have now, sorted.
+
+        By default a transaction has one.
+        """
+        return sorted(
+            self.catalog.existing(connection, schema, [staging_table(text) for text in ids])
+        )
 
     @abstractmethod
     def staged(self, connection: ConnectionT, schema: str, prefix: str) -> list[str]:

@@ -1,13 +1,13 @@
 """The strategies `TwoPhase` and `StagingTables`.
 
 They decide how rows become visible, and how outcomes are told. Methods that are named as in
-`sinks.base` do the same. `plan` is what the sink has found out about its server.
+`sinks.base` do the same. `routes` are what the sink has found out about its server and tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
@@ -29,6 +29,7 @@ from sinks.sql.dialect import Move, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import columns_digest, label, of_sink, staging_table, target_named
 from sinks.sql.prepared import NotEnded
+from sinks.sql.routes import Route, Routes, parts_of, proof_of, staging_tables, text_of
 from sinks.sql.server import ConnectionT, Fault, Row, explained
 from sinks.sql.transaction import Plan, RowTransaction
 from sinks.transaction import (
@@ -55,7 +56,7 @@ class Strategy(Generic[ConnectionT, TargetT]):
         self.merge = backend.merge
 
     def finish(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> int:
         """Wait until every row is judged, and return how many rows there were.
 
@@ -64,15 +65,26 @@ class Strategy(Generic[ConnectionT, TargetT]):
         """
         rows = transaction.finish()
         with transaction.explained():
-            plan.ledger.require_same(transaction.connection)
+            routes.ledger.require_same(transaction.connection)
         return rows
 
-    def proof(self, plan: Plan[ConnectionT, TargetT]) -> dict[str, object]:
+    def proof(
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
+    ) -> dict[str, object]:
         """Return what committables carry.
 
         It says which ledger speaks for them, and what their rows were written for.
         """
-        return plan.ledger.proof() | {"target": self.merge.destination(plan.target)}
+        by_key = routes.by_key
+        parts = {
+            key: {"target": by_key[key].destination, **self.part_proof(part, key)}
+            for key, part in transaction.parts.items()
+        }
+        return routes.ledger.proof() | proof_of(parts)
+
+    def part_proof(self, part: RowTransaction[ConnectionT], key: str) -> dict[str, object]:
+        """Return what a committable carries of one table besides its target."""
+        return {}
 
 
 class TwoPhase(Strategy[ConnectionT, TargetT]):
@@ -82,15 +94,17 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
     """
 
     def finish(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> int:
-        rows = super().finish(transaction, plan)
+        rows = super().finish(transaction, routes)
+        by_key = routes.by_key
         with transaction.explained():
-            self.catalog.require_known_triggers(transaction.connection, plan.target)
+            for key in transaction.parts:
+                self.catalog.require_known_triggers(transaction.connection, by_key[key].target)
         return rows
 
     def pre_commit(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> Committable:
         """Write the ledger row into the transaction, and prepare it.
 
@@ -98,15 +112,15 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
         rows do. Raises TransactionEnded if the ledger has a row or a tombstone of the transaction
         already.
         """
-        rows = self.finish(transaction, plan)
+        rows = self.finish(transaction, routes)
         text = transaction.context.transaction_id
-        ledger = plan.ledger
+        ledger = routes.ledger
         key = self.prepared.key(transaction.identity)
         fingerprints = (
             {key: replace(transaction.fingerprint, rows=rows)} if transaction.fingerprint else None
         )
         with transaction.explained():
-            proof = self.proof(plan) | self.prepared.evidence(transaction)
+            proof = self.proof(transaction, routes) | self.prepared.evidence(transaction)
             names = {key: TransactionId.parse(text)}
             if not ledger.insert(
                 transaction.connection, names, committed=True, fingerprints=fingerprints
@@ -116,13 +130,13 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
         return Committable(transaction.identity, proof=proof)
 
     def commit_directly(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> None:
-        self.finish(transaction, plan)
+        self.finish(transaction, routes)
         transaction.commit()
 
     def commit(
-        self, plan: Plan[ConnectionT, TargetT], committables: Sequence[Committable]
+        self, routes: Routes[ConnectionT, TargetT], committables: Sequence[Committable]
     ) -> list[CommitOutcome]:
         """Commit one partition.
 
@@ -132,26 +146,29 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
         with self.server.lend() as connection:
             try:
                 if self.prepared.end(
-                    connection, plan.ledger, "COMMIT", committable.transaction, committable.proof
+                    connection, routes.ledger, "COMMIT", committable.transaction, committable.proof
                 ):
                     return [CommitOutcome.COMMITTED]
             except (ConfigurationError, NotEnded) as refused:
                 return [CommitOutcome.unknown(str(refused))]
-            return [self._outcome_of_gone(connection, plan, committable)]
+            return [self._outcome_of_gone(connection, routes, committable)]
 
     def whereabouts(self, committables: Sequence[Committable]) -> str:
         """Tell where the rows are, for a person who looks for them."""
         return "It was there when the rows were prepared"
 
     def _outcome_of_gone(
-        self, connection: ConnectionT, plan: Plan[ConnectionT, TargetT], committable: Committable
+        self,
+        connection: ConnectionT,
+        routes: Routes[ConnectionT, TargetT],
+        committable: Committable,
     ) -> CommitOutcome:
         """Return the outcome of a transaction that is not prepared.
 
         It was committed, or rolled back by somebody else, or is not prepared yet. The ledger tells
         which; if it has nothing of the transaction, a tombstone makes the loss final.
         """
-        ledger = plan.ledger
+        ledger = routes.ledger
         key = self.prepared.key(committable.transaction)
         witnessed = key in ledger.witness.states(connection, [key])
         committed = ledger.states(connection, [key]).get(key)
@@ -172,7 +189,7 @@ class TwoPhase(Strategy[ConnectionT, TargetT]):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger "
             f"{ledger.label} has a tombstone in place of its row"
         )
-        if astray := committable.target_mismatch(self.merge.destination(plan.target)):
+        if astray := routes.astray(committable):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
@@ -194,8 +211,39 @@ class Share(Generic[ConnectionT, TargetT]):
     """
 
     strategy: StagingTables[ConnectionT, TargetT]
-    plan: Plan[ConnectionT, TargetT]
+    routes: Routes[ConnectionT, TargetT]
     committables: Sequence[Committable]
+    there: Collection[str] | None = None
+    """The staging tables of the committables that exist, if that is known."""
+
+    @property
+    def tables(self) -> list[TableShare[ConnectionT, TargetT]]:
+        """What is staged for each table."""
+        shares = []
+        for route in self.routes.all:
+            key = route.plan.key
+            names = dict[str, Committable]()
+            for c in self.committables:
+                name = route.plan.staging_table(text_of(c))
+                # without a proof, nobody knows for which tables the partition has rows
+                is_known = key in parts_of(c) if c.proof else not key
+                if is_known or (not c.proof and name in (self.there or ())):
+                    names[name] = c
+            if names:
+                shares.append(TableShare(self.strategy.of(route), route.plan, names))
+        return shares
+
+
+@dataclass(frozen=True)
+class TableShare(Generic[ConnectionT, TargetT]):
+    """What one sink has staged of a checkpoint for one table.
+
+    `staged` has the committable of each staging table.
+    """
+
+    strategy: StagingTables[ConnectionT, TargetT]
+    plan: Plan[ConnectionT, TargetT]
+    staged: Mapping[str, Committable]
 
     @property
     def table(self) -> tuple[str, str]:
@@ -203,22 +251,39 @@ class Share(Generic[ConnectionT, TargetT]):
         return self.plan.target.schema, self.plan.target.name
 
     @property
+    def names(self) -> list[str]:
+        """The staging tables."""
+        return list(self.staged)
+
+    @property
+    def committables(self) -> list[Committable]:
+        return list(self.staged.values())
+
+    @property
     def rows(self) -> int | None:
         """How many rows the tasks have acknowledged; None if a committable has no proof."""
-        if not all(c.proof for c in self.committables):
+        committables = self.committables
+        if not all(c.proof for c in committables):
             return None
-        return sum(c.fingerprint.rows for c in self.committables)
+        parts = (parts_of(c)[self.plan.key].get("rows", c.fingerprint.rows) for c in committables)
+        total: int = sum(parts)
+        return total
 
 
 class NotMovable(Exception):
     """The rows of a complete checkpoint cannot be moved, and a retry cannot help.
 
-    `share` is the one at fault.
+    `share` is the one at fault, or has the table at fault.
     """
 
-    def __init__(self, reason: str, share: Share[Any, Any]) -> None:
+    def __init__(self, reason: str, share: Share[Any, Any] | TableShare[Any, Any]) -> None:
         super().__init__(reason)
         self.share = share
+
+    def is_about(self, share: Share[Any, Any]) -> bool:
+        """Tell whether it is the share at fault, or has the table at fault."""
+        at_fault = set(map(text_of, self.share.committables))
+        return not at_fault.isdisjoint(map(text_of, share.committables))
 
 
 class TargetRefuses(NotMovable):
@@ -239,8 +304,10 @@ class _Found(Generic[ConnectionT, TargetT]):
     share: Share[ConnectionT, TargetT]
     states: dict[str, bool]
     """What the ledger says."""
+    there: set[str] = field(default_factory=set)
+    """The staging tables that exist."""
     intact: dict[str, Committable] = field(default_factory=dict)
-    """What is undecided, and has its staging table."""
+    """What is undecided, and has its staging tables."""
     lost: list[str] = field(default_factory=list)
     unknown: dict[str, CommitOutcome] = field(default_factory=dict)
 
@@ -278,8 +345,8 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
     def _transfer_all(
         self,
         connection: ConnectionT,
-        moves: Sequence[tuple[Share[ConnectionT, TargetT], Move[TargetT]]],
-        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
+        moves: Sequence[tuple[TableShare[ConnectionT, TargetT], Move[TargetT]]],
+        explains: Callable[[TableShare[ConnectionT, TargetT]], AbstractContextManager[None]],
     ) -> None:
         """Transfer the rows of several shares, in an order that satisfies the foreign keys.
 
@@ -370,39 +437,58 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 f"table {move.target.label}: {rule}: {_key(columns, row)} is in the table already"
             )
 
+    def of(self, route: Route[ConnectionT, TargetT]) -> StagingTables[ConnectionT, TargetT]:
+        """Return the strategy for one of the tables that rows name; it is this one without names.
+
+        Each of these tables has keys and a mode of its own.
+        """
+        return StagingTables(route.backend) if route.plan.key else self
+
     # ------------------------------------------------------------------ in the task
     def pre_commit(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> Committable:
-        staged = self.finish(transaction, plan)
+        staged = self.finish(transaction, routes)
         given = transaction.fingerprint
         if given and staged != given.rows:
             raise SinkError(
-                f"table {plan.target.label}: {staged} of {given.rows} rows were staged. A subclass "
+                f"table {routes.label}: {staged} of {given.rows} rows were staged. A subclass "
                 "may not leave rows out: filter before the sink, or by its transform="
             )
+        proof = self.proof(transaction, routes)
         transaction.commit()
-        columns = columns_digest(transaction.context.schema.names)
-        return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
+        return Committable(transaction.identity, proof=proof)
+
+    def part_proof(self, part: RowTransaction[ConnectionT], key: str) -> dict[str, object]:
+        """Return the digest of the columns and, if rows name their tables, the number of rows."""
+        columns = columns_digest(part.context.schema.names)
+        return {"columns": columns, "rows": part.finish()} if key else {"columns": columns}
 
     def commit_directly(
-        self, transaction: RowTransaction[ConnectionT], plan: Plan[ConnectionT, TargetT]
+        self, transaction: RowTransaction[ConnectionT], routes: Routes[ConnectionT, TargetT]
     ) -> None:
         """Move the rows in the transaction that staged them, at-least-once."""
-        rows = self.finish(transaction, plan)
+        rows = self.finish(transaction, routes)
         connection = transaction.connection
-        name = staging_table(transaction.context.transaction_id)
+        text = transaction.context.transaction_id
         with transaction.explained():
-            move = self._locked(connection, Share(self, plan, [Committable(transaction.identity)]))
-            if self.merge.mode == "upsert":
-                self.require_unique(connection, move)
-            self.transfer(connection, move, rows)
+            its = Committable(transaction.identity, proof=self.proof(transaction, routes))
+            tables = Share(self, routes, [its.of("", 0, Fingerprint(rows))]).tables
+
+            def explains(share: TableShare[ConnectionT, TargetT]) -> AbstractContextManager[None]:
+                return nullcontext()
+
+            moves = self._locked_all(connection, tables, explains)
+            for share, move in moves:
+                if share.strategy.merge.mode == "upsert":
+                    share.strategy.require_unique(connection, move)
+            self._transfer_all(connection, moves, explains)
         transaction.commit()
         try:
             with self.server.lend() as connection:
-                self.staging.drop_unused(connection, plan.target.schema, [name])
+                self.drop_moved(connection, routes.schema, [text])
         except Exception:
-            logger.info("the staging table %s is dropped by the next sweep", name, exc_info=True)
+            logger.info("staging tables of %s are dropped by the next sweep", text, exc_info=True)
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(
@@ -418,21 +504,22 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         moved on trial, too.
         """
         where = f"checkpoint {checkpoint.checkpoint_id}"
+        tables = [table for share in shares for table in share.tables]
 
-        def explains(share: Share[ConnectionT, TargetT]) -> AbstractContextManager[None]:
+        def explains(share: TableShare[ConnectionT, TargetT]) -> AbstractContextManager[None]:
             target = share.plan.target
             judge = partial(share.strategy.staging.of_move, target)
             return explained(judge, target.label, where)
 
         with self.server.lend() as connection:
-            for share in shares:
-                share.strategy._require_staged(connection, share, where)
-            judge = partial(self.staging.of_move, shares[0].plan.target)
+            for table in tables:
+                table.strategy._require_staged(connection, table, where)
+            judge = partial(self.staging.of_move, tables[0].plan.target)
             with (
-                explained(judge, _targets(shares), where),
+                explained(judge, _targets(tables), where),
                 self.server.transaction(connection, undo=True),
             ):
-                moves = self._locked_all(connection, shares, explains)
+                moves = self._locked_all(connection, tables, explains)
                 for share, move in moves:
                     with explains(share):
                         share.strategy.require_unique(connection, move)
@@ -442,9 +529,9 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
     def _judged(
         self,
         connection: ConnectionT,
-        moves: Sequence[tuple[Share[ConnectionT, TargetT], Move[TargetT]]],
-        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
-    ) -> list[tuple[Share[ConnectionT, TargetT], Move[TargetT]]]:
+        moves: Sequence[tuple[TableShare[ConnectionT, TargetT], Move[TargetT]]],
+        explains: Callable[[TableShare[ConnectionT, TargetT]], AbstractContextManager[None]],
+    ) -> list[tuple[TableShare[ConnectionT, TargetT], Move[TargetT]]]:
         """Choose the moves that only a trial can judge, and try out the others with a row."""
         judged = []
         referred = set[tuple[str, str]]()
@@ -461,11 +548,11 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         return judged
 
     def _require_staged(
-        self, connection: ConnectionT, share: Share[ConnectionT, TargetT], where: str
+        self, connection: ConnectionT, share: TableShare[ConnectionT, TargetT], where: str
     ) -> None:
         """Raise TransactionEnded if a staging table of the share is gone."""
         target = share.plan.target
-        tables = names_of(share.committables)
+        tables = share.names
         there = self.catalog.existing(connection, target.schema, tables)
         if gone := sorted(set(tables) - there):
             raise TransactionEnded(
@@ -481,27 +568,28 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         """
         committables = [c for share in shares for c in share.committables]
         rows = sum(committable.fingerprint.rows for committable in committables)
-        moving = f"move {rows:,} rows of {len(committables):,} participants into {_targets(shares)}"
+        targets = " and ".join(share.routes.label for share in shares)
+        moving = f"move {rows:,} rows of {len(committables):,} participants into {targets}"
         try:
             with self.server.lend() as connection:
                 with progress(moving), self.server.transaction(connection):
                     outcomes = self._commit_all(connection, shares)
                 try:
                     for share in shares:
-                        ids = map(_id, share.committables)
+                        ids = map(text_of, share.committables)
                         moved = [text for text in ids if outcomes[text] == CommitOutcome.COMMITTED]
-                        share.strategy.drop_moved(connection, share.plan.ledger.schema, moved)
+                        share.strategy.drop_moved(connection, share.routes.schema, moved)
                 except Exception:
                     logger.info(
                         "staging tables of %s are dropped by the next sweep",
-                        _targets(shares),
+                        targets,
                         exc_info=True,
                     )
         except Exception as error:
             at_fault = [
                 share
                 for share in shares
-                if not isinstance(error, NotMovable) or share.strategy is error.share.strategy
+                if not isinstance(error, NotMovable) or error.is_about(share)
             ]
             if (reason := self._advice(error, at_fault)) is None:
                 raise
@@ -510,7 +598,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 [unknown if share in at_fault else CommitOutcome.HELD] * len(share.committables)
                 for share in shares
             ]
-        return [[outcomes[_id(c)] for c in share.committables] for share in shares]
+        return [[outcomes[text_of(c)] for c in share.committables] for share in shares]
 
     def _advice(
         self, error: Exception, at_fault: Sequence[Share[ConnectionT, TargetT]]
@@ -526,7 +614,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         elif (fault := self.server.fault(error)) and fault.kind == "privilege":
             reason = f"the user lacks a right: {fault.text}: grant it"
         elif fault and fault.kind == "refused":
-            reason = _refusal(fault, _targets(at_fault))
+            reason = _refusal(fault, " and ".join(share.routes.label for share in at_fault))
         else:
             return None
         tables = _tables([c for share in at_fault for c in share.committables])
@@ -542,50 +630,53 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         that it refers to. If no partition is lost and no outcome is unknown, all rows are moved.
         """
         # two of us that settle the same shares never deadlock, since the shares are sorted
-        ordered = sorted(shares, key=lambda share: min(map(_id, share.committables)))
+        ordered = sorted(shares, key=lambda share: min(map(text_of, share.committables)))
         found = [share.strategy._look(connection, share) for share in ordered]
         for each in found:
             if each.lost:
-                each.states |= self._write_ledger(connection, each.share.plan.ledger, each.lost)
+                each.states |= self._write_ledger(connection, each.share.routes.ledger, each.lost)
 
         due = [each for each in found if each.intact]
         if due and all(each.may_move for each in found):
             for each in due:
                 fingerprints = {text: c.fingerprint for text, c in each.intact.items() if c.proof}
                 each.states |= self._write_ledger(
-                    connection, each.share.plan.ledger, list(each.intact), fingerprints
+                    connection, each.share.routes.ledger, list(each.intact), fingerprints
                 )
             self.move(
                 connection,
-                [replace(each.share, committables=list(each.intact.values())) for each in due],
+                [
+                    replace(each.share, committables=list(each.intact.values()), there=each.there)
+                    for each in due
+                ],
             )
 
         return {
             text: each.unknown.get(text)
-            or self._outcome(each.share.plan.ledger, text, each.states.get(text))
+            or self._outcome(each.share.routes.ledger, text, each.states.get(text))
             for each in found
-            for text in map(_id, each.share.committables)
+            for text in map(text_of, each.share.committables)
         }
 
     def _look(
         self, connection: ConnectionT, share: Share[ConnectionT, TargetT]
     ) -> _Found[ConnectionT, TargetT]:
         """Find out what is decided of a share, what is lost, and what can be moved."""
-        plan = share.plan
-        ledger = plan.ledger
-        by_id = {_id(c): c for c in share.committables}
+        ledger = share.routes.ledger
+        by_id = {text_of(c): c for c in share.committables}
         witnessed = ledger.witness.states(connection, list(by_id))
         found = _Found(share, ledger.states(connection, list(by_id)))
         ledger.require_intact(connection)
         undecided = {text: c for text, c in by_id.items() if text not in found.states}
         for text, c in by_id.items():
-            if not found.states.get(text) and (
-                astray := c.target_mismatch(self.merge.destination(plan.target))
-            ):
+            if not found.states.get(text) and (astray := share.routes.astray(c)):
                 raise TargetRefuses(f"{text}: {astray}", share)
-        there = self._existing(connection, plan.target.schema, list(undecided))
+        names = staging_tables(share.routes.all, undecided.values())
+        found.there = self.catalog.existing(
+            connection, share.routes.schema, [name for some in names.values() for name in some]
+        )
         for text, c in undecided.items():
-            if staging_table(text) in there:
+            if (all if c.proof else any)(name in found.there for name in names[text]):
                 found.intact[text] = c
             if text in witnessed or text not in found.intact:
                 if reason := ledger.contradiction(connection, c.proof, witnessed=text in witnessed):
@@ -639,7 +730,7 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         if ledger.states(connection, [text]).get(text):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
         self.staging.drop(
-            connection, ledger.schema, self._existing(connection, ledger.schema, [text])
+            connection, ledger.schema, self.staging.tables_of(connection, ledger.schema, [text])
         )
 
     def in_doubt(
@@ -674,26 +765,23 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
         committable without proof does not tell how many rows the partition has, so the rows are not
         counted then.
         """
-        self._transfer_all(connection, self._locked_all(connection, shares, _refusals), _refusals)
+        tables = [table for share in shares for table in share.tables]
+        self._transfer_all(connection, self._locked_all(connection, tables, _refusals), _refusals)
         for share in shares:
-            tables = names_of(share.committables)
-            share.strategy.staging.mark_moved(connection, share.plan.target.schema, tables)
+            names = [name for table in share.tables for name in table.names]
+            share.strategy.staging.mark_moved(connection, share.routes.schema, names)
 
     def drop_moved(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> None:
         """Drop the staging tables of moved partitions, as far as that can be done now."""
-        self.staging.drop_unused(connection, schema, self._existing(connection, schema, ids))
-
-    def _existing(self, connection: ConnectionT, schema: str, ids: Sequence[str]) -> list[str]:
-        return sorted(
-            self.catalog.existing(connection, schema, [staging_table(text) for text in ids])
-        )
+        tables = self.staging.tables_of(connection, schema, ids)
+        self.staging.drop_unused(connection, schema, tables)
 
     def _locked_all(
         self,
         connection: ConnectionT,
-        shares: Sequence[Share[ConnectionT, TargetT]],
-        explains: Callable[[Share[ConnectionT, TargetT]], AbstractContextManager[None]],
-    ) -> list[tuple[Share[ConnectionT, TargetT], Move[TargetT]]]:
+        shares: Sequence[TableShare[ConnectionT, TargetT]],
+        explains: Callable[[TableShare[ConnectionT, TargetT]], AbstractContextManager[None]],
+    ) -> list[tuple[TableShare[ConnectionT, TargetT], Move[TargetT]]]:
         """Lock the targets, in the same order every time, and return the moves into them."""
         moves = []
         for share in sorted(shares, key=lambda share: share.table):
@@ -701,32 +789,33 @@ class StagingTables(Strategy[ConnectionT, TargetT]):
                 moves.append((share, share.strategy._locked(connection, share)))
         return moves
 
-    def _locked(self, connection: ConnectionT, share: Share[ConnectionT, TargetT]) -> Move[TargetT]:
+    def _locked(
+        self, connection: ConnectionT, share: TableShare[ConnectionT, TargetT]
+    ) -> Move[TargetT]:
         """Lock the target, and return the move of the share's staging tables.
 
         Raises SinkError if a staging table has other columns than its task gave it.
         """
         plan = share.plan
-        tables = names_of(share.committables)
-        staged = self.catalog.column_types(connection, plan.target.schema, tables)
-        for committable in share.committables:
-            its = committable.transaction
-            there = staged.get(staging_table(its["transaction_id"]), {})
+        staged = self.catalog.column_types(connection, plan.target.schema, share.names)
+        for name, committable in share.staged.items():
+            there = staged.get(name, {})
             digest = columns_digest(there)
+            part = parts_of(committable).get(plan.key, {})
             # what is missing would become NULL
-            if there and committable.proof.get("columns", digest) != digest:
+            if there and part.get("columns", digest) != digest:
                 raise SinkError(
-                    f"the staging table {its['table']} was altered by somebody, and has the "
-                    f"columns {', '.join(there)} now: change it back"
+                    f"the staging table {label(plan.target.schema, name)} was altered by somebody, "
+                    f"and has the columns {', '.join(there)} now: change it back"
                 )
         with self.server.at_work(connection):
             return self.staging.locked(
-                connection, plan, {name: staged.get(name, {}) for name in tables}
+                connection, plan, {name: staged.get(name, {}) for name in share.names}
             )
 
 
 @contextmanager
-def _refusals(share: Share[Any, Any]) -> Iterator[None]:
+def _refusals(share: TableShare[Any, Any]) -> Iterator[None]:
     """Raise NotMovable for errors about the share that a retry does not fix."""
     target = share.plan.target
     try:
@@ -742,15 +831,13 @@ def _refusals(share: Share[Any, Any]) -> Iterator[None]:
         if fault is None or fault.kind not in ("refused", "changed", "server", "gone"):
             raise
         # a staging table is gone: a retry finds that its rows are lost
-        if fault.kind == "gone" and any(
-            name in fault.text for name in names_of(share.committables)
-        ):
+        if fault.kind == "gone" and any(name in fault.text for name in share.names):
             raise
         raise TargetRefuses(_refusal(fault, target.label), share) from error
 
 
 def _deleted_last(
-    ordered: Sequence[tuple[Share[Any, Any], Move[Any]]],
+    ordered: Sequence[tuple[TableShare[Any, Any], Move[Any]]],
 ) -> set[tuple[str, str]]:
     """Choose tables that lose rows after all rows were put in, so that none refers to those.
 
@@ -792,20 +879,12 @@ def _tables(committables: Sequence[Committable]) -> str:
     return f"the staging table{'s' if more else ''} {tables[0]}{more}"
 
 
-def _targets(shares: Sequence[Share[Any, Any]]) -> str:
+def _targets(shares: Sequence[TableShare[Any, Any]]) -> str:
     return " and ".join(share.plan.target.label for share in shares)
-
-
-def _id(committable: Committable) -> str:
-    return str(committable.transaction["transaction_id"])
 
 
 def identity_of(schema: str, transaction_id: str) -> Identity:
     return {"transaction_id": transaction_id, "table": label(schema, staging_table(transaction_id))}
-
-
-def names_of(committables: Sequence[Committable]) -> list[str]:
-    return [staging_table(c.transaction["transaction_id"]) for c in committables]
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

@@ -20,6 +20,8 @@ from sinks.sql.databases import addition
 from sinks.sql.dialect import TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
+from sinks.sql.routes import Route
+from sinks.sql.routing import Routing
 from sinks.sql.server import ConnectionT, explained
 from sinks.sql.transaction import Plan
 
@@ -41,18 +43,25 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         create_table: bool,
         ledger: str,
         evolves: bool,
+        key: str = "",
+        routing: Routing[ConnectionT, TargetT] | None = None,
     ) -> None:
-        """Keep the options of the sink named `sink`; nothing is connected yet."""
+        """Keep the options of the sink named `sink`; nothing is connected yet.
+
+        With `routing`, the table gets those rows that name it `key`.
+        """
         self._backend = backend
         self._server = backend.server
         self._catalog = backend.catalog
         self._dialect = backend.dialect
-        self._merge = backend.merge
+        self.merge = backend.merge
         self._table = table
         self._sink = sink
         self._create_table = create_table
         self._ledger = ledger
         self._evolves = evolves
+        self._key = key
+        self._routing = routing
         self._location: tuple[str, str] | None = None
         """Schema and name of the table as found first: they stay."""
         self.plan: Plan[ConnectionT, TargetT] | None = None
@@ -68,6 +77,8 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         try:
             with self.usable_connection() as connection:
                 target = self.describe(connection, schema)
+                if self._routing:
+                    schema = self._routing.reader(self._key, target, schema).schema
                 additions = self._additions(connection, target, schema) if self._evolves else []
                 columns = self._mismatches(target, schema, additions)
                 if others := self._problems(connection, target, schema):
@@ -92,7 +103,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         )
 
     def _problems(self, connection: ConnectionT, target: TargetT, batch: pa.Schema) -> list[str]:
-        merge = self._merge
+        merge = self.merge
         others = [
             *merge.problems(batch, target.names),
             *self._backend.problems(connection, target, self._ledger),
@@ -112,9 +123,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         self, target: TargetT, batch: pa.Schema, additions: Sequence[SchemaChange]
     ) -> list[str]:
         """List the mismatches that the additions do not fix."""
-        written = set(self._merge.written(batch.names, target.names)) - {
-            a.column for a in additions
-        }
+        written = set(self.merge.written(batch.names, target.names)) - {a.column for a in additions}
         added = {a.column.lower(): a.column for a in additions}
         alike = [name for name in batch.names if name in written and name.lower() in added]
         reasons = [
@@ -164,8 +173,8 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         return target
 
     def _create(self, connection: ConnectionT, schema: str, name: str, batch: pa.Schema) -> None:
-        keys = self._merge.keys
-        marker = self._merge.delete_marker
+        keys = self.merge.keys
+        marker = self.merge.delete_marker
         if missing := [key for key in keys if key not in batch.names]:
             raise SchemaMismatch(
                 f"sink {self._sink!r}: the batch has no column {', '.join(missing)}, named in keys"
@@ -185,6 +194,10 @@ class TargetTable(Generic[ConnectionT, TargetT]):
                 return self.plan_for(connection, self.describe(connection))
         return self.plan
 
+    def route(self) -> Route[ConnectionT, TargetT]:
+        """Return the way into the table, as planned."""
+        return Route(self._backend, self.planned())
+
     def plan_for(self, connection: ConnectionT, target: TargetT) -> Plan[ConnectionT, TargetT]:
         """Choose the strategy, and make the ledger if there is none."""
         strategy, reason = self._backend.choose(connection, target)
@@ -192,11 +205,11 @@ class TargetTable(Generic[ConnectionT, TargetT]):
             reason = f"{reason}; {how}"
         ledger = Ledger.ensure(self._catalog, connection, target.schema, self._ledger)
         line = f"sink {self._sink!r} writes to {target.label} by strategy {strategy}: {reason}"
-        if line != self._logged:
+        if line != self._logged and self._routing is None:
             get_logger(type(self._server).__module__).info(line)
         self._logged = line
         triggers = self._catalog.triggers(connection, target.schema, target.name)
-        self.plan = Plan(replace(target, triggers=triggers), ledger, strategy)
+        self.plan = Plan(replace(target, triggers=triggers), ledger, strategy, self._key)
         self._location = target.schema, target.name
         return self.plan
 
@@ -218,7 +231,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
             if target is None:
                 return None
             self.plan_for(connection, target)
-            name = next(iter([*self._merge.keys, *target.names]))
+            name = next(iter([*self.merge.keys, *target.names]))
             schemas = [pa.schema([(name, kind)]) for kind in dict.fromkeys(KINDS.values())]
             return min(schemas, key=lambda schema: len(self._catalog.mismatches(schema, target)))
 
@@ -279,7 +292,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
                     unfit=(f"there is no table {label(schema, name)} at {self._server}: {will}",)
                 )
             additions = self._additions(connection, target, batch)
-            problems = self._merge.problems(batch, target.names)
+            problems = self.merge.problems(batch, target.names)
             return SchemaDiff(
                 tuple(additions), (*problems, *self._mismatches(target, batch, additions))
             )
@@ -292,7 +305,7 @@ class TargetTable(Generic[ConnectionT, TargetT]):
         fields = {field.name: field for field in batch}
         changes = []
         for field in lacking(
-            [fields[name] for name in self._merge.written(list(fields), target.names)], target.names
+            [fields[name] for name in self.merge.written(list(fields), target.names)], target.names
         ):
             try:
                 definition = self._catalog.definition(connection, target, field)
@@ -307,12 +320,12 @@ class TargetTable(Generic[ConnectionT, TargetT]):
 
     # ------------------------------------------------------------------ for operators
     def findings(self, connection: ConnectionT) -> Iterator[Finding]:
-        """Yield what the table and the server tell an operator, without a batch."""
-        yield from self._findings_of_table(connection)
+        """Yield what the server tells an operator."""
         yield from self._server.findings(connection)
         yield from self._backend.prepared.findings(connection, self._backend.strategy)
 
-    def _findings_of_table(self, connection: ConnectionT) -> Iterator[Finding]:
+    def findings_of_table(self, connection: ConnectionT) -> Iterator[Finding]:
+        """Yield what the table tells an operator, without a batch."""
         schema, name = self.locate(connection)
         target = self._catalog.describe(connection, schema, name)
         if target is None and self._create_table:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Generic
 
 import pyarrow as pa
 
+from sinks.dead_letters import Refusal, write_and_find_refused
 from sinks.sql.dialect import TargetT
 from sinks.sql.ledger import Ledger
+from sinks.sql.names import staging_table
 from sinks.sql.server import ConnectionT, Fault, explained
 from sinks.sql.table import ForeignKey
 from sinks.transaction import Fingerprint, Identity, TransactionContext
@@ -19,14 +21,20 @@ from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 @dataclass(frozen=True)
 class Plan(Generic[ConnectionT, TargetT]):
-    """The facts that the driver found out about the server.
+    """The facts that the driver found out about the server and one table.
 
-    The sink's pickle takes them to the tasks.
+    The sink's pickle takes them to the tasks. `key` is the name that rows give the table, or "" if
+    all rows of the sink go there.
     """
 
     target: TargetT
     ledger: Ledger[ConnectionT]
     strategy: str
+    key: str = ""
+
+    def staging_table(self, transaction_id: str) -> str:
+        """Return the name of a partition's staging table for this table."""
+        return staging_table(transaction_id, self.key)
 
 
 class RowTransaction(ABC, Generic[ConnectionT]):
@@ -61,6 +69,14 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         refers to itself."""
         self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         """The name of the writer, in errors."""
+
+    @property
+    def parts(self) -> Mapping[str, RowTransaction[ConnectionT]]:
+        """The part of the transaction for each table, by the name that rows give the table.
+
+        A transaction into one table is its own part, with the name "".
+        """
+        return {"": self}
 
     @contextmanager
     def discarded_on_error(self) -> Iterator[None]:
@@ -106,6 +122,13 @@ class RowTransaction(ABC, Generic[ConnectionT]):
         """
         self.put(batch)
 
+    def write_good_rows(self, batch: pa.RecordBatch, most: int) -> list[Refusal]:
+        """Write the rows that the target takes, and return the refusals of the others.
+
+        After more than `most` refused rows it may stop.
+        """
+        return write_and_find_refused(batch, self.encode, self.put, most)
+
     @abstractmethod
     def encode(self, batch: pa.RecordBatch) -> object:
         """Encode the rows.
@@ -120,6 +143,13 @@ class RowTransaction(ABC, Generic[ConnectionT]):
 
         If this raises BadValue, none is written, and the transaction continues.
         """
+
+    def pause(self) -> None:
+        """Wait until the connection is free for another part of the transaction.
+
+        More rows may follow. By default the connection is free between two calls.
+        """
+        return
 
     @abstractmethod
     def finish(self) -> int:

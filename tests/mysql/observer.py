@@ -36,7 +36,7 @@ class Observer(Database):
     def staging(self) -> list[str]:
         rows = self.run(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
-            " AND table_name REGEXP '^tpc_[0-9a-f]{20}$' ORDER BY 1"
+            " AND table_name REGEXP '^tpc_[0-9a-f]{20}(_[0-9a-f]{8})?$' ORDER BY 1"
         )
         return [row[0] for row in rows]
 

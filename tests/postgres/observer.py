@@ -30,7 +30,8 @@ class Observer(Database):
         return [
             row[0]
             for row in self.run(
-                "SELECT oid::regclass::text FROM pg_class WHERE relname ~ '^tpc_[0-9a-f]{20}$' AND relkind = 'r'"
+                "SELECT oid::regclass::text FROM pg_class"
+                " WHERE relname ~ '^tpc_[0-9a-f]{20}(_[0-9a-f]{8})?$' AND relkind = 'r'"
             )
         ]
 
