@@ -301,6 +301,9 @@ class NamedTables:
         ]:
             with pytest.raises(ConfigurationError, match=why):
                 self.sink(dsn, schema)
+        diff = self.sink(dsn, None).schema_diff(pa.schema([*TEXT, ("more", pa.int64())]))
+        assert diff
+        assert "the columns more go nowhere" in diff.unfit[0]
         with pytest.raises(ConfigurationError, match=r"there is no table .*others"):
             self.sink(dsn, tables={"parent": {}, "others": {}})
         with pytest.raises(ConfigurationError, match="needs a unique index"):

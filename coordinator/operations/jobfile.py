@@ -142,6 +142,7 @@ def _sink(section: Any, where: str) -> Sink:
 
 _OPTIONS: dict[str, tuple[type, str]] = {
     "str": (str, "a text, in quotation marks"),
+    "str | None": (str, "a text, in quotation marks"),
     "bool": (bool, "true or false, without quotation marks"),
     "int": (int, "a whole number, without quotation marks"),
     "Mapping[str, Any] | None": (dict, "a table, { key = value }"),

@@ -17,7 +17,7 @@ from sinks.dead_letters import Refusal, write_and_find_refused
 from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.backend import Backend
 from sinks.sql.dialect import TargetT
-from sinks.sql.payload import payload_of
+from sinks.sql.payload import Payload, payload_of
 from sinks.sql.routes import Routes
 from sinks.sql.server import ConnectionT
 from sinks.sql.strategies import identity_of
@@ -205,7 +205,7 @@ class RowReader:
 
     payload_column: str
     merge: MergeOptions
-    payload: Any
+    payload: Payload
     schema: pa.Schema
 
     def rows(self, batch: pa.RecordBatch, table: str) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.operations.jobfile import JobFileError, load_job
+from sinks.postgres import PostgresSink
 from tests.cli.jobs import Job, cli
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,18 @@ def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypat
     assert transform is not None
     assert transform.__name__ == "upper"
     assert str(coordinator.sinks["files"].folder) == "${literal}"  # type: ignore[attr-defined]
+
+
+def test_tables_that_rows_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "s3cret$")
+    sink = PG.replace('table = "orders"', 'mode = "upsert"\npayload_column = "row"')
+    tables = '[sinks.tables.orders]\nkeys = ["id"]\n[sinks.tables.lines]\ntable = "l"\nkeys = ["id", "line"]'
+    text = f'job = "shop"\nstorage = "file://{tmp_path}"\n[[sinks]]\n{sink}\n{tables}'
+    [loaded] = load_job(toml(tmp_path, text)).sinks.values()
+    assert isinstance(loaded, PostgresSink)
+    assert loaded.describe_writing() == "upsert by id, or upsert by id, line; strategy auto"
+    with pytest.raises(JobFileError, match=r"tables\['lines'\] takes the options"):
+        load_job(toml(tmp_path, text.replace("table =", "tabel =")))
 
 
 def test_a_sink_that_passes_keys_on_to_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
