@@ -4,12 +4,18 @@
 
 By hand, a batch is persisted, and written by Spark's JDBC and Kafka writers one after the other.
 That is at-least-once. The tables that are printed are Markdown.
+
+    python -m benchmarks.fanout --only tables [--runs 5] [--warm 6]
+
+One sink writes a batch of 5,000 rows into 50 tables that the rows name, beside the same number of
+rows into one table.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from statistics import median
+from typing import Literal
 
 from pyspark.sql import DataFrame
 
@@ -50,6 +56,10 @@ PRODUCER = {
     "max__request__size": str(2**23),
 }
 """Settings with which Spark's Kafka writer is fastest."""
+
+NAMED_TABLES = 50
+NAMED_ROWS = 5_000
+STRATEGIES: tuple[Literal["prepared", "staged"], ...] = ("prepared", "staged")
 
 TABLE = "exactly-once: a table"
 TOPIC = "exactly-once: a topic"
@@ -159,19 +169,72 @@ class FanoutBench(Bench):
         )
         say(f"\nMedian load {median(load for c in contenders for load in c.load):.1f}.")
 
+    def many_tables(self, postgres: PostgresServer) -> None:
+        """A small batch for many tables over one as large for one table, by each strategy."""
+        options = self.options
+        with ExitStack() as stack:
+            dsn = stack.enter_context(postgres.database())
+            admin = stack.enter_context(postgres.connect(dsn))
+            names = ["t", *(f"t{n}" for n in range(NAMED_TABLES))]
+            for name in names:
+                admin.execute(PLAIN.create_table(name))
+
+            def clear() -> None:
+                admin.execute(f"TRUNCATE {', '.join(names)}".encode())
+
+            def contender(name: str, df: DataFrame, sink: PostgresSink) -> Contender:
+                work = self.coordinator(stack, sink.name, sink)
+                return Contender(name, self.stream(stack, df, work).run, clear)
+
+            numbers = sparks.numbers(self.spark, NAMED_ROWS)
+            rows = PLAIN.of(numbers)
+            named = rows.selectExpr(
+                f"concat('t', id % {NAMED_TABLES}) AS table", "to_json(struct(*)) AS payload"
+            )
+            contenders = []
+            for strategy in STRATEGIES:
+                one = PostgresSink(dsn, "t", name=f"one-{strategy}", strategy=strategy)
+                many = PostgresSink(
+                    dsn,
+                    tables={name: {} for name in names[1:]},
+                    name=f"many-{strategy}",
+                    strategy=strategy,
+                )
+                contenders.append(contender(f"one table, {strategy}", rows, one))
+                contenders.append(contender(f"{NAMED_TABLES} tables, {strategy}", named, many))
+            warm = rounds(contenders, options.runs, options.warm, tell)
+        pairs = list(zip(contenders[::2], contenders[1::2], strict=True))
+        show(
+            f"{NAMED_ROWS:,} rows, {options.runs} rounds after {warm}",
+            ["what", "ms", "time over one table's (aim <= 3)"],
+            [
+                [its.name, spread((s * 1000 for s in its.seconds), "{:.0f}"), over]
+                for one_table, tables in pairs
+                for its, over in (
+                    (one_table, ""),
+                    (tables, spread(ratios(one_table, tables))),
+                )
+            ],
+        )
+
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("benchmarks.fanout", __doc__, ["throughput"], ["plain"])
+    parser = command_line("benchmarks.fanout", __doc__, ["throughput", "tables"], ["plain"])
     parser.set_defaults(rows=ROWS)
     options = parser.options(arguments)
     with ExitStack() as stack:
         postgres = stack.enter_context(PostgresServer(POSTGRES))
-        kafka = stack.enter_context(KafkaServer(SETTINGS, jvm=JVM))
-        driver = maven_jars("org.postgresql:postgresql:42.7.8", transitive=False)
-        jars = [*driver, *maven_jars(*SPARK_KAFKA, transitive=False)]
         about = heading(("psycopg", "pgpq", "kafka-python"), "PostgreSQL and Kafka on this machine")
         say(about)
-        FanoutBench(None, options, working_folder(stack), stack, jars).measure(postgres, kafka)
+        if "throughput" in options.only:
+            kafka = stack.enter_context(KafkaServer(SETTINGS, jvm=JVM))
+            driver = maven_jars("org.postgresql:postgresql:42.7.8", transitive=False)
+            jars = [*driver, *maven_jars(*SPARK_KAFKA, transitive=False)]
+            bench = FanoutBench(None, options, working_folder(stack), stack, jars)
+            bench.measure(postgres, kafka)
+            bench.stop_spark()
+        if "tables" in options.only:
+            FanoutBench(None, options, working_folder(stack), stack).many_tables(postgres)
         save(options.json, about)
 
 

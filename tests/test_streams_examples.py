@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coordinator import CheckpointCoordinator
-from examples import customers_cdc, orders_fan_out, orders_to_files, orders_to_lake, page_views, word_count
+from examples import customers_cdc, orders_fan_out, orders_to_files, orders_to_lake, page_views, shop_cdc, word_count
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaService
 from tests.signals import in_background
@@ -85,6 +85,14 @@ def test_changes_of_a_table_arrive_as_its_newest_rows(
     kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
 ) -> None:
     assert customers_cdc.run(kafka.bootstrap, pg_database, mysql_database, tmp_path) == {"PostgreSQL": 0, "MySQL": 0}
+
+
+@pytest.mark.large
+@pytest.mark.chaos
+def test_changes_of_a_shop_arrive_in_all_its_tables(
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
+) -> None:
+    assert shop_cdc.run(kafka.bootstrap, pg_database, mysql_database, tmp_path) == {"PostgreSQL": 0, "MySQL": 0}
 
 
 @pytest.mark.large
