@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 
-from sinks.testing.table import Database
+from sinks.testing.table import Database, eventually
 
 
 class Observer(Database):
@@ -19,6 +20,11 @@ class Observer(Database):
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []
+
+    def needs(self, version: int, what: str) -> None:
+        """Skip the test on a server that is older."""
+        if self.connection.info.server_version < version * 10_000:
+            pytest.skip(f"PostgreSQL has {what} from {version} on")
 
     def prepared(self) -> list[str]:
         return [
@@ -42,6 +48,13 @@ class Observer(Database):
             " AND state <> 'idle'"
         )
         return int(count)
+
+    def end_sessions(self, which: str) -> int:
+        """End the sessions that pg_stat_activity shows for this condition, and return when they are gone: how many."""
+        ended = self.run(f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {which}")
+        pids = [pid for pid, _ in ended]
+        eventually(lambda: not self.run("SELECT 1 FROM pg_stat_activity WHERE pid = ANY(%s)", [pids]))
+        return len(pids)
 
     def close(self) -> None:
         self.connection.close()

@@ -51,11 +51,7 @@ def test_messages_of_a_checkpoint(sink: PostgresSink, monkeypatch: pytest.Monkey
 def test_connections_that_the_server_has_closed_are_not_used(db: Observer, sink: PostgresSink) -> None:
     for n in range(2):
         assert write(sink, n) == COMMITTED
-        ended = db.run(
-            "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name LIKE 'tpc %'"
-        )
-        assert {*ended} == {(True,)}
+        assert db.end_sessions("datname = current_database() AND application_name LIKE 'tpc %'") > 0
     assert write(sink, 2) == COMMITTED
     assert db.ids() == [0, 1, 2]
 
@@ -180,7 +176,7 @@ def test_another_database_behind_the_same_address(
         assert write(there, 0) == write(sink, 0) == COMMITTED
 
         def swap() -> None:
-            db.run("SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
+            db.end_sessions("application_name LIKE 'tpc %'")
             vars(sink._server)["_parameters"]["dbname"] = conninfo_to_dict(dsn)["dbname"]
 
         if when == "between":

@@ -86,7 +86,7 @@ def test_no_session_stays_inside_a_transaction(db: Observer, sink: PostgresSink)
 def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
     transaction = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
-    db.run("SELECT pg_terminate_backend(%s, 120000)", [transaction.connection.info.backend_pid])
+    db.end_sessions(f"pid = {transaction.connection.info.backend_pid}")
     with pytest.raises(psycopg.OperationalError):
         sink.pre_commit(transaction)
     sink.rollback(transaction)
@@ -160,7 +160,7 @@ def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(db: Obser
     with ThreadPoolExecutor(2) as pool:  # two at once have two
         at_once = [pool.submit(in_a_task, sink, number) for number in (3, 4)]
         others = [each.result()[1] for each in at_once]
-    db.run("SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
+    db.end_sessions("application_name LIKE 'tpc %'")
     third, by_third = in_a_task(sink, 5)
     assert third != first
     assert sink.commit_all(checkpoint(), [by_first, by_second, *others, by_third]) == [COMMITTED] * 5
@@ -265,7 +265,7 @@ def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: Po
     committable = pre_commit(sink, rows_of(1))
     with sink._server.lend() as connection:
         pid = connection.info.backend_pid
-    db.run("SELECT pg_terminate_backend(%s, 120000)", [pid])
+    db.end_sessions(f"pid = {pid}")
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.ids() == [1]
 
@@ -274,12 +274,11 @@ def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
     sink = make(db, strategy="staged", lock_timeout=300)
     committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
     answers: list[Any] = []
-    waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tpc orders' AND wait_event_type = 'Lock'"
+    waiting = "application_name = 'tpc orders' AND wait_event_type = 'Lock'"
     with held(db.dsn, "LOCK TABLE orders"):
         thread = threading.Thread(target=lambda: answers.extend(sink.commit_all(checkpoint(), committables)))
         thread.start()
-        eventually(lambda: bool(db.run(waiting)))
-        db.run(f"SELECT pg_terminate_backend(pid, 120000) FROM ({waiting}) AS w")
+        eventually(lambda: db.end_sessions(waiting) > 0)
         thread.join()
     assert [type(answer) for answer in answers] == [psycopg.errors.AdminShutdown] * 2
     assert db.visible() == []
@@ -722,8 +721,7 @@ def test_a_clash_of_values_that_python_has_not(db: Observer, there: bool) -> Non
 
 
 def test_periods_that_overlap_are_found_before_the_decision(db: Observer) -> None:
-    if db.connection.info.server_version < 180000:
-        pytest.skip("WITHOUT OVERLAPS came with PostgreSQL 18")
+    db.needs(18, "WITHOUT OVERLAPS")
     db.run("ALTER TABLE orders ADD room int4range DEFAULT '[1,2)', ADD during tstzrange DEFAULT '[2026-01-01,)'")
     db.run("ALTER TABLE orders ADD PRIMARY KEY (room, during WITHOUT OVERLAPS)")
     sink = make(db, strategy="staged")
@@ -839,8 +837,7 @@ def test_documents_order_no_changes(db: Observer) -> None:
 @pytest.mark.parametrize("published", ["(id, name) WHERE (name <> '')", "(name)"])
 def test_upserts_that_the_filter_of_a_publication_refuses(db: Observer, published: str) -> None:
     """Of rows by more than the replica identity has, or of columns, which leave it out."""
-    if db.connection.info.server_version < 150000:
-        pytest.skip("such publications came with PostgreSQL 15")
+    db.needs(15, "such publications")
     db.run("CREATE TABLE stock (id bigint PRIMARY KEY, name text)")
     schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
     upsert: dict[str, Any] = {"mode": "upsert", "keys": ["id"], "order_by": "name", "delete_marker": "gone"}
@@ -1122,7 +1119,7 @@ def test_a_second_index_on_the_keys(db: Observer, beside: str) -> None:
 
 def test_a_check_that_reads_a_table_is_tried_before_the_decision(db: Observer) -> None:
     """It says of the target what it does not say of a staging table."""
-    db.run("CREATE FUNCTION few() RETURNS boolean LANGUAGE sql RETURN (SELECT count(*) < 2 FROM orders)")
+    db.run("CREATE FUNCTION few() RETURNS boolean LANGUAGE sql AS 'SELECT count(*) < 2 FROM orders'")
     db.run("ALTER TABLE orders ADD CONSTRAINT few CHECK (few() OR id < 0)")
     sink = make(db, strategy="staged")
     with pytest.raises(BadValue, match="few"):
@@ -1163,6 +1160,8 @@ def upserted(
     ],
 )
 def test_unique_indexes_that_upserts_go_by(db: Observer, index: str) -> None:
+    if "NOT DISTINCT" in index:
+        db.needs(15, "NULLS NOT DISTINCT")
     db.run("CREATE TABLE t (code text, n bigint)")
     db.run(f"CREATE UNIQUE INDEX t_code ON t {index}")
     db.run("INSERT INTO t VALUES ('a', 1), (NULL, 9)")
@@ -1187,14 +1186,14 @@ def test_unique_indexes_that_upserts_cannot_go_by_are_named(db: Observer, table:
 
 
 def test_an_index_of_periods_is_named(db: Observer) -> None:
-    if db.connection.info.server_version < 180000:
-        pytest.skip("WITHOUT OVERLAPS came with PostgreSQL 18")
+    db.needs(18, "WITHOUT OVERLAPS")
     db.run("CREATE TABLE t (r int4range, n bigint, v int4range, PRIMARY KEY (r, v WITHOUT OVERLAPS))")
     with pytest.raises(ConfigurationError, match="t_pkey is a constraint that no two rows overlap"):
         make(db, table="t", mode="upsert", keys=["r", "v"], check=pa.schema([("n", pa.int64())]))
 
 
 def test_a_key_that_is_null_is_a_bad_row_where_the_index_takes_it_for_a_value(db: Observer) -> None:
+    db.needs(15, "NULLS NOT DISTINCT")
     db.run("CREATE TABLE t (code text UNIQUE NULLS NOT DISTINCT, n bigint)")
     with pytest.raises(BadValue, match=r'table public.t: row 1, column "code": a key cannot be NULL'):
         upserted(db, (None, 1))
@@ -1203,6 +1202,7 @@ def test_a_key_that_is_null_is_a_bad_row_where_the_index_takes_it_for_a_value(db
 
 def test_a_null_that_is_a_value_is_handed_on(db: Observer) -> None:
     """Of another unique index: 1 has NULL and 2 has 'a', and each gets the other's."""
+    db.needs(15, "NULLS NOT DISTINCT")
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, code text UNIQUE NULLS NOT DISTINCT)")
     db.run("INSERT INTO t VALUES (1, NULL), (2, 'a')")
     swap = pa.schema([("id", pa.int64()), ("code", pa.string())])
@@ -1213,6 +1213,7 @@ def test_a_null_that_is_a_value_is_handed_on(db: Observer) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_nulls_that_clash_are_found_before_the_decision(db: Observer, there: bool) -> None:
     """Also where the batch does not write the column, which is NULL by default."""
+    db.needs(15, "NULLS NOT DISTINCT")
     db.run("CREATE TABLE t (n bigint, code text UNIQUE NULLS NOT DISTINCT)")
     if there:
         db.run("INSERT INTO t VALUES (7, NULL)")
@@ -1242,6 +1243,8 @@ def test_values_of_partial_and_expression_indexes_are_handed_on(
     db: Observer, index: str, changed: list[tuple[Any, ...]], way: int
 ) -> None:
     """Whichever of the two rows the server would change first."""
+    if "NOT DISTINCT" in index:
+        db.needs(15, "NULLS NOT DISTINCT")
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, title text, author bigint, gone boolean, kept text)")
     db.run(f"CREATE UNIQUE INDEX t_live ON t {index}")
     db.run("INSERT INTO t VALUES (1, 'A', 7, false, 'one'), (2, 'B', 7, true, 'two')")

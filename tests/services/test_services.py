@@ -14,7 +14,14 @@ import psycopg
 import pytest
 
 from sinks.testing.servers import common
-from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
+from sinks.testing.servers.postgres import (
+    VERSIONS,
+    ExternalPostgres,
+    PostgresServer,
+    PostgresService,
+    jdbc_url,
+    postgres_service,
+)
 from sinks.testing.servers.s3 import S3Server
 
 
@@ -139,6 +146,25 @@ def test_database_is_dropped_after_a_test_that_left_the_server_crashed(server: P
         server.kill()
     with server.connect() as admin:
         assert admin.execute("SELECT datname FROM pg_database WHERE datname LIKE 'test%'").fetchall() == []
+
+
+LARGE = pytest.mark.large
+
+
+@pytest.mark.parametrize(
+    "version", ["13", *(pytest.param(version, marks=LARGE) for version in VERSIONS if version > "13")]
+)
+def test_each_major_version_starts(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_POSTGRES_VERSION", version)
+    with PostgresServer() as server, server.database() as dsn, server.connect(dsn) as connection:
+        assert connection.info.server_version // 10_000 == int(version)
+
+
+def test_a_version_that_is_not_there_fails_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server only could not be had, they would be skipped."""
+    monkeypatch.setenv("TEST_POSTGRES_VERSION", "12")
+    with pytest.raises(ValueError, match="no Postgres 12 for tests, but 13, 14"):
+        PostgresServer()
 
 
 def test_bad_setting_is_told_with_the_log() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,6 +54,15 @@ class CannotBeHad(RuntimeError):
 
     The first line is a sentence.
     """
+
+
+def version_of(product: str, version: str | None, versions: Collection[str]) -> str | None:
+    """The version that is given, or else the one that the environment variable TEST_PRODUCT_VERSION
+    names. Raises ValueError for one that is not among `versions`."""
+    chosen = version or os.environ.get(f"TEST_{product.upper()}_VERSION") or None
+    if chosen is not None and chosen not in versions:
+        raise ValueError(f"there is no {product} {chosen} for tests, but {', '.join(versions)}")
+    return chosen
 
 
 @contextlib.contextmanager

