@@ -1,6 +1,6 @@
-# make demo | setup | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | soak | model | clean. Each but
-# model sets up .venv first, once, and again only when pyproject.toml changed. `make demo` installs what the demo needs, and
-# the others add the rest. If uv is on the PATH, it installs the packages, in less time than pip.
+# make demo | setup | test | test-all | test-servers | test-matrix | test-pythons | mutants | lint | docs | bench | chaos |
+# soak | model | clean. Each but model sets up .venv first, once, and again only when pyproject.toml changed. `make demo`
+# installs what the demo needs, and the others add the rest. If uv is on the PATH, it installs the packages, in less time than pip.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -25,7 +25,7 @@ unexport $(filter-out SPARK_LOCAL_IP,$(filter PG% SPARK_% PYSPARK_SUBMIT_ARGS HA
 export no_proxy := 127.0.0.1,127.0.0.2,localhost,$(or $(no_proxy),$(NO_PROXY))
 export NO_PROXY := $(no_proxy)
 
-.PHONY: demo setup test test-all test-matrix test-pythons mutants lint docs bench chaos soak model clean java
+.PHONY: demo setup test test-all test-servers test-matrix test-pythons mutants lint docs bench chaos soak model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(DEMO)
@@ -43,6 +43,21 @@ test: java $(READY) $(CLASSES)
 
 test-all: java $(READY) $(CLASSES)
 	@$(BIN)/python $(PYTEST) $(ARGS)
+	@$(if $(filter tests%,$(ARGS)),,$(MAKE) --no-print-directory test-servers)
+
+# The suites of a sink over each of these versions of its server. ARGS may name tests.
+POSTGRES ?= 13 14 15 16 17 18
+MARIADB ?= 10.11 11.4
+
+test-servers: $(addprefix postgres-,$(POSTGRES)) $(addprefix mariadb-,$(MARIADB))
+
+postgres-%: $(READY) $(CLASSES) | java
+	@echo "on PostgreSQL $*"
+	@TEST_POSTGRES_VERSION=$* $(BIN)/python $(PYTEST) $(if $(filter tests%,$(ARGS)),,tests/postgres) $(ARGS)
+
+mariadb-%: $(READY) $(CLASSES) | java
+	@echo "on MariaDB $*"
+	@TEST_MARIADB_VERSION=$* $(BIN)/python $(PYTEST) -k MariaDB $(if $(filter tests%,$(ARGS)),,tests/mysql) $(ARGS)
 
 mutants: java $(READY) $(CLASSES)
 	@$(BIN)/python -u -m tests.mutants $(ARGS)
