@@ -85,6 +85,7 @@ class TestPreparedNamedTables(NamedTables):
     strategy = "prepared"
 
 
+@pytest.mark.large
 class TestStagedNamedTables(NamedTables):
     strategy = "staged"
     whole = True
