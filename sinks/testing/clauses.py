@@ -36,9 +36,7 @@ class Ability(Enum):
     SLOT = (
         "keep what is pre-committed when its slot is used again (it rolls that back, with a proof)"
     )
-    TELL_OPEN = (
-        "tell an open transaction from a pre-committed one, nor abort it while its task writes"
-    )
+    TELL_OPEN = "tell open transactions from pre-committed ones: it lists both, and aborts both"
 
 
 class Clause(Enum):
