@@ -36,6 +36,7 @@ PARTS = {"_in_doubt", "Fault", "OperationalError", "lost", "unknown"}
 """Functions and classes beside the exceptions that take messages, or parts of them."""
 SIGNALS = {
     "Fenced",
+    "NotMovable",
     "NotYetKnown",
     "Outrun",
     "RefusedSchema",
