@@ -81,6 +81,7 @@ class NamedTables(NamedTablesConformance):
         return SinkOfNamedTables(self.dsn, name=name, tables=tables, strategy=self.strategy, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.large
 class TestPreparedNamedTables(NamedTables):
     strategy = "prepared"
 
