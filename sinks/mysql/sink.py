@@ -94,17 +94,9 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
         Raises ConfigurationError for options that contradict each other, and for a string that is
         no DSN.
         """
-        merge: dict[str, Any] = {
-            "mode": mode,
-            "keys": keys,
-            "order_by": order_by,
-            "delete_marker": delete_marker,
-            "keep_newer": keep_newer,
-            "order_by_nulls": order_by_nulls,
-        }
-        options = MergeOptions.of(**merge)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         server = MySQLServer(
-            MySQLDialect(options),
+            MySQLDialect(merge),
             dsn,
             connect_options or {},
             name=name or table or "tables",
@@ -116,7 +108,7 @@ class MySQLSink(TableSink[Connection, MySQLTarget]):
             return Backend(MySQLStaging(catalog), XATransactions(catalog), strategy=strategy)
 
         super().__init__(
-            backend(options),
+            backend(merge),
             table,
             routing=routing_of(
                 name or "tables", tables, table_column, payload_column, merge, backend

@@ -90,17 +90,9 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq
         cannot read.
         """
-        merge: dict[str, Any] = {
-            "mode": mode,
-            "keys": keys,
-            "order_by": order_by,
-            "delete_marker": delete_marker,
-            "keep_newer": keep_newer,
-            "order_by_nulls": order_by_nulls,
-        }
-        options = MergeOptions.of(**merge)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, keep_newer, order_by_nulls)
         server = PostgresServer(
-            PostgresDialect(options),
+            PostgresDialect(merge),
             dsn,
             connect_options or {},
             name=name or table or "tables",
@@ -113,7 +105,7 @@ class PostgresSink(TableSink[Connection, PostgresTarget]):
             return Backend(PostgresStaging(catalog), prepared, strategy=strategy)
 
         super().__init__(
-            backend(options),
+            backend(merge),
             table,
             routing=routing_of(
                 name or "tables", tables, table_column, payload_column, merge, backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Generic, TypedDict, cast
+from typing import Any, Generic, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -47,9 +47,6 @@ class TableOptions(TypedDict, total=False):
     keep_newer: bool
 
 
-_MERGE = ("mode", "keys", "order_by", "order_by_nulls", "delete_marker", "keep_newer")
-
-
 @dataclass(frozen=True)
 class NamedTable(Generic[ConnectionT, TargetT]):
     """A table of a sink whose rows name their tables."""
@@ -77,7 +74,7 @@ class Routing(Generic[ConnectionT, TargetT]):
         tables: Mapping[str, TableOptions],
         table_column: str | None,
         payload_column: str | None,
-        merge: Mapping[str, Any],
+        merge: MergeOptions,
         backend: Callable[[MergeOptions], Backend[ConnectionT, TargetT]],
     ) -> Routing[ConnectionT, TargetT]:
         """Make the routing out of a sink's arguments, which are those of `routing_of`."""
@@ -92,14 +89,16 @@ class Routing(Generic[ConnectionT, TargetT]):
                 continue
             if not key:
                 problems.append('tables={"": …} has a table without a name')
-            own = {name: value for name, value in options.items() if name in _MERGE}
             # the options of an upsert mean nothing for a table that is appended to
-            inherits = options.get("mode", merge["mode"]) == merge["mode"]
-            options_of_merge = cast(Any, {**merge, **own} if inherits else {"keys": (), **own})
+            inherits = options.get("mode", merge.mode) == merge.mode
+            inherited = vars(merge if inherits else MergeOptions())
+            own: dict[str, Any] = {
+                name: value for name, value in options.items() if name in inherited
+            }
             columns = options.get("columns")
             named[key] = NamedTable(
                 options.get("table", key),
-                backend(MergeOptions.of(**options_of_merge)),
+                backend(MergeOptions.of(**{**inherited, **own})),
                 None if columns is None else tuple(columns),
             )
         if problems:
@@ -109,13 +108,8 @@ class Routing(Generic[ConnectionT, TargetT]):
     # ------------------------------------------------------------------ the columns of rows
     def problems(self, batch: pa.Schema) -> Iterator[str]:
         """Yield why rows of this schema cannot name their tables, or carry no values."""
-        for role, name in (
-            ("table_column", self.table_column),
-            (
-                "payload_column",
-                self.payload_column,
-            ),
-        ):
+        roles = {"table_column": self.table_column, "payload_column": self.payload_column}
+        for role, name in roles.items():
             if name not in batch.names:
                 yield f"{role} is {name!r}, which the batch has not"
         if self.table_column in batch.names and not is_text(batch.field(self.table_column).type):
@@ -181,7 +175,7 @@ def routing_of(
     tables: Mapping[str, TableOptions] | None,
     table_column: str | None,
     payload_column: str | None,
-    merge: Mapping[str, Any],
+    merge: MergeOptions,
     backend: Callable[[MergeOptions], Backend[ConnectionT, TargetT]],
 ) -> Routing[ConnectionT, TargetT] | None:
     """Make the routing out of a sink's arguments; return None if rows do not name their tables.
