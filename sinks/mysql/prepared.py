@@ -65,36 +65,30 @@ class XATransactions(PreparedTransactions[Connection, MySQLTarget]):
             yield Finding.warning(f"{reason}; the strategy is staged", grant)
 
     # ------------------------------------------------------------------ in the task
-    def begin(
-        self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
-    ) -> LoadTransaction:
-        return self._begin(plan, context, self.server.take(), is_part=False)
-
     def add_part(
         self,
         transaction: RowTransaction[Connection],
         plan: Plan[Connection, MySQLTarget],
         context: TransactionContext,
     ) -> LoadTransaction:
-        return self._begin(plan, context, transaction.connection, is_part=True)
+        return self.begin(plan, context, transaction)
 
-    def _begin(
+    def begin(
         self,
         plan: Plan[Connection, MySQLTarget],
         context: TransactionContext,
-        connection: Connection,
-        *,
-        is_part: bool,
+        within: RowTransaction[Connection] | None = None,
     ) -> LoadTransaction:
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
+        connection = within.connection if within else self.server.take()
         transaction = LoadTransaction(
             connection, self.server.give, context, target, identity, branch=branch
         )
         transaction.own_keys = target.own_keys
         with transaction.discarded_on_error(), transaction.explained():
-            if not is_part:
+            if within is None:
                 transaction.connection.defer(f"XA START {branch}")
             columns = self.catalog.current(
                 transaction.connection, target, context.schema.names

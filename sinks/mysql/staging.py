@@ -57,11 +57,6 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
     catalog: MySQLCatalog
 
     # ------------------------------------------------------------------ in the task
-    def stage(
-        self, plan: Plan[Connection, MySQLTarget], context: TransactionContext
-    ) -> LoadTransaction:
-        return self._stage(plan, context, self.server.take(), ["ROLLBACK"])
-
     def add_part(
         self,
         transaction: RowTransaction[Connection],
@@ -73,22 +68,24 @@ class MySQLStaging(Staging[Connection, MySQLTarget]):
         They do not count before the pre-commit, which tells how many rows each table has.
         """
         assert isinstance(transaction, LoadTransaction)
-        return self._stage(plan, context, transaction.connection, transaction.undo)
+        return self.stage(plan, context, transaction)
 
-    def _stage(
+    def stage(
         self,
         plan: Plan[Connection, MySQLTarget],
         context: TransactionContext,
-        connection: Connection,
-        undo: list[str],
+        within: LoadTransaction | None = None,
     ) -> LoadTransaction:
         """Make a table with the types of the target, and begin to write into it.
 
-        Only DROP TABLE can undo CREATE TABLE, so that is added to `undo`.
+        Only DROP TABLE can undo CREATE TABLE, so that is added to `undo`, which the transaction
+        shares with the one that it is a part of.
         """
         target = plan.target
         table = quoted(target.schema, plan.staging_table(context.transaction_id))
         identity = identity_of(target.schema, context.transaction_id)
+        connection = within.connection if within else self.server.take()
+        undo = within.undo if within else ["ROLLBACK"]
         undo.append(f"DROP TABLE IF EXISTS {table}")
         transaction = LoadTransaction(
             connection, self.server.give, context, target, identity, undo=undo

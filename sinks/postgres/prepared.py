@@ -59,20 +59,15 @@ class PreparedInPostgres(PreparedTransactions[Connection, PostgresTarget]):
         yield from _old(connection)
 
     # ------------------------------------------------------------------ in the task
-    def begin(
-        self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
-    ) -> CopyTransaction:
-        return self._begin(plan, context)
-
     def add_part(
         self,
         transaction: RowTransaction[Connection],
         plan: Plan[Connection, PostgresTarget],
         context: TransactionContext,
     ) -> CopyTransaction:
-        return self._begin(plan, context, transaction)
+        return self.begin(plan, context, transaction)
 
-    def _begin(
+    def begin(
         self,
         plan: Plan[Connection, PostgresTarget],
         context: TransactionContext,

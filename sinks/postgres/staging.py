@@ -36,20 +36,15 @@ class PostgresStaging(Staging[Connection, PostgresTarget]):
     dialect: PostgresDialect
 
     # ------------------------------------------------------------------ in the task
-    def stage(
-        self, plan: Plan[Connection, PostgresTarget], context: TransactionContext
-    ) -> CopyTransaction:
-        return self._stage(plan, context)
-
     def add_part(
         self,
         transaction: RowTransaction[Connection],
         plan: Plan[Connection, PostgresTarget],
         context: TransactionContext,
     ) -> CopyTransaction:
-        return self._stage(plan, context, transaction)
+        return self.stage(plan, context, transaction)
 
-    def _stage(
+    def stage(
         self,
         plan: Plan[Connection, PostgresTarget],
         context: TransactionContext,
