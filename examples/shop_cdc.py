@@ -144,27 +144,18 @@ def job(args: argparse.Namespace) -> None:
     tables: dict[str, TableOptions] = {
         name: {"table": f"{args.table}_{name}", "keys": keys} for name, keys in KEYS.items()
     }
+    change: dict[str, Any] = {
+        "tables": tables,
+        "payload_column": "row",
+        "mode": "upsert",
+        "order_by": "lsn",
+        "delete_marker": "deleted",
+    }
     coordinator = CheckpointCoordinator(
         "shop",
         [
-            PostgresSink(
-                args.postgres,
-                name="postgres",
-                tables=tables,
-                payload_column="row",
-                mode="upsert",
-                order_by="lsn",
-                delete_marker="deleted",
-            ),
-            MySQLSink(
-                args.mysql,
-                name="mysql",
-                tables=tables,
-                payload_column="row",
-                mode="upsert",
-                order_by="lsn",
-                delete_marker="deleted",
-            ),
+            PostgresSink(args.postgres, name="postgres", **change),
+            MySQLSink(args.mysql, name="mysql", **change),
         ],
         (args.folder / "checkpoints").absolute().as_uri(),
         listeners=[DieAt(args.die_at)],

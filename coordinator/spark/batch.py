@@ -39,7 +39,7 @@ from coordinator.spark.internals import (
 )
 from coordinator.spark.shared_rows import SharedRows, may_share
 from coordinator.task.row_hash import ROW_HASH, with_row_hash
-from coordinator.task.task import Ack, OnePass, SinkTask
+from coordinator.task.task import Ack, OnePass, SinkTask, together
 from sinks._util.column_names import map_in_arrow
 from sinks._util.threads import side_by_side
 from sinks.errors import SinkError
@@ -262,16 +262,10 @@ class SparkBatch(MicroBatch):
         """Yield the Spark jobs of the tasks: the DataFrame of each, and what its tasks do."""
         shared = self._shared_rows
         shares = shared.shares if shared else {}
-        # A replay of one partition cannot be in one Spark job with that of several ones.
-        for single in (False, True):
-            together = [
-                task
-                for name, task in tasks.items()
-                if name in shares and bool(task.replay and task.replay.single_partition) is single
-            ]
-            if shared and together:
-                own = tuple(shares[task.sink.name] for task in together)
-                yield shared.rows, OnePass(tuple(together), own)
+        if shared:
+            for group in together(task for name, task in tasks.items() if name in shares):
+                own = tuple(shares[task.sink.name] for task in group)
+                yield shared.rows, OnePass(group, own)
         for name, task in tasks.items():
             if name not in shares:
                 yield with_row_hash(self._rows_for(task.sink)), OnePass((task,))

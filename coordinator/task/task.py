@@ -313,6 +313,17 @@ class OnePass:
         return replay.spooled(subtask) if replay and replay.spooled else None
 
 
+def together(tasks: Iterable[SinkTask]) -> Iterator[tuple[SinkTask, ...]]:
+    """Yield the tasks that one Spark job can do together.
+
+    A replay of one partition cannot be in one Spark job with that of several partitions.
+    """
+    groups: dict[bool, list[SinkTask]] = {False: [], True: []}
+    for task in tasks:
+        groups[bool(task.replay and task.replay.single_partition)].append(task)
+    return (tuple(group) for group in groups.values() if group)
+
+
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 

@@ -19,7 +19,7 @@ from coordinator.protocol.ports import BatchFacts, BatchLeft
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.storage import StorageError
 from coordinator.task.row_hash import HASH_COLUMN
-from coordinator.task.task import OnePass, SinkTask
+from coordinator.task.task import OnePass, SinkTask, together
 from sinks.errors import SinkError, TransactionBlocked
 from tests.simulation.memory import Memory
 from tests.simulation.scheduler import Process
@@ -473,10 +473,7 @@ def _passes(tasks: Sequence[SinkTask], *, shared: bool) -> Iterator[OnePass]:
         for task in tasks:
             yield OnePass((task,))
         return
-    for single in (False, True):
-        together = tuple(task for task in tasks if bool(task.replay and task.replay.single_partition) is single)
-        if together:
-            yield OnePass(together)
+    yield from map(OnePass, together(tasks))
 
 
 def _share(sink: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
